@@ -1,8 +1,8 @@
-"""Sets the number of OpenBLAS threads to the number of cores that other processes leave free.
+"""Adjusts the number of OpenBLAS threads to the number of cores that other processes leave free.
 
 On an idle machine a matrix product gains from every core. Next to busy processes it can lose most
-of its speed: OpenBLAS waits for its slowest thread in a loop of yields, and the system may give its
-cores to other processes meanwhile, even to those of the lowest priority.
+of its speed: OpenBLAS waits for its slowest thread in a loop of yields, and the system may
+meanwhile give OpenBLAS's cores to other processes, even to those of the lowest priority.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
 _OUTDATED = 1.0  # seconds after which an earlier reading is outdated
-# A thread still helps on a core of which other processes use at most this share. Long products gain
-# beyond it, short ones lose before it, and a process that never rests gets more than it.
+# A thread still helps on a core of which other processes use at most this share. The exact value
+# depends on the product: long ones still gain from a busier core, short ones already lose.
 _SPARE = 0.65
 _JUMP = 0.5  # cores; a larger rise is that of a process that has just begun, a smaller one is noise
 _SMALL_BYTES = 1 << 20  # products with fewer bytes of weights end before another thread wakes up
@@ -31,7 +31,7 @@ USER_SETTING = "OPENBLAS_NUM_THREADS"
 
 
 class FreeCores:
-    """The number of cores that other processes leave free. Pure: times are arguments.
+    """Estimates how many cores other processes leave free. Pure: times are arguments.
 
     cores: the number of cores that this process may use.
     """
@@ -54,12 +54,13 @@ class FreeCores:
     def read(self, now: float, busy: float, own: float) -> None:
         """Update from a reading, in seconds since any fixed time.
 
+        now: the time of the reading.
         busy: busy time of all cores.
-        own: the part of it that this process used.
+        own: the part of the busy time that this process used.
         """
         before, self._latest = self._latest, (now, busy, own)
         if before is None or (passed := now - before[0]) > _OUTDATED:
-            # The average over such a long time is outdated; keep the last value until the next
+            # An average over such a long time says little: use the last value until the next
             # reading.
             self._guessed = True
             return
@@ -71,8 +72,9 @@ class FreeCores:
 
 
 class BlasThreads:
-    """The number of threads of this process's OpenBLAS.
+    """Controls the number of threads of this process's OpenBLAS.
 
+    cores: maximum number of threads.
     busy: returns the busy seconds of the cores.
     apply: sets the number of threads.
     """
@@ -88,7 +90,7 @@ class BlasThreads:
         apply(self._threads)
 
     def follow(self) -> None:
-        """Adjust the number regularly until `rest`, also during long steps.
+        """Adjust the number of threads regularly until `rest` is called, also during long steps.
 
         Repeated calls are cheap. The number may change while a product runs: OpenBLAS reads it when
         a product begins, and starts all its threads with the first product.
@@ -141,7 +143,7 @@ def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
 
 
 def most_blas_threads(environ: Mapping[str, str] = os.environ) -> int:
-    """The number of threads that OpenBLAS starts with its first product; 0 without OpenBLAS."""
+    """Return how many threads OpenBLAS starts with its first product; 0 without OpenBLAS."""
     config = getattr(ctypes.CDLL(None), "openblas_get_config", None)
     if config is None:
         return 0
@@ -153,9 +155,10 @@ def most_blas_threads(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
-    """Thread control for a model with weight matrices of this size.
+    """Return the thread control for a model.
 
-    None without OpenBLAS, or if the user has set the number.
+    Returns None without OpenBLAS, or if the user has set the number of threads.
+    matrix_bytes: bytes of the model's weight matrices.
     """
     apply = getattr(ctypes.CDLL(None), "openblas_set_num_threads", None)
     cores = _cores()
@@ -168,7 +171,7 @@ def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute on one thread. Next to busy processes, more take several times as much CPU time."""
+    """Compute on one thread in the block, because more can take several times as much CPU time."""
     library = ctypes.CDLL(None)
     apply = getattr(library, "openblas_set_num_threads", None)
     if apply is None:

@@ -1,4 +1,4 @@
-"""The closed set of messages to the engine thread."""
+"""The commands that the engine thread accepts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a generation. epoch: the number of the load whose model must serve it.
+    """Start a generation.
 
+    epoch: the number of the load whose model must serve the request.
+    limit: maximum number of tokens to generate.
     stored: a prefix of the prompt that was read from disk.
     plan: for a Score, the continuations to score; nothing is generated then.
     media: the images and sounds in the prompt.
     key: the prompt in the form that caches compare, built in advance on a prompt thread.
-    places: lengths of prefixes that later prompts are likely to share.
+    places: checkpoint positions: lengths of prefixes that later prompts are likely to share.
     """
 
     epoch: int
@@ -48,7 +50,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode rows (Embedding, Rerank, TokenClassify), or transcribe. epoch: as in `Submit`."""
+    """Encode rows (Embedding, Rerank, TokenClassify), or transcribe a recording.
+
+    epoch: as in `Submit`.
+    """
 
     epoch: int
     ticket: int
@@ -64,10 +69,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Run the next stage of a load; after the last one the new model takes over.
+    """Run the next stage of a load; after the last stage, the new model replaces the current one.
 
     abandoned: set when the caller no longer waits, which ends the load.
-    done: the threads for the next stage or, after the last one, the new model.
+    done: the name of the thread for the next stage or, after the last stage, the new model.
     """
 
     stages: Stages[Built]

@@ -36,13 +36,13 @@ R = TypeVar("R")
 KEEP_HALF_ON_CPU = "MLX_BACKEND_CPU_CAST"  # 0: no cast to float32
 COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels
 
-LEAST_STEP_TIMEOUT = 60  # seconds for which a step is not called hung, unless the user says so
+LEAST_STEP_TIMEOUT = 60  # seconds before which no step counts as hung, unless the user sets a limit
 
 # Maximum prompt tokens of one prefill step: a GPU needs more to be fully used.
 _PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 2048, "cuda": 2048}
 _STEP_OF_MLX_LM = 2048  # prompt tokens
 _compiles = True  # whether MLX compiles functions
-# the same for texts to embed, as a factor: a data-centre GPU needs many short texts
+# Factor on _PREFILL_CHUNK for texts to embed: a data-centre GPU needs many short texts.
 _ENCODED_CHUNKS: dict[Kind, int] = {"cpu": 4, "metal": 4, "cuda": 16}
 
 _WEIGHT_TYPES: dict[str, WeightType] = {
@@ -57,10 +57,10 @@ _GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What MLX computes on.
+    """The device on which MLX computes.
 
     memory_bytes: the device's memory; on a CPU and on Apple silicon the RAM.
-    usable_bytes: the part that one process may use without putting itself or the machine at risk.
+    usable_bytes: the part that one process may use without risk for itself or the machine.
     """
 
     kind: Kind
@@ -75,7 +75,7 @@ def host_reads_disturb(device: Device) -> bool:
 
 
 def plans_each_shape(device: Device) -> bool:
-    """Whether attention takes long at the first use of each pair of query and key lengths."""
+    """Return whether attention is slow at the first use of each pair of query and key lengths."""
     return device.kind == "cuda"
 
 
@@ -87,8 +87,8 @@ def computes_wrongly(device: Device, model_type: str) -> bool:
 def may_wait_within_a_step() -> bool:
     """Return whether the host may read a result before the rest of a decode step is queued.
 
-    A GPU would be idle until the rest is queued, which takes longer than sorting a vocabulary. On a
-    CPU, knowing the result saves more time than waiting costs. For the engine thread.
+    A GPU would be idle until the rest is queued, for longer than it takes to sort a vocabulary. On
+    a CPU, knowing the result saves more time than waiting costs. For the engine thread.
     """
     import mlx.core as mx
 
@@ -98,7 +98,7 @@ def may_wait_within_a_step() -> bool:
 def starts_layers_early(device: Device) -> bool:
     """Return whether each layer of a pass is started as soon as its graph is complete.
 
-    On a CPU that saves the time that Python takes for the rest of the graph. A GPU still computes
+    On a CPU, this saves the time in which Python builds the rest of the graph. A GPU still computes
     the previous step meanwhile, and would get many small command buffers.
     """
     return device.kind == "cpu"
@@ -106,11 +106,11 @@ def starts_layers_early(device: Device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bounds in bytes for one loaded model.
+    """Memory bounds, in bytes, for one loaded model.
 
-    limit: what MLX may use in all.
+    limit: all memory that MLX may use.
     wired: memory that the system must not page out (Metal; else 0).
-    buffer_cache: freed buffers that MLX may keep for reuse; None leaves MLX's own bound.
+    buffer_cache: freed buffers that MLX may reuse; None leaves MLX's own bound.
     prompt_cache: KV of earlier prompts.
     """
 
@@ -162,15 +162,15 @@ def without_driver(fault: ImportError) -> EngineFailed | None:
 
 
 def _usable(ram: int, root: Path) -> int:
-    """Return what MLX may use of a CPU machine's memory, given the limits of this process."""
+    """Return the bytes that MLX may use on a CPU, within the limits of this process."""
     import mlx.core as mx
 
     arrays = mx.get_active_memory() + mx.get_cache_memory()
     rest = int(max(own_memory(root) - arrays, 0) * _GROWTH)
     usable = ram - max(reserve(ram), rest)
-    room = address_room(root)
-    if room is not None:
-        usable = min(usable, (room + arrays) // 2)  # threads and libraries take addresses too
+    addresses = address_room(root)
+    if addresses is not None:  # threads and libraries need addresses too
+        usable = min(usable, (addresses + arrays) // 2)
     return max(usable, 0)
 
 
@@ -178,8 +178,9 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
     """Configure MLX for the whole process. For the engine thread, after the import of mlx.
 
     If there is a C++ compiler, MLX on a CPU would build a kernel at the first use of each compiled
-    function, which takes 0.7 s each and makes later tokens no faster. So that is turned off. Layers
-    share angles only then, because a compiled function must not keep arrays of its trace.
+    function, which takes 0.7 s each and makes later tokens no faster. So compilation is turned off.
+    Layers share angles only without it, because a compiled function must not refer to arrays of its
+    trace.
     """
     import mlx.core as mx
 
@@ -200,7 +201,7 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def compile_functions(*, on: bool) -> None:
-    """Turn MLX's compilation of functions on or off, also that of `compiled` ones."""
+    """Turn MLX's compilation of functions on or off, including those decorated with `compiled`."""
     import mlx.core as mx
 
     global _compiles
@@ -212,7 +213,7 @@ def compile_functions(*, on: bool) -> None:
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Return what `mx.compile` does, without its time per call where nothing is compiled."""
+    """Compile a function as `mx.compile` does, but call it directly while compilation is off."""
     import mlx.core as mx
 
     fast = mx.compile(function)
@@ -230,7 +231,8 @@ def weight_type(
     """Return the type that floating-point weights are cast to; None keeps the checkpoint's own.
 
     On a CPU half precision is emulated: a quantised product with float16 scales takes 30 to 50
-    times as long as with float32 scales. `type_name` is a name given by the user, or `auto`.
+    times as long as with float32 scales.
+    type_name: a name given by the user, or `auto`.
     """
     if type_name in _WEIGHT_TYPES:
         return _WEIGHT_TYPES[type_name]
@@ -245,17 +247,18 @@ def dequantizes(device: Device, user_setting: bool | None, type_: WeightType | N
     MLX's quantised kernels for CPUs are far slower than BLAS: on x86 a product with 64 rows takes
     over 20 times as long, and one with a single row is no faster either.
 
-    user_setting: None if it is not set.
-    type_: what `weight_type` returned.
+    user_setting: the option `dequantize`; None if it is not set.
+    type_: the result of `weight_type`.
     """
     return (device.kind == "cpu" and type_ == "float32") if user_setting is None else user_setting
 
 
 def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
-    """Return the bytes that dense weights may take in place of quantised ones.
+    """Return the bytes that dense weights may use in place of quantised weights.
 
-    limit: what MLX may use in all. taken: what it uses now. A quarter of the free memory is left
-    for KV caches and for the temporary memory of a step.
+    A quarter of the free memory is left for KV caches and for the temporary memory of a step.
+    limit: bytes that MLX may use in all.
+    taken: bytes that MLX uses now.
     """
     free = limit - taken
     if device.kind == "cpu":
@@ -264,7 +267,7 @@ def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -
 
 
 def memory_limit(device: Device, settings: Settings) -> int:
-    """Bytes that MLX may use in all: the user's figure, else what the device can spare."""
+    """Return the bytes that MLX may use in all: the user's limit, or what the device can spare."""
     return (settings.memory_limit_mib or 0) * MIB or device.usable_bytes
 
 
@@ -272,8 +275,8 @@ def memory_plan(device: Device, settings: Settings, weights_bytes: int) -> Memor
     """Divide the memory: weights first, then half of the rest for earlier prompts.
 
     Stored prompts are evicted for running sequences, so a large share delays no request. With a
-    quarter, agents and chats in the simulation recomputed a third of their tokens; all of the rest
-    saved hardly more than half of it (`make bench BENCH=simulation`).
+    quarter of the rest, agents and chats in the simulation recomputed a third of their tokens; with
+    all of it, hardly fewer than with half (`make bench BENCH=simulation`).
 
     On a GPU, the cache of freed buffers is limited, because MLX's default is its whole memory limit
     and other programs need memory too; on a CPU, MLX's default is small.
@@ -306,9 +309,9 @@ def apply(plan: MemoryPlan) -> None:
 def release_memory() -> None:
     """Return the memory of dropped arrays to the system. For the engine thread.
 
-    Building a model creates random weights, which are never evaluated because those of the
-    checkpoint replace them. Each extends the lazy graph of MLX's random key, which only a new key
-    releases.
+    Building a model creates random weights, which are never evaluated because the checkpoint's
+    weights replace them. Each of them extends the lazy graph of MLX's random key, which only a new
+    key releases.
     """
     import mlx.core as mx
 
@@ -331,22 +334,23 @@ def release_memory() -> None:
 def prefill_chunk(device: Device, settings: Settings, *, selects: bool = False) -> int:
     """Return the maximum number of prompt tokens in one prefill step.
 
-    selects: whether layers attend only to the tokens with the highest scores. Rounding decides
-    between close scores, and depends on where a step begins, so the steps are those of mlx-lm.
+    selects: whether layers attend only to the tokens with the highest scores. Rounding, which
+        depends on where a step begins, decides between close scores, so the steps are those of
+        mlx-lm.
     """
     usual = max(_PREFILL_CHUNK[device.kind], _STEP_OF_MLX_LM if selects else 0)
     return settings.prefill_chunk or usual
 
 
 def warm_up_tokens(device: Device, settings: Settings) -> int:
-    """Return the longest prompt of the warm-up; 0 on a CPU, where a first use compiles nothing."""
+    """Return the tokens of the longest warm-up prompt; 0 on a CPU, which compiles no kernels."""
     return 0 if device.kind == "cpu" else prefill_chunk(device, settings)
 
 
 def encode_tokens(device: Device, settings: Settings) -> int:
     """Return the maximum number of padded tokens in one step of Embedding, Rerank or TokenClassify.
 
-    It is larger than for prefill, because no KV is kept.
+    The number is larger than for prefill, because no KV is stored.
     """
     return prefill_chunk(device, settings) * _ENCODED_CHUNKS[device.kind]
 
@@ -354,8 +358,8 @@ def encode_tokens(device: Device, settings: Settings) -> int:
 def step_timeout(device: Device, settings: Settings) -> StepTimeout:
     """Return the bounds of the time after which a step counts as hung.
 
-    Most steps take less than a second, but not the first of its kind, which compiles kernels, nor
-    the encoding of an image, which on a CPU may take almost an hour.
+    Most steps take less than a second. The first step of its kind takes longer, because it compiles
+    kernels, and the encoding of an image may take almost an hour on a CPU.
     """
     if settings.step_timeout is not None:
         return StepTimeout(settings.step_timeout, settings.step_timeout)

@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _MEASURE_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
-# how long it waits if the latest measurement is no older than _RECENT_SECONDS
+# how long Status waits if the latest measurement is no older than _RECENT_SECONDS
 _SHORT_MEASURE_SECONDS = 0.05
 _RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
-_NATIVE_THREADS = 8  # what libraries start besides, and a little more
-_OTHER_THREADS = 4  # for what would block the event loop for a moment
+_NATIVE_THREADS = 8  # threads of other libraries, and a few in reserve
+_OTHER_THREADS = 4  # for work that would block the event loop for a moment
 _SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
 
 Asked = TypeVar("Asked", bound=Reader)
@@ -71,7 +71,10 @@ class Engine:
     """Owns the engine thread. All methods are called from one asyncio loop."""
 
     def __init__(self, leader: Leader | None = None) -> None:
-        """leader: the other ranks, if this is rank 0 of several."""
+        """Create the engine; `start` starts its thread.
+
+        leader: the connection to the other ranks, if this is rank 0 of several.
+        """
         self._leader = leader
         self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
         self._generations: dict[int, Generation | Encoding] = {}
@@ -96,7 +99,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, before_load: Callable[[], None] = lambda: None) -> None:
-        """Start the engine thread (cheap: no heavy import). Called on the running loop.
+        """Start the engine thread, without a slow import. Called on the running loop.
 
         before_load: called before every load.
         """
@@ -133,7 +136,7 @@ class Engine:
         return self._served
 
     def require_model(self) -> ServedModel:
-        """The loaded model. Raises NotLoaded (also while a load is under way), ShuttingDown."""
+        """Return the loaded model. Raises NotLoaded, also during the first load, ShuttingDown."""
         return self._require()
 
     def require_text_model(self, rpc: str) -> ServedModel:
@@ -157,9 +160,9 @@ class Engine:
         """Load a model. Raises ModelNotFound, ModelRejected, InvalidRequest, Overloaded.
 
         Loads run one after the other. If a load fails, the current model stays loaded, unless ranks
-        divide it: ranks take their steps together, so they drop the current model first. Cancelling
-        the awaiting task cancels the load, including a download. If its work on files does not end
-        even then, the thread is abandoned.
+        divide the model: ranks run their steps together, so they drop the current model first.
+        Cancelling the awaiting task cancels the load, including a download. If the load still does
+        not end its work on files, its thread is abandoned.
         """
         self._refuse_when_stopping()
         async with self._slot:
@@ -199,7 +202,7 @@ class Engine:
             return self._served
 
     async def free(self) -> bool:
-        """Cancel all generations and release the model. False if no model was loaded."""
+        """Cancel all generations and release the model; returns False if no model was loaded."""
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
@@ -244,14 +247,15 @@ class Engine:
     async def encode(self, read: Callable[[], list[Piece]], characters: int = 0) -> Encoded:
         """Run the loaded model on the rows that `read` returns.
 
-        `read` runs on a prompt thread, which `characters`, the length of all texts, chooses.
-
-        Cancelling the caller cancels the request. Raises what `read` raises, Overloaded, NotLoaded.
+        Cancelling the caller cancels the request.
+        read: runs on a prompt thread.
+        characters: the length of all texts, which decides on which prompt thread.
+        Raises what `read` raises, Overloaded, NotLoaded.
         """
         return await self._queue(Encoding, self._preparer.encoding(read, characters)).result()
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """Per candidate, its tokens with their natural log-probabilities after the prompt.
+        """Return each candidate's tokens with their natural log-probabilities after the prompt.
 
         Cancelling the caller cancels the request. Raises what `submit` and its generation raise.
         """
@@ -263,10 +267,11 @@ class Engine:
         raise AssertionError("a generation ends with Finished, or raises")
 
     async def hear(self, recording: str) -> np.ndarray:
-        """The samples of a recording, one channel at SOUND_RATE per second.
+        """Return the samples of a recording, one channel at SOUND_RATE per second.
 
-        recording: a path, base64 or a data URI. Cancelling the caller cancels the request. Raises
-        InvalidRequest, Overloaded, NotLoaded.
+        Cancelling the caller cancels the request.
+        recording: a path, base64 or a data URI.
+        Raises InvalidRequest, Overloaded, NotLoaded.
         """
         answer = self._queue(Encoding, self._preparer.recording(recording))
         return (await answer.result()).outputs[0]
@@ -291,29 +296,29 @@ class Engine:
         return owner
 
     async def tokenize(self, text: str) -> list[int]:
-        """Token ids of the text; special tokens in it are recognised, and none is added."""
+        """Return the token ids of a text. Special tokens are recognised, but none is added."""
         builder = self._require().prompts
         return await self._texts.run(builder.tokenize, text)
 
     async def detokenize(self, tokens: list[int]) -> str:
-        """Text of the ids. Raises InvalidRequest for an id outside the vocabulary."""
+        """Return the text of token ids. Raises InvalidRequest for an id outside the vocabulary."""
         builder = self._require().prompts
         return await self._texts.run(builder.detokenize, tokens)
 
     async def status(self) -> EngineStatus:
-        """State and memory. The total is all memory that MLX has allocated, in use or for reuse.
+        """Return the state and the memory. The total is all memory that MLX has allocated.
 
         The engine thread measures memory after the current step. If the step takes long, the
-        previous measurement is returned; a recent one is returned after a shorter wait.
+        previous measurement is returned; if that is recent, it is returned after a shorter wait.
         """
         state = self._state()
         if state is not EngineState.FAILED:
             if self._measurement is None or self._measurement.done():
                 self._measurement = self._begin_measurement()
             recent = time.monotonic() - self._measured_at <= _RECENT_SECONDS
-            glances = recent and state is EngineState.GENERATING
-            patience = _SHORT_MEASURE_SECONDS if glances else _MEASURE_SECONDS
-            await asyncio.wait({self._measurement}, timeout=patience)
+            short = recent and state is EngineState.GENERATING
+            seconds = _SHORT_MEASURE_SECONDS if short else _MEASURE_SECONDS
+            await asyncio.wait({self._measurement}, timeout=seconds)
         memory = dict(self._memory)
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
@@ -322,18 +327,18 @@ class Engine:
         return EngineStatus(state, total, memory, ranks)
 
     def _begin_measurement(self) -> asyncio.Future[dict[str, int]]:
-        def seen(look: asyncio.Future[dict[str, int]]) -> None:
-            if not look.cancelled() and look.exception() is None:
-                self._memory, self._measured_at = look.result(), time.monotonic()
+        def remember(measured: asyncio.Future[dict[str, int]]) -> None:
+            if not measured.cancelled() and measured.exception() is None:
+                self._memory, self._measured_at = measured.result(), time.monotonic()
 
         command = MeasureMemory()
         self._worker.send(command)
-        look = asyncio.wrap_future(command.done)
-        look.add_done_callback(seen)
-        return look
+        measurement = asyncio.wrap_future(command.done)
+        measurement.add_done_callback(remember)
+        return measurement
 
     def metrics(self) -> EngineMetrics:
-        """Totals since the start; queued requests include those that are still being prepared."""
+        """Return the totals since the start. Requests that are being prepared count as queued."""
         gauges = self._worker.gauges
         return EngineMetrics(
             running=gauges.running,
@@ -346,7 +351,7 @@ class Engine:
         )
 
     async def stop(self, grace: float) -> None:
-        """Refuse new work, cancel running work, end the thread; returns within `grace` seconds.
+        """Refuse new work, cancel running work and end the thread, within `grace` seconds.
 
         After a failure, the running calls end here.
         """
@@ -396,7 +401,7 @@ class Engine:
         return at
 
     async def _with_files(self, stages: Stages[Any], abandoned: threading.Event) -> StageThread:
-        """Run a stage on the thread for files; abandon both if the load is cancelled."""
+        """Run a stage on the file thread; a load that is cancelled abandons stage and thread."""
         stage = self._files.submit(next, stages)
         self._on_files = True
         try:
@@ -411,7 +416,7 @@ class Engine:
             self._on_files = False
 
     def _returned(self, stages: Stages[Any], abandoned: threading.Event) -> None:
-        """Release what an abandoned stage has read, once it has ended."""
+        """Release the weights that an abandoned stage has read, once the stage has ended."""
         assert self._loop is not None
         self._worker.send(Load(stages, abandoned))
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -486,7 +491,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self.fail, cause)
 
     def fail(self, cause: str) -> None:
-        """Mark the engine as failed, by an error or because it hangs. The first cause counts."""
+        """Mark the engine as failed. If it has failed before, the first cause stays."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
 

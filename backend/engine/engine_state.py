@@ -18,7 +18,10 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """State plus memory figures in bytes, as MLX reports them. ranks: one line of text per rank."""
+    """The engine's state, and its memory in bytes as MLX reports it.
+
+    ranks: one line of text per rank.
+    """
 
     state: EngineState
     total_bytes: int
@@ -30,10 +33,10 @@ class EngineStatus:
 class GuessReport:
     """The current state of drafting.
 
-    width: guesses that a step may check for each sequence.
-    proposed, accepted: guesses since the load.
-    gain: measured tokens per second, relative to plain steps.
-    guessers: their names, for logs.
+    width: maximum number of draft tokens that a step checks for each sequence.
+    proposed, accepted: number of draft tokens since the load.
+    gain: measured tokens per second, as a multiple of those of steps without draft tokens.
+    guessers: names of the guessers, for logs.
     """
 
     width: int = 0
@@ -45,11 +48,15 @@ class GuessReport:
 
 @dataclass(slots=True)
 class ExpertCounts:
-    """How experts are used that stay in the checkpoint's files; written by the engine thread.
+    """Counts of experts that stay in the checkpoint's files; written by the engine thread.
 
-    slots: experts of each layer that fit in memory. experts: of each layer. layers: with experts.
-    hits, misses: experts that a layer used in a pass and that were in memory or had to be read.
-    wait_seconds: for which the engine waited for reads.
+    slots: number of experts of a layer that fit in memory.
+    experts: number of experts of a layer.
+    layers: number of layers with experts.
+    hits: experts that a layer used in a pass and that were in memory.
+    misses: experts that a layer used in a pass and that had to be read.
+    read_bytes: bytes that were read.
+    wait_seconds: seconds for which the engine waited for reads.
     """
 
     slots: int

@@ -1,7 +1,7 @@
 """The errors that the engine reports.
 
-Every message is written for the client: what was wrong, with which value, and what to do. None
-contains a path of the server or a secret.
+Every message is written for the client: what was wrong, with which value, and what to do. No
+message contains a path of the server or a secret.
 """
 
 import errno
@@ -25,12 +25,11 @@ _REFUSALS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSP
 
 
 class EngineError(Exception):
-    """Base of all errors that the engine reports to a caller; `str()` is the message for the
-    client.
+    """Base of all errors that the engine reports; `str()` returns the message for the client.
 
-    message: may mark the names of fields (common/field_names). fields: the fields at fault, if the
-    message does not name them first. code: a word for programs, if the kind of error and its status
-    do not say enough.
+    message: the message, which may mark the names of fields (common/field_names).
+    fields: the fields at fault, if the message does not name them first.
+    code: a word for programs, if the class of the error and its status do not say enough.
     """
 
     code: ClassVar[str] = ""
@@ -51,13 +50,14 @@ class InvalidRequest(EngineError):
 class PromptTooLong(InvalidRequest):
     """The prompt does not fit in the context.
 
-    Agents compact a conversation only after an error whose words they know, so the message contains
-    those of Anthropic and of OpenAI. tests/gateway/test_full_context.py lists what agents look for.
+    Agents compact a conversation only after an error with words that they know, so the message
+    contains the words of Anthropic and of OpenAI. tests/gateway/test_full_context.py lists the
+    words that agents look for.
 
-    tokens: of the prompt.
-    most: tokens that it may have.
-    context: tokens of prompt and answer.
-    note: what the message says about `tokens`.
+    tokens: tokens of the prompt.
+    most: maximum number of tokens of a prompt.
+    context: maximum number of tokens of prompt and answer together.
+    note: a note about `tokens` in the message.
     """
 
     code = CONTEXT_LENGTH
@@ -147,7 +147,7 @@ class NotQuick(Exception):
 
 
 def refused_by_system(fault: BaseException) -> Overloaded | None:
-    """The error if the system has refused a thread, a process, a file or memory; otherwise None."""
+    """Return the error if the system has refused a thread, process, file or memory, or None."""
     if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
         return Overloaded(FILES_TOO_SMALL)
     no_thread = isinstance(fault, RuntimeError) and str(fault).startswith("can't start new thread")

@@ -16,10 +16,10 @@ class Usage:
     """Running totals of one generation.
 
     prompt_tokens: the whole prompt, including the cached part.
-    cached_tokens: how many of them came from stored KV.
+    cached_tokens: prompt tokens whose KV was already stored.
     completion_tokens: generated tokens, without the end-of-sequence token.
-    prefill_ms: from the sequence's admission to its first token.
-    decode_ms: since then.
+    prefill_ms: time from the sequence's admission to its first token.
+    decode_ms: time since the first token.
     """
 
     prompt_tokens: int = 0
@@ -31,7 +31,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its log-probability, and the likeliest tokens at its position with theirs."""
+    """A token and its log-probability.
+
+    top: the likeliest tokens at this position, each with its log-probability.
+    """
 
     token: int
     logprob: float
@@ -48,11 +51,11 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text: never empty, complete characters only, never part of a stop string.
+    """The next piece of text: complete characters, never empty, never part of a stop string.
 
-    logprobs: of the tokens since the last piece, if requested.
-    joined: if several pieces were merged into one, the text of each with the completion tokens up
-        to then.
+    logprobs: log-probabilities of the tokens since the last piece, if requested.
+    joined: if several pieces were merged into this one, the text of each, with the completion
+        tokens after it.
     """
 
     text: str
@@ -70,7 +73,7 @@ class TextDelta:
 
     @property
     def pieces(self) -> tuple[tuple[str, int], ...]:
-        """The pieces as they were generated, each with the completion tokens up to then."""
+        """The pieces as they were generated, each with the completion tokens after it."""
         return self.joined or ((self.text, self.usage.completion_tokens),)
 
 
@@ -79,7 +82,7 @@ class GrowingText:
     """Text of an answer that waits to be delivered; until then, later pieces are added to it.
 
     usage: returns the running totals.
-    pieces: each with the completion tokens up to then.
+    pieces: the pieces of text, each with the completion tokens after it.
     logprobs: as in TextDelta.
     """
 
@@ -89,7 +92,7 @@ class GrowingText:
     closed: bool = False
 
     def close(self) -> TextDelta:
-        """Return the text as an event, to which nothing is added any more."""
+        """Return the text as an event; later pieces need a new object."""
         self.closed = True
         return TextDelta.joining(self.pieces, self.usage(), self.logprobs)
 
@@ -98,9 +101,9 @@ class GrowingText:
 class Finished:
     """The last event of a successful generation.
 
-    stop_sequence: the stop string that ended the text; '' if something else did.
-    logprobs: one entry per completion token if requested, else None.
-    prompt_logprobs: the same for the prompt.
+    stop_sequence: the stop string that ended the text; '' if something else ended it.
+    logprobs: log-probabilities of all completion tokens, if requested.
+    prompt_logprobs: log-probabilities of the prompt's tokens, if requested.
     scores: for a Score, the scored tokens of each candidate.
     repeated: whether the repetition guard ended the answer.
     """
@@ -119,7 +122,7 @@ class Progress:
     """Prefill progress, sent before the first text if requested.
 
     The first event is sent when the prompt has been tokenised, before the request has a slot.
-    processed: prompt tokens with KV, including the cached part.
+    processed: prompt tokens whose KV exists, including cached tokens.
     """
 
     usage: Usage

@@ -27,20 +27,21 @@ from common.field_names import named
 
 _log = logging.getLogger(__name__)
 
-# Largest distance of the logits with 8-bit KV from those with plain KV, relative to the latter.
+# Largest distance of the logits with 8-bit KV from those without quantisation, as a share of these.
 _MOST_DISTANCE = 0.5
 _WRONG = "on this device MLX computes its attention wrongly"
 _REMEDY = f"leave {named('CacheTypeKey')}, {named('CacheTypeValue')} and kv_bits out"
 
 
 def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
-    """Use this kind of cache; returns it with its group size filled in.
+    """Make the model create this kind of cache; returns the kind with its group size filled in.
 
     Only keys and values are quantised: the recurrent states of a hybrid model keep their type.
-    Raises InvalidRequest, with the reason, if the model or the device does not support it. To find
-    out, the model is run on a few tokens with 8-bit KV and with plain KV, and the logits are
-    compared: first with products of packed values, which not every model uses and not every device
-    computes (on an H100, MLX refuses some), then with dequantised keys and values.
+    Raises InvalidRequest, with the reason, if the model or the device does not support the kind. To
+    find out, the model is run on a few tokens with 8-bit KV and with KV that is not quantised, and
+    the logits are compared. The 8-bit KV is tried first with products of packed values, which not
+    every model uses and not every device computes (on an H100, MLX refuses some), and then with
+    dequantised keys and values.
     """
     if kind == CacheKind():
         return kind
@@ -70,7 +71,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
 
 
 def _quantized(layer: Any, packing: Packing) -> Any:
-    """An empty cache like this one, with quantised keys and values."""
+    """Return an empty cache like this one, with quantised keys and values."""
     if type(layer) is LayerKV:
         return QuantizedKV(packing)
     if type(layer) is WindowKV:
@@ -95,15 +96,15 @@ def _require_type(cache: list[Any], dtype: str) -> None:
 
 
 def _keys_and_values(row: list[Any]) -> list[LayerKV]:
-    """The layers that can be quantised. Raises InvalidRequest for layers of unsuitable kinds."""
+    """Return the layers that can be quantised. Raises InvalidRequest for unsuitable layers."""
     layers = list(leaves(row))
     for layer in layers:
         kinds = type(layer) in (LayerKV, WindowKV) or isinstance(layer, RowShift)
         if not (kinds or keeps_state(layer)):
-            raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
+            raise _refused(f"its layers have caches of an unknown kind ({type(layer).__name__})")
     cache = [layer for layer in layers if type(layer) in (LayerKV, WindowKV)]
     if not cache:
-        raise _refused("its layers keep a recurrent state, not keys and values")
+        raise _refused("its layers store a recurrent state, not keys and values")
     return cache
 
 
@@ -117,7 +118,7 @@ def _fault(model: Any, plain: list[Any], quantized: list[Any]) -> str:
         # MLX's ValueErrors begin with the name of its function in brackets.
         if isinstance(fault, RuntimeError) or line.startswith("["):
             return f"MLX cannot compute its attention on this device ({line})"
-        return "its attention does not accept it"
+        return "its attention does not accept quantised keys and values"
 
 
 def _close(model: Any, plain: list[Any], quantized: list[Any]) -> bool:

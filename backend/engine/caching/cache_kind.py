@@ -1,8 +1,9 @@
 """The kind of KV cache that a load request asks for. Pure: nothing here needs MLX or a model.
 
-There are two ways to ask. CacheTypeKey and CacheTypeValue have llama.cpp's names, which a host
-reads from `cache_type_k` and `cache_type_v` in a model's configuration, and may differ; the
-settings `kv_bits` and `kv_group_size` are mlx-lm's, and apply to both.
+There are two ways to ask. The fields CacheTypeKey and CacheTypeValue, which a host fills from
+`cache_type_k` and `cache_type_v` of a model's configuration, accept llama.cpp's names of types, one
+for keys and one for values. The settings `kv_bits` and `kv_group_size`, which are those of mlx-lm,
+apply to both keys and values.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _NAMES = "f16, f32, bf16, q8_0, q5_0, q5_1, q4_0 or q4_1"
 class CacheKind:
     """A kind of KV cache.
 
-    key_bits, value_bits: per quantised number; 0 means no quantisation.
+    key_bits, value_bits: bits per number of keys and of values; 0 means that they are not
+        quantised.
     group_size: numbers that share a scale and a bias; 0 means that it depends on the model's head
         size.
-    dtype: the type of what is not quantised; "" means the model's own.
+    dtype: the type of a part that is not quantised; "" means the type in which the model computes.
     """
 
     key_bits: int = 0
@@ -45,7 +47,7 @@ class CacheKind:
 
 
 def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
-    """The kind that the settings and fields of a load request ask for. Raises InvalidRequest.
+    """Return the kind that a load request's settings and fields ask for. Raises InvalidRequest.
 
     q4_0 and q4_1 both become MLX's 4 bits with a scale and a bias for 32 values, which is what
     q4_1 is in llama.cpp; q5_0 and q5_1 likewise.
@@ -72,7 +74,7 @@ def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
 
 
 def group_size_for(kind: CacheKind, head_sizes: frozenset[int]) -> int:
-    """The group size for heads of these sizes. Raises InvalidRequest.
+    """Return the group size for heads of these sizes. Raises InvalidRequest.
 
     If none is set, it is 64, mlx-lm's default, or 32 if 64 does not divide the head size.
     """

@@ -1,6 +1,7 @@
-"""Places in the buffers of a layer's KV, counted as if rows, heads and columns were one axis.
+"""Flat indices into the buffers of a layer's KV: rows, heads and columns count as one axis.
 
-They let each token be written at its own sequence's length in one operation for all sequences.
+With these indices, one operation writes the tokens of all sequences, each at the length of its own
+sequence.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import numpy as np
 
 
 def placed(part: mx.array, values: mx.array, places: mx.array) -> mx.array:
-    """Write values, [n, size], in a buffer whose first three axes count as one. places: [n, 1].
+    """Return the buffer with values written at flat indices; MLX changes it in place.
 
-    MLX does this in place, writes whole vectors, and leaves unused rows alone.
+    Only whole vectors are written, and unused rows are left alone.
+    part: the buffer, [rows, heads, columns, size].
+    values: [n, size].
+    places: the flat indices, [n, 1].
     """
     flat = mx.put_along_axis(mx.flatten(part, 0, 2), places, values, 0)
     return mx.unflatten(flat, 0, part.shape[:3])
@@ -22,7 +26,7 @@ def placed(part: mx.array, values: mx.array, places: mx.array) -> mx.array:
 
 @lru_cache(maxsize=8)
 def first_places(rows: int, heads: int, columns: int, tokens: int) -> mx.array:
-    """The places in flat buffers of the first tokens of each row, [rows, heads, tokens] int32."""
+    """Return the flat indices of the first tokens of each row, [rows, heads, tokens] int32."""
     starts = np.arange(rows * heads, dtype=np.int32).reshape(rows, heads, 1) * columns
     return mx.array(starts + np.arange(tokens, dtype=np.int32))
 
@@ -31,17 +35,19 @@ def first_places(rows: int, heads: int, columns: int, tokens: int) -> mx.array:
 def moves(
     lengths: tuple[int, ...], counts: tuple[int, ...], heads: int, tokens: int, window: int
 ) -> tuple[mx.array, mx.array]:
-    """Where the tokens that stay in the window are in the pass, [n], and where they go, [n, 1].
+    """Return where to find the tokens of a pass that stay in the window, and where to write them.
 
-    lengths, counts: of each sequence, its tokens before the pass and those of the pass that it
-    keeps. Both are places in flat arrays, of [rows, heads, tokens] and of [rows, heads, window].
+    lengths: tokens of each sequence before the pass.
+    counts: tokens of the pass that each sequence keeps.
+    Both results are flat indices: [n] into the tokens of the pass, [rows, heads, tokens], and
+    [n, 1] into the window's buffers, [rows, heads, window].
     """
     source, target = [], []
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        own = np.arange(max(count - window, 0), count)
+        staying = np.arange(max(count - window, 0), count)
         first = row * heads + np.arange(heads)[:, None]
-        source.append((first * tokens + own).ravel())
-        target.append((first * window + (length + own) % window).ravel())
+        source.append((first * tokens + staying).ravel())
+        target.append((first * window + (length + staying) % window).ravel())
     places = np.concatenate(target)[:, None]
     return mx.array(np.concatenate(source).astype(np.int32)), mx.array(places.astype(np.int32))
 

@@ -1,8 +1,8 @@
 """Combines the caches of several sequences into one cache per layer, and splits them again.
 
 Sequences that stay and sequences that join are both members of the new cache. All are copied once,
-or, where a layer's buffers have room for them, only those that need it (`rearranged`). All cache
-classes that mlx-lm can batch are supported; a cache of any other class holds one sequence.
+or, if a layer's buffers are large enough, only those that are not in them yet (`rearranged`). All
+cache classes that mlx-lm can batch are supported; a cache of any other class holds one sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from backend.engine.caching.window_kv import WindowKV
 
 
 def of_rows(layer: Any) -> Any:
-    """An empty cache that can hold several sequences, in place of mlx-lm's own if there is one."""
+    """Return an empty cache that can hold several sequences, in place of mlx-lm's, if there is one.
+
+    Returns the layer itself if there is none.
+    """
     if isinstance(layer, CacheList):
         layer.caches = tuple(map(of_rows, layer.caches))
     elif type(layer) is KVCache:
@@ -32,17 +35,18 @@ def of_rows(layer: Any) -> Any:
 
 
 def can_gather(layer: Any) -> bool:
-    """Whether caches like this one can be combined."""
+    """Return whether caches like this one can be combined."""
     if isinstance(layer, CacheList):
         return all(map(can_gather, layer.caches))
     return isinstance(layer, LayerKV | RowShift) or keeps_state(layer)
 
 
 def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
-    """A cache with the sequences, in this order, in the buffers of `layer` if they fit.
+    """Return a cache with the sequences, in this order, in the buffers of `layer` if they fit.
 
-    members: sequences of `layer` and of others, as `LayerKV.rearranged` takes them. rows: the
-    number of rows that buffers may have, with unused ones. Recurrent states are copied.
+    Recurrent states are always copied.
+    members: sequences of `layer` and of others, as in `LayerKV.rearranged`.
+    rows: the number of rows that buffers may have, including unused rows.
     """
     if isinstance(layer, CacheList):
         return _each(layer, members, lambda own, inner: rearranged(own, inner, rows))
@@ -51,7 +55,10 @@ def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
 
 
 def gathered(members: Sequence[Member], rows: int = 0) -> Any:
-    """A new cache with copies of the sequences, in this order. rows: as in `rearranged`."""
+    """Return a new cache with copies of the sequences, in this order.
+
+    rows: as in `rearranged`.
+    """
     layer, _ = members[0]
     if isinstance(layer, CacheList):
         return _each(layer, members, lambda _, inner: gathered(inner, rows))
@@ -59,7 +66,7 @@ def gathered(members: Sequence[Member], rows: int = 0) -> Any:
 
 
 def taken(member: Member) -> Any:
-    """A new cache of a single sequence, with buffers of its own."""
+    """Return a new cache with a copy of a single sequence."""
     layer, row = member
     if isinstance(layer, CacheList):
         return _each(layer, [member], lambda own, _: taken((own, row)))
@@ -74,14 +81,17 @@ def taken(member: Member) -> Any:
 
 
 def keeps_state(layer: Any) -> bool:
-    """Whether it is an ArraysCache of mlx-lm or mlx-vlm: recurrent states of a fixed size."""
+    """Return whether a layer's cache is an ArraysCache: recurrent states of a fixed size."""
     return isinstance(getattr(layer, "cache", None), list) and hasattr(layer, "advance")
 
 
 def _each(
     layer: CacheList, members: Sequence[Member], made: Callable[[Any, list[Member]], Any]
 ) -> Any:
-    """A list of caches like `layer`, each made from the caches at its place in the members."""
+    """Return a list of caches like `layer`.
+
+    made: called for each cache of the list, with that cache and the members' caches at its index.
+    """
     kind: Any = type(layer)
     inner = zip(*(cache.caches for cache, _ in members), strict=True)
     rows = [row for _, row in members]
@@ -105,7 +115,7 @@ def _gathered_states(members: Sequence[Member]) -> Any:
 
 
 def _compact(layer: Any) -> Any:
-    """A copy whose buffers are no larger than their contents."""
+    """Return a copy whose buffers are no larger than their contents."""
 
     def owned(value: Any) -> Any:
         return mx.contiguous(value) if isinstance(value, mx.array) else copy.copy(value)

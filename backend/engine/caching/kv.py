@@ -1,8 +1,8 @@
 """The engine's interface to the KV caches of mlx-lm.
 
-What depends on mlx-lm's cache classes is here and in `gather`: which of them can be truncated,
-which can be batched, and how a sequence joins and leaves a batch. A `RowCache` holds one sequence:
-a list with a cache per layer. A `BatchCache` holds those that are decoded together.
+All code that depends on mlx-lm's cache classes is here and in `gather`: which classes can be
+truncated, which can be batched, and how a sequence joins and leaves a batch. A `RowCache` holds one
+sequence: it is a list with one cache per layer. A `BatchCache` holds the sequences of one pass.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be 
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (LayerKV, QuantizedKV, RowShift)
-MOST_GAPS = 0.25  # share of a pass's rows that may be without a sequence
+MOST_GAPS = 0.25  # largest share of a pass's rows that may be unused
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 
 def new_row(model: Any) -> RowCache:
-    """An empty cache for one sequence."""
+    """Return an empty cache for one sequence."""
     return list(map(of_rows, make_prompt_cache(model)))
 
 
 def clone(cache: RowCache) -> RowCache:
-    """An independent copy. Buffers are shared until one side writes (MLX copies on write)."""
+    """Return an independent copy. Buffers are shared until one is written (MLX copies on write)."""
     return copy.deepcopy(cache)
 
 
 def can_trim(cache: RowCache) -> bool:
-    """Whether the row can be truncated to any shorter prefix right now.
+    """Return whether the row can be truncated to any shorter prefix right now.
 
-    A chunked cache that has dropped its front claims so, but its oldest tokens are missing.
+    A chunked cache that has dropped its oldest tokens claims to be trimmable, but is not.
     """
     return all(
         layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in leaves(cache)
@@ -60,12 +60,12 @@ def can_trim(cache: RowCache) -> bool:
 
 
 def always_trims(cache: RowCache) -> bool:
-    """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
+    """Return whether `can_trim` holds for the row at any length: no window, no recurrent state."""
     return all(map(_keeps_all, cache))
 
 
 def can_remove_tokens(cache: RowCache) -> bool:
-    """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
+    """Return whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
     return all(
         _keeps_all(leaf) or isinstance(leaf, WindowKV) or keeps_state(leaf)
         for leaf in leaves(cache)
@@ -73,7 +73,7 @@ def can_remove_tokens(cache: RowCache) -> bool:
 
 
 def snapshot(cache: RowCache) -> Snapshot:
-    """Copies of the layers that cannot be truncated to any length."""
+    """Return copies of the layers that cannot be truncated to any length."""
     return _snapshot(cache, 0)
 
 
@@ -88,22 +88,25 @@ def evaluated(kept: Snapshot) -> int:
 
 
 def states(kept: Snapshot) -> list[Any]:
-    """The arrays that `mx.eval` has to compute for a snapshot."""
+    """Return the arrays that `mx.eval` has to compute for a snapshot."""
     return [layer.state for layer in kept if layer is not None]
 
 
 def snapshot_bytes(kept: Snapshot, *, shared: bool = False) -> int:
-    """Bytes of a snapshot. shared: whether its recurrent states are still those of its row."""
+    """Return the bytes of a snapshot.
+
+    shared: whether the snapshot shares its recurrent states with its row; they then do not count.
+    """
     layers = [layer for layer in kept if layer is not None]
     states = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if shared else []
     return nbytes(layers) - nbytes(states)
 
 
 def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
-    """Remove the last `tokens` tokens, with a snapshot of the layers that cannot be truncated.
+    """Remove the last `tokens` tokens; layers that cannot be truncated return to a snapshot.
 
-    kept: the snapshot at the new end; None if there is none. Returns False, with the cache
-    unchanged, if it is not possible.
+    kept: the snapshot at the new end; None if there is none.
+    Returns False, with the cache unchanged, if the tokens cannot be removed.
     """
     if not tokens or can_trim(cache):
         return trim(cache, tokens)
@@ -118,9 +121,9 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 
 
 def trim(cache: RowCache, tokens: int) -> bool:
-    """Remove the last `tokens` tokens; False if a layer could not be truncated that far.
+    """Remove the last `tokens` tokens; returns False if a layer could not be truncated that far.
 
-    If they are many, their memory is released.
+    The memory of many removed tokens is released.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
@@ -131,12 +134,12 @@ def trim(cache: RowCache, tokens: int) -> bool:
 
 
 def can_batch(cache: RowCache) -> bool:
-    """Whether rows with such caches can be decoded together."""
+    """Return whether rows with such caches can be decoded together."""
     return all(map(can_gather, cache))
 
 
 def evaluate(cache: RowCache) -> None:
-    """Compute everything the cache holds. Raises what MLX raises."""
+    """Compute all arrays of the cache. Raises what MLX raises."""
     mx.eval([layer.state for layer in cache])
 
 
@@ -145,24 +148,25 @@ def nbytes(cache: RowCache) -> int:
 
 
 class BatchCache:
-    """The KV of sequences that are processed together, by their index in the batch.
+    """The KV of sequences that are processed together; methods name a sequence by its index.
 
-    They share buffers (`layer_kv`, `window_kv`), with a mask only if their lengths differ. `join`
-    copies the sequences that stay and those that join once, into buffers with room up to the next
-    whole step. Leaving copies nothing until the layers are used again, so all leaves and joins
-    between two steps cost one copy; a batch that is taken over as a whole is not copied.
+    The sequences share buffers (`layer_kv`, `window_kv`), with a mask only if their lengths differ.
+    `join` copies the sequences that stay and those that join once, into buffers that end at the
+    next whole step. `leave` copies nothing until the layers are used again, so all leaves and joins
+    between two steps cost one copy. A batch that is taken over as a whole is not copied.
 
-    `arrange` lets those that join take the rows of those that left, so that only they are copied.
-    What it does depends on the history of joins and leaves alone, not on the kinds of the layers,
-    so it is the same on every rank. MLX has no way to move a row within a buffer without a copy of
-    the buffer, so other rows stay where they are, or all are copied.
+    `arrange` puts sequences that join into rows that others have left, so that only the new ones
+    are copied. The result depends on the history of joins and leaves alone, not on the kinds of the
+    layers, so it is the same on every rank. MLX cannot move a row within a buffer without copying
+    the buffer, so either all other rows stay where they are, or all are copied.
 
-    A change builds the new layers before it releases the old ones: if it raises, nothing has
-    changed. MLX computes lazily, so a lack of memory shows only when the layers are evaluated.
+    Each change builds the new layers before it releases the old ones: if it raises an exception,
+    nothing has changed. MLX computes lazily, so a lack of memory shows only when the layers are
+    evaluated.
 
-    rows: how many rows the buffers may have after the next `arrange`, with unused ones. gaps:
-    whether rows that sequences have left may then stay in passes, up to MOST_GAPS, for sequences
-    that will join; the rows of a pass are `pass_rows`.
+    rows: how many rows the buffers may have after the next `arrange`, including unused rows.
+    gaps: whether rows that sequences have left may stay in passes, up to the share MOST_GAPS, for
+        sequences that will join; `pass_rows` returns the rows of a pass.
     """
 
     def __init__(self, rows: Sequence[RowCache] = ()) -> None:
@@ -187,14 +191,14 @@ class BatchCache:
     def layers(self) -> list[Any]:
         """The caches for a call of the model, one per layer. Get them again after every change.
 
-        Their rows are the sequences in their order, unless `pass_rows` says otherwise.
+        Their rows are the sequences, in order, unless `pass_rows` returns another order.
         """
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
 
     def expect(self, tokens: int) -> None:
-        """Give buffers room for this many tokens of each sequence when they grow."""
+        """Let buffers that grow become large enough for this many tokens of each sequence."""
         for leaf in leaves(self.layers):
             if isinstance(leaf, LayerKV):
                 leaf.expected = tokens
@@ -202,13 +206,13 @@ class BatchCache:
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove the last `tokens[i]` tokens of each sequence i; recurrent states are left alone.
 
-        Windows allow this only directly after the pass that appended the tokens. Unlike `trim`, it
-        keeps the room in the buffers: otherwise every step that checks guesses would copy them.
+        Windows allow this only directly after the pass that appended the tokens. Unlike `trim`,
+        this does not shrink the buffers: every step that checks draft tokens would then copy them.
         """
         self._drop(self.layers, self._per_row(tokens))
 
     def _drop(self, layers: Sequence[Any], tokens: Sequence[int]) -> None:
-        """`drop`, with a number per row."""
+        """Remove tokens as `drop` does. tokens: one number per row."""
         if not any(tokens):
             return
         for leaf in leaves(layers):
@@ -218,10 +222,10 @@ class BatchCache:
                 raise ValueError(f"a layer of the cache cannot remove {tokens[0]} tokens")
 
     def begin(self, counts: Sequence[int]) -> list[Any]:
-        """The layers for a pass whose last tokens may be removed afterwards; call `end` after it.
+        """Return the layers for a pass whose last tokens `end` may remove; call it after the pass.
 
         The pass feeds tokens of shape [sequences, max(counts)]: `counts[i]` tokens for sequence i,
-        at least one, then padding. Counts may differ if `can_prefill_together` allows it.
+        at least one, then padding. Counts may differ if `can_prefill_together` returns True.
         """
         layers, counts = self.layers, self._per_row(counts)
         states = list(filter(keeps_state, leaves(layers)))
@@ -236,7 +240,7 @@ class BatchCache:
         """Keep the first `wanted[i]` tokens of sequence i from the pass; returns how many remain.
 
         A recurrent state is known only after the last token of a pass. If fewer tokens are wanted,
-        a sequence with such states returns to where it was before the pass, and 0 tokens are kept.
+        a sequence with such states returns to its state before the pass, and 0 tokens remain.
         """
         counts, before = self._counts, self._before
         self._counts, self._before = (), []
@@ -273,7 +277,7 @@ class BatchCache:
         return nbytes(self._layers)
 
     def member(self, place: int) -> Member:
-        """The layers and the row that hold a sequence, for a batch that it joins."""
+        """Return the layers and the row that hold a sequence, for another batch to copy."""
         if len(self) == 1 and not self._settled:
             return self.extract(place), 0
         return self._layers, self._rows[place]
@@ -302,10 +306,10 @@ class BatchCache:
         return order
 
     def arrange(self, joining: Sequence[Member] = ()) -> list[int]:
-        """Get ready for a pass, with copies of sequences that join, in the order that copies least.
+        """Prepare the layers for a pass, with copies of sequences that join, copying the least.
 
         Returns the earlier index of each sequence, in the new order; sequences that join count as
-        the last ones of the earlier order. Without them, the order does not change. Raises
+        the last ones of the earlier order. If none joins, the order does not change. Raises
         ValueError if the sequences cannot be batched.
         """
         count = len(self) + len(joining)
@@ -348,7 +352,7 @@ class BatchCache:
         return [places.get(row, 0) for row in range(self._width)], self._rows
 
     def _per_row(self, numbers: Sequence[int]) -> list[int]:
-        """A number per sequence as a number per row of a pass."""
+        """Return one number per row of a pass. numbers: one per sequence."""
         rows = self.pass_rows
         return list(numbers) if rows is None else [numbers[place] for place in rows[0]]
 
@@ -362,9 +366,9 @@ class BatchCache:
             self._layers, self._width, self._depth, self._settled = [], 0, 0, True
 
     def extract(self, place: int) -> RowCache:
-        """A copy of a sequence in buffers of its own, which are no larger than their contents.
+        """Return a copy of a sequence, in buffers that are no larger than their contents.
 
-        The buffers of a running sequence have room to grow, and may be shared with a longer one.
+        The buffers of a running sequence are larger, and may be shared with a longer sequence.
         Raises what MLX raises; the copy may still be under way when this returns.
         """
         alone = [taken((layer, self._rows[place])) for layer in self._layers]
@@ -372,7 +376,7 @@ class BatchCache:
         return alone
 
     def snapshot(self, place: int) -> Snapshot:
-        """Copies of a sequence's layers that cannot be truncated; see `snapshot`."""
+        """Return copies of a sequence's layers that cannot be truncated; see `snapshot`."""
         return _snapshot(self._layers, self._rows[place])
 
     def own_states(self) -> None:
@@ -384,10 +388,10 @@ class BatchCache:
                 ]
 
     def marker(self, snapshots: Sequence[Snapshot] = ()) -> mx.array:
-        """A small array that is computed once the KV and these snapshots are.
+        """Return a small array that is computed once the KV and these snapshots are.
 
-        Wait for it instead of for the KV: if the KV's own arrays were referenced for that, MLX
-        would copy them in full when the next tokens are written.
+        Wait for this array and not for the KV: a reference to the arrays of the KV would make MLX
+        copy them in full when the next tokens are written.
         """
         buffers = [
             leaf.arrays if isinstance(leaf, LayerKV) else getattr(leaf, "keys", leaf.state)
@@ -403,14 +407,14 @@ class BatchCache:
 
     @contextmanager
     def prefill(self, counts: Sequence[int]) -> Iterator[list[Any]]:
-        """The layers for one forward pass over tokens of [sequences, max(counts)].
+        """Yield the layers for one forward pass over tokens of [sequences, max(counts)].
 
         Sequence i has `counts[i]` new tokens, at least one, then padding, whose results are
-        discarded. Only for models for which `can_prefill_together` is true. After an exception
-        inside the block, the sequences are undefined.
+        discarded. Only for models for which `can_prefill_together` returns True. After an exception
+        inside the block, the KV of the sequences is undefined.
         """
         if len(counts) != len(self) or min(counts) < 1:
-            raise ValueError(f"{len(self)} sequences cannot take {list(counts)} tokens")
+            raise ValueError(f"{len(self)} sequences do not accept {list(counts)} tokens")
         if min(counts) == max(counts):
             yield self.layers
         else:
@@ -422,7 +426,8 @@ class BatchCache:
     ) -> None:
         """Hold exactly these sequences, a single one as a row cache.
 
-        present: the layers whose buffers may be used. rows: as in `rearranged`.
+        present: the layers whose buffers may be used.
+        rows: as in `rearranged`.
         """
         layers, _ = members[-1]
         depth = max(rows, len(members))
@@ -442,7 +447,7 @@ class BatchCache:
 
 
 def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-    """The states `after` where `new` is true, else those `before`; one entry per sequence."""
+    """Return states: of each sequence, the one in `after` if `new` is true, else in `before`."""
     if not any(new):
         return list(before)
     stays = mx.array(list(new))
@@ -453,7 +458,7 @@ def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> 
 
 
 def vocabulary_size(model: Any) -> int:
-    """The number of token ids. MLX does not check ids: a larger one reads out of bounds.
+    """Return the number of token ids. MLX does not check ids: a larger id reads out of bounds.
 
     Nothing is computed: the shape of the logits is enough.
     """
@@ -461,21 +466,21 @@ def vocabulary_size(model: Any) -> int:
 
 
 def keeps_states(cache: RowCache) -> bool:
-    """Whether a layer is recurrent."""
+    """Return whether a layer is recurrent."""
     return any(map(keeps_state, leaves(cache)))
 
 
 def known_sizes(cache: RowCache) -> bool:
-    """Whether `cost` can measure each layer with a single token."""
+    """Return whether `cost` can measure each layer with a single token."""
     return all(_is_measured(layer) for layer in leaves(cache))
 
 
 def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
-    """Whether `BatchCache.prefill` may give sequences of this model different numbers of tokens.
+    """Return whether sequences may have different numbers of tokens in `BatchCache.prefill`.
 
     Padding comes after a sequence's tokens, and attention never looks ahead. Recurrent layers must
-    skip the padding, which not every model does: such models are tried on a few tokens. tried: True
-    forces the trial and False skips it, where the recurrent layers are on another rank.
+    skip the padding, which not every model does: such models are tried on a few tokens.
+    tried: True forces the trial and False skips it, if the recurrent layers are on another rank.
     """
     row = new_row(model)
     if tried is None:
@@ -484,7 +489,7 @@ def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
 
 
 def _skips_padding(model: Any) -> bool:
-    """Whether two texts leave the same caches when they run together with padding as when alone."""
+    """Return whether two texts run together, with padding, leave the same caches as when alone."""
     texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
     batch = BatchCache([new_row(model), new_row(model)])
     alone = [new_row(model), new_row(model)]
@@ -502,7 +507,7 @@ def _skips_padding(model: Any) -> bool:
 
 
 def _alike(left: RowCache, right: RowCache) -> bool:
-    """Whether two rows hold equal values, up to rounding."""
+    """Return whether two rows hold equal values, up to rounding."""
     leaves: list[dict[str, Any]] = [{}, {}]
     for row, found in zip((left, right), leaves, strict=True):
         own = BatchCache([row]).extract(0)
@@ -522,11 +527,12 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def cost(model: Any, row: RowCache | None = None) -> CacheCost:
-    """Measure the bytes that a row costs. row: with a few tokens; without it, one token is run.
+    """Measure the bytes of a row's KV.
 
     Layers of an unknown kind are measured at two lengths, each one token before a multiple of 256,
     where windows are full and groups of tokens that wait to be compressed are largest: the growth
-    from one to the other is the cost per token.
+    from one length to the other is the cost per token.
+    row: the KV of a few tokens; None runs the model on one token.
     """
     if row is None:
         row = new_row(model)
@@ -572,7 +578,7 @@ def _is_measured(layer: Any) -> bool:
 
 
 def _keeps_all(layer: Any) -> bool:
-    """Whether a layer keeps every token, so that it can be truncated to any length."""
+    """Return whether a layer stores every token, so that it can be truncated to any length."""
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
 
 

@@ -1,11 +1,12 @@
 """The KV of one or several sequences in one layer.
 
-The first token of each sequence is in column 0, and a new token is written at its own sequence's
-length. So nothing moves when sequences of different lengths share passes, and tokens are taken back
-by a shorter length. mlx-lm's own `BatchKVCache` aligns sequences at their ends, keeps lengths and
-paddings on the device, where a join or a leave waits for them, and passes a mask even if nothing
-has to be masked, which rules out MLX's fused decode kernels. Models recognise a cache by its
-attributes (`offset`, `_idx`, `keys`, `bits`), not by its class.
+The first token of each sequence is in column 0, and a new token is written in the column after the
+sequence's last one. So nothing moves when sequences of different lengths share passes, and tokens
+are removed by making the length shorter. mlx-lm's `BatchKVCache` differs in three ways: it aligns
+sequences at their ends; its lengths and paddings are on the device, so that a join or a leave waits
+for them; and it passes a mask even if nothing has to be masked, which rules out MLX's fused decode
+kernels. Models recognise a cache by its attributes (`offset`, `_idx`, `keys`, `bits`), not by its
+class.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ Member = tuple[Any, int]
 class LayerKV:
     """Keys and values of sequences, each in a row of the same buffers.
 
-    lengths: tokens of each sequence, which is also its next token's position. expected: tokens for
-    which the buffers get room when they grow, so that a long prompt's KV is not copied for each of
-    its passes. The sequences are in the first rows of the buffers, which may have unused rows after
-    them. Buffers have whole steps of columns, as cuDNN's decode kernel needs it.
+    The sequences are in the first rows of the buffers; unused rows may follow. The number of
+    columns is a multiple of STEP, as cuDNN's decode kernel requires.
+    lengths: number of tokens of each sequence, which is also the position of its next token.
+    expected: number of tokens for which buffers are allocated when they grow, so that a long
+        prompt's KV is not copied for each of its passes.
     """
 
     keys: Any = None
@@ -48,14 +50,13 @@ class LayerKV:
         self.parts = parts
 
     def with_rows(self, lengths: Sequence[int], parts: Parts = ()) -> Self:
-        """The KV of other sequences in a layer of the same form."""
+        """Return a layer of the same form with the KV of other sequences."""
         return type(self)(lengths, parts)
 
     def gathered(self, members: Sequence[Member], rows: int = 0) -> Self:
-        """Copies of sequences, in this order, in new buffers with room for another token.
+        """Return copies of sequences, in this order, in new buffers that fit another token.
 
-        rows: number of rows, with unused ones; if it is less than the number of sequences, that
-        is used.
+        rows: minimum number of rows, including unused rows.
         """
         lengths = _lengths(members)
         like: Parts = next((layer.parts for layer, _ in members if layer.parts), ())
@@ -73,12 +74,13 @@ class LayerKV:
         return self.with_rows(lengths, parts)
 
     def rearranged(self, members: Sequence[Member], rows: int) -> Self | None:
-        """The KV of these sequences in the same buffers, or None if it needs new ones.
+        """Return the KV of these sequences in the same buffers, or None if they need new buffers.
 
-        Only sequences that come from elsewhere are copied. The buffers are kept unless they have
-        more than `rows` rows, too few for the sequences, or columns that no sequence needs.
+        Only sequences of other layers are copied. New buffers are needed if these have more than
+        `rows` rows, too few for the sequences, or columns that no sequence needs. This layer
+        remains valid: only rows that none of the members needs are written.
         members: some of this layer's sequences, each in its present row, and sequences of other
-        layers. This layer stays as it is: only rows that none of the members needs are written.
+            layers.
         """
         if not self.parts:
             return None
@@ -102,16 +104,16 @@ class LayerKV:
         return new
 
     def abandon(self, rows: Collection[int], like: int) -> None:
-        """Give rows that no sequence needs the length of row `like`.
+        """Set the length of rows that no sequence uses to the length of the row `like`.
 
-        A longer sequence that was in such a row would keep the buffers large, and need a mask.
+        The length of a longer sequence that has left would keep the buffers large, and need a mask.
         """
         self.parts = self.parts  # lengths only change when tokens of the latest pass are in place
         numbers = (like if row in rows else row for row in range(len(self.lengths)))
         self.lengths = shared_numbers(tuple(self.lengths[row] for row in numbers))
 
     def taken(self, row: int) -> Self:
-        """A copy of one sequence, in buffers that are no larger than its KV."""
+        """Return a copy of one sequence, in buffers that are no larger than its KV."""
         length = self.lengths[row]
         used = self.held(length)
         rows = slice(row, row + 1)
@@ -119,11 +121,11 @@ class LayerKV:
         return self.with_rows([length], parts)
 
     def held(self, length: int) -> int:
-        """The columns that a sequence of this length takes."""
+        """Return the number of columns that a sequence of this length occupies."""
         return length
 
     def room(self, tokens: int) -> int:
-        """The columns of buffers for sequences of at most this many tokens."""
+        """Return the number of columns of buffers for sequences of at most this many tokens."""
         return whole_steps(tokens)
 
     @property
@@ -145,7 +147,7 @@ class LayerKV:
         self.buffers = parts
 
     def fresh(self, keys: mx.array, values: mx.array) -> Parts:
-        """New keys and values in the form in which they are kept."""
+        """Return new keys and values in the form in which they are stored."""
         return keys, values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -160,7 +162,7 @@ class LayerKV:
         return self.keys_and_values()
 
     def grown(self, new: Parts, columns: int) -> Parts:
-        """The buffers with at least this many columns, in the shape of `new` if there are none."""
+        """Return the buffers, with at least this many columns. new: shows the shape of new ones."""
         old = self.parts
         if old and columns <= old[0].shape[2]:
             return old
@@ -178,7 +180,7 @@ class LayerKV:
         return self.given(tuple(part[:rows, :, :used] for part in self.buffers))
 
     def given(self, parts: Parts) -> tuple[Any, Any]:
-        """Return keys and values as the model gets them."""
+        """Return keys and values in the form that the model accepts."""
         keys, values = parts
         return keys, values
 
@@ -220,7 +222,7 @@ class LayerKV:
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """The mask for `N` new tokens; None or "causal" if all sequences are equally long."""
+        """Return the mask for `N` new tokens; None or "causal" if all lengths are equal."""
         lengths = self.lengths
         if lengths.even:
             mask: Any = create_attention_mask(N, lengths.longest, return_array, window_size)
@@ -231,7 +233,7 @@ class LayerKV:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """What describes the layer, in the form of mlx-lm's cache of one sequence."""
+        """The arrays and the length, in the form that mlx-lm's cache of one sequence has."""
         return self.keys, self.values, self.offset
 
     @state.setter
@@ -256,7 +258,11 @@ class LayerKV:
 
 
 def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
-    """Write the first tokens after each sequence's length. wrap: columns, if they are a ring."""
+    """Return the buffers with new tokens written after each sequence's last token.
+
+    new: keys and values of the tokens, each [sequences, heads, tokens, n].
+    wrap: number of columns, if the columns are a ring; otherwise 0.
+    """
     rows, _, tokens, _ = new[0].shape
     if lengths.even:
         at = lengths[0] % wrap if wrap else lengths[0]
@@ -275,7 +281,7 @@ def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
 def _places(
     lengths: Numbers, rows: int, heads: int, columns: int, tokens: int, wrap: int
 ) -> mx.array:
-    """The places in flat buffers of the tokens after each sequence's length, [n, 1]."""
+    """Return the flat indices of the tokens after each sequence's last token, [n, 1]."""
     key = (heads, columns, tokens, wrap)
     places = shared_numbers.made_from(lengths, key)
     if places is None:
@@ -287,9 +293,10 @@ def _places(
 
 
 def visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:
-    """The mask of tokens at the positions `now`, [rows, new], as [rows, 1, new, columns].
+    """Return the attention mask, [rows, 1, new tokens, columns].
 
-    positions: [rows or 1, columns], of the token in each column.
+    positions: position of the token in each column, [rows or 1, columns].
+    now: positions of the new tokens, [rows, new tokens].
     """
     there, here = positions[:, None, None], now[:, None, :, None]
     mask: mx.array = there <= here
@@ -301,7 +308,7 @@ def _lengths(members: Sequence[Member]) -> list[int]:
 
 
 def _runs(members: Sequence[Member]) -> Iterator[tuple[int, Sequence[Member]]]:
-    """Members in adjacent rows of one layer, which are copied together, with the first's index."""
+    """Yield runs of members in adjacent rows of one layer, each after its first member's index."""
     first = 0
     for at in range(1, len(members) + 1):
         layer, row = members[at - 1]
@@ -315,5 +322,5 @@ def whole_steps(tokens: int) -> int:
 
 
 def oversized(tokens: int, columns: int) -> bool:
-    """Whether so many columns are too many for `tokens` tokens, so that these should be copied."""
+    """Return whether buffers have so many columns too many that the tokens should be copied."""
     return columns - tokens >= STEP or 4 * tokens < 3 * columns

@@ -1,7 +1,8 @@
 """Attention over quantised keys and values with different numbers of bits.
 
-mlx-lm and mlx-vlm have a function for one number of bits, which their attention looks up in its own
-module at each call. This one, in its place, also accepts pairs, and parts that are not quantised.
+mlx-lm and mlx-vlm have a function for one number of bits, which their attention looks up in its
+module at each call. The function here replaces theirs. It also accepts a pair of numbers, for keys
+and for values, and a part that is not quantised.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NAME = "quantized_scaled_dot_product_attention"
 
 
 def install() -> None:
-    """Replace the function in the libraries that are loaded."""
+    """Replace the function in those of the two libraries that are loaded."""
     for name in _MODULES:
         module: Any = sys.modules.get(name)
         if module is not None:
@@ -37,7 +38,7 @@ def attend(
     """Return the attention of queries, [rows, heads, tokens, size], with the libraries' arguments.
 
     q_keys, q_values: packed values, scales and biases, or an array that is not quantised.
-    bits: of keys and values, or of both.
+    bits: bits per number: one for both, or a pair for keys and values; 0 means not quantised.
     """
     key_bits, value_bits = (bits, bits) if isinstance(bits, int) else bits
     rows, heads, tokens, size = queries.shape

@@ -1,13 +1,14 @@
-"""Quantised KV of one or several sequences: keys and values with numbers of bits of their own.
+"""Quantised KV of one or several sequences; keys and values may have different numbers of bits.
 
 mlx-lm has a cache for a single sequence (`QuantizedKVCache`), which cannot be batched and
-miscounts bytes with 3, 5 and 6 bits, and none for several or for sliding windows. Its attention
-recognises quantised caches by their attributes `bits` and `group_size`, and multiplies with the
-packed values; `quantized_attention` lets it do so with pairs. A model whose attention is code of
-its own, or has sinks, gets a layer's keys and values dequantised.
+miscounts bytes with 3, 5 and 6 bits, and no cache for several sequences or for sliding windows. Its
+attention recognises quantised caches by their attributes `bits` and `group_size`, and multiplies
+with the packed values; `quantized_attention` extends that to different numbers of bits. A model
+whose attention has sinks, or does not call mlx-lm's function, gets a layer's keys and values
+dequantised.
 
-Keys and values are quantised when they are appended, also those of the current prefill step, so the
-result does not depend on how the prompt was split into steps.
+Keys and values are quantised when they are appended. The current prefill pass attends to them in
+quantised form too, so the result does not depend on how the prompt was divided into passes.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Packing:
         return tuple(mx.quantize(part, group_size=self.group_size, bits=bits)) if bits else (part,)
 
     def unpacked(self, part: Any, bits: int) -> Any:
-        """Return what the model gets."""
+        """Return keys or values in the form that the model accepts. part: as stored."""
         if not (bits and self.dense):
             return part
         packed, scales, biases = part
         return mx.dequantize(packed, scales, biases, group_size=self.group_size, bits=bits)
 
     def size(self, part: Any) -> int:
-        """Return the numbers per head of keys or values, as the model knows them."""
+        """Return the head size of keys or values, before quantisation."""
         return int(part[1].shape[3] * self.group_size if type(part) is tuple else part.shape[3])
 
     def dense_bytes(self, layer: LayerKV) -> int:
@@ -71,7 +72,7 @@ class Packing:
 
 
 class _Quantized(LayerKV):
-    """A part of the classes below. keys, values: an array, or a tuple of `_PACKED` of them."""
+    """Base of the classes below. keys, values: one array each, or a tuple of `_PACKED` arrays."""
 
     packing: Packing
 

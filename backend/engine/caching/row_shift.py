@@ -1,9 +1,9 @@
 """The difference between a row's positions and its token count, stored like one more layer's cache.
 
-A model with multimodal RoPE gives an image fewer positions than tokens, so the text after it is at
-position `tokens + shift`. mlx-vlm keeps the shift on the model, where all
-rows would share it. Here it is the last item in a row's list of caches, so it stays with the row
-when that joins or leaves a batch, or is stored as an entry.
+A model with multimodal RoPE gives an image fewer positions than tokens, so the text after the image
+is at position `tokens + shift`. mlx-vlm stores the shift in the model, where all rows would share
+it. Here the shift is the last item in a row's list of caches, so it stays with the row when the row
+joins or leaves a batch, or becomes a cached prefix.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ class RowShift:
         return True
 
     def trim(self, tokens: int) -> int:
-        """Do nothing: a row that starts from a shorter prefix gets its own shift."""
+        """Do nothing: a row that starts from a shorter prefix gets another shift."""
         return tokens

@@ -12,8 +12,8 @@ import mlx.core as mx
 class Numbers(tuple[int, ...]):
     """A number for each row of a batch, made by `SharedNumbers`."""
 
-    before: tuple[mx.array, int] | None = None  # what `array` is the sum of
-    made: mx.array | None = None
+    before: tuple[mx.array, int] | None = None  # an array and a number whose sum `made` would be
+    made: mx.array | None = None  # the numbers, once an array of them has been made
 
     @cached_property
     def longest(self) -> int:
@@ -25,15 +25,16 @@ class Numbers(tuple[int, ...]):
         return min(self) == self.longest
 
     def __deepcopy__(self, _: Any) -> Numbers:
-        """The same object: neither the numbers nor the arrays change."""
+        """Return this object, because neither the numbers nor the arrays change."""
         return self
 
 
 class SharedNumbers:
-    """Makes one array per tuple of numbers, and knows the numbers of the arrays that it made.
+    """Makes one array per tuple of numbers, and knows which numbers are in each of these arrays.
 
     The layers of a pass ask for the same numbers one after the other. The arrays are never written
-    to. most: how many of them are kept.
+    to.
+    most: how many arrays are remembered.
     """
 
     def __init__(self, most: int) -> None:
@@ -44,7 +45,7 @@ class SharedNumbers:
         self._made: tuple[Numbers, dict[Any, mx.array]] | None = None  # of the latest numbers
 
     def __call__(self, numbers: tuple[int, ...]) -> Numbers:
-        """The numbers, as the same object while they are kept."""
+        """Return the numbers; equal numbers are the same object as long as they are remembered."""
         if numbers in self._known:
             self._known.move_to_end(numbers)
             return self._known[numbers]
@@ -54,7 +55,7 @@ class SharedNumbers:
         return found
 
     def plus(self, numbers: Numbers, added: int) -> Numbers:
-        """The sums of the numbers and `added`; all layers of a pass get the same object."""
+        """Return the sums of the numbers and `added`; all layers of a pass get the same object."""
         if self._sum is None or self._sum[0] is not numbers or self._sum[1] != added:
             sums = Numbers(number + added for number in numbers)
             if numbers.made is not None:
@@ -65,10 +66,10 @@ class SharedNumbers:
         return self._sum[2]
 
     def array(self, numbers: Numbers) -> mx.array:
-        """The numbers, [rows] int32.
+        """Return the numbers as an array, [rows] int32.
 
-        A GPU computes those that follow from an array that it has, because it would have to wait
-        for a copy from the host.
+        Sums are computed on the device, from an array that is there, because a GPU would have to
+        wait for a copy from the host.
         """
         if numbers.made is None:
             before = numbers.before
@@ -80,18 +81,24 @@ class SharedNumbers:
         return numbers.made
 
     def made_from(self, numbers: Numbers, key: Any) -> mx.array | None:
-        """The array that `keep` was given for these numbers, unless it had others since then."""
+        """Return the array that `keep` stored for these numbers; None after a call for others.
+
+        key: as in `keep`.
+        """
         made = self._made
         return made[1].get(key) if made is not None and made[0] is numbers else None
 
     def keep(self, numbers: Numbers, key: Any, array: mx.array) -> None:
-        """Keep an array for the other layers of a pass. key: what made it, besides the numbers."""
+        """Store an array for the other layers of a pass.
+
+        key: all that the array depends on, besides the numbers.
+        """
         if self._made is None or self._made[0] is not numbers:
             self._made = numbers, {}
         self._made[1][key] = array
 
     def numbers_of(self, array: mx.array) -> Numbers | None:
-        """The numbers in an array, without a wait for the device; None if it was not made here."""
+        """Return the numbers in an array, without waiting for the device; None if not made here."""
         return self._by_array.get(id(array))
 
     def clear(self) -> None:

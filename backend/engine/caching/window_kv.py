@@ -1,4 +1,4 @@
-"""The KV of a layer with a sliding window, which keeps the last `max_size` tokens of a sequence.
+"""The KV of a layer with a sliding window, which stores the last `max_size` tokens of a sequence.
 
 The token at position p is in column p % max_size of its row, so a new token replaces the oldest.
 """
@@ -16,10 +16,11 @@ from backend.engine.caching.shared_numbers import Numbers, shared_numbers
 
 
 class WindowKV(LayerKV):
-    """lengths: tokens of each sequence, including those that have left the window.
+    """Keys and values of the last `max_size` tokens of each sequence.
 
-    A pass of several tokens would replace tokens that the first of them attend to. So those tokens
-    stay outside the window until it is used again, and can be taken back until then.
+    The tokens of a pass would replace tokens that the first of them attend to. So the tokens of the
+    latest pass are stored outside the window, and can be removed, until the window is used again.
+    lengths: number of tokens of each sequence, including those that have left the window.
     """
 
     def __init__(self, max_size: int, lengths: Sequence[int] = (0,), parts: Parts = ()) -> None:
@@ -49,7 +50,7 @@ class WindowKV(LayerKV):
         self.buffers = parts
 
     def _move_in(self) -> None:
-        """Write the tokens of the latest pass that were not taken back into the window."""
+        """Write the tokens of the latest pass that were not removed into the window."""
         new, self._outside = self._outside, ()
         counts = tuple(map(int.__sub__, self.lengths, self._before))
         if any(counts):
@@ -88,13 +89,13 @@ class WindowKV(LayerKV):
         )
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Remove tokens as in `LayerKV`; if some have left the window, only of the latest pass."""
+        """Remove tokens as in `LayerKV`; from a full window, only tokens of the latest pass."""
         if any(tokens) and not (self._outside or self.is_trimmable()):
             raise ValueError(f"a full window cannot remove {max(tokens)} tokens")
         super().drop(tokens)
 
     def is_trimmable(self) -> bool:
-        """Whether no token has left the window."""
+        """Return whether no token has left the window."""
         return self.lengths.longest <= self.max_size
 
     def make_mask(
@@ -103,7 +104,7 @@ class WindowKV(LayerKV):
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """The attention mask of `N` new tokens; None or "causal" if nothing has to be hidden."""
+        """Return the attention mask of `N` new tokens; None or "causal" if none is needed."""
         window, lengths = window_size or self.max_size, self.lengths
         longest = lengths.longest + N
         if longest <= self.max_size:  # each token's column is its position

@@ -36,7 +36,7 @@ from common.machine_memory import free_memory
 MAX_TEXT = 256 * 1024
 """Maximum number of characters of a grammar, or of tools as JSON."""
 _TEXTS_KEPT = 4 * MIB
-"""Maximum number of characters of the grammars that are kept after they were read."""
+"""Maximum number of characters of the grammars that are remembered after they were read."""
 _MOST_KEPT = 64  # grammars
 _FREE_SHARE = 4  # grammars may use 1/_FREE_SHARE of the memory that is free
 
@@ -79,8 +79,8 @@ class ConstraintCompiler:
     def prepare(self) -> None:
         """Build the token table during the load, which takes up to a second for a large vocabulary.
 
-        llguidance holds the interpreter's lock meanwhile, which would halt every stream if the
-        first constraint did it.
+        llguidance holds the interpreter's lock meanwhile. If the first constraint built the table,
+        every stream would halt.
         """
         # A fault, which may be a panic in Rust, fails the requests with a constraint, not the load.
         with suppress(BaseException), self._ready_lock:
@@ -103,11 +103,13 @@ class ConstraintCompiler:
         """Return the constraint of one row, at the beginning of its answer.
 
         prompt_tail: the end of the prompt's text, which shows whether reasoning is open.
-        thinking: the request's setting, None if it has none.
+        answers_messages: whether the answer is one to messages, which may contain reasoning.
+        thinking: the request's setting; None if it has none.
+        quick: whether to stop if the constraint takes noticeable time.
 
         Raises InvalidRequest, with the position in the user's text, for a constraint that is
         invalid, cannot be enforced or costs too much; Overloaded if the constraints of other
-        requests leave it no memory; if quick, NotQuick for one that takes noticeable time.
+        requests leave too little memory; NotQuick if `quick` and the constraint takes longer.
         """
         table, trial = self._table_and_trial()
         attempt = partial(trial.attempt, quick=quick)
@@ -142,9 +144,9 @@ class ConstraintCompiler:
     def _require_marked(
         self, body: Mapping[str, Any], spec: ConstraintSpec, table: TokenTable, attempt: Try
     ) -> None:
-        """Refuse optional calls in a format whose calls begin like plain text.
+        """Refuse optional calls in a format whose calls begin like ordinary text.
 
-        No grammar could tell such a call from text.
+        No grammar could distinguish such a call from text.
         """
         matcher = self._compile(_alone(body), spec, table, attempt).matcher
         mask = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint32)
@@ -165,7 +167,7 @@ class ConstraintCompiler:
     def _answer(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
         """Return the grammar of an answer without calls.
 
-        It is compiled by itself first, so that an error names this grammar.
+        The grammar is first compiled alone, so that an error names it.
         """
         with about("Grammar"):
             body = self._grammar(spec, table, attempt)
@@ -173,7 +175,7 @@ class ConstraintCompiler:
             return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
-        """The token table, and the child process, which is started if it is not running yet."""
+        """Return the token table and the child process, which this starts at the first call."""
         with self._ready_lock:
             table = self._token_table()
             if self._trial is None:
@@ -252,9 +254,9 @@ class ConstraintCompiler:
         return compiled
 
     def _require_memory(self, subject: str, needed: int) -> None:
-        """Raise Overloaded if a grammar does not fit beside those that are in use.
+        """Raise Overloaded if a grammar does not fit in memory beside those that are in use.
 
-        Those that are only kept for later requests are dropped first.
+        Grammars that no request uses are dropped first.
         """
         most = min(MEMORY_TOGETHER, free_memory() // _FREE_SHARE)
         if needed + self._memory_in_use() > most:
@@ -284,7 +286,7 @@ _WHAT = {
 
 
 def _error_message(spec: ConstraintSpec, error: str) -> str:
-    """llguidance's error as an error message with the position in the user's text."""
+    """Return the message for an error of llguidance, with the position in the user's text."""
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
     error = unmarked(error)  # it quotes the client's text
     if regex := _REGEX_PLACE.search(error):

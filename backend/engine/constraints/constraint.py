@@ -23,7 +23,7 @@ _BITS = 32
 BURST_SECONDS = 0.5
 TOKEN_SECONDS = 0.01
 """Processor time that a row's grammar may take: BURST_SECONDS in all, plus TOKEN_SECONDS for each
-token. It is limited because every row of the batch waits for it."""
+token. The time is limited because every row of the batch waits for the grammar."""
 _AMBIGUOUS = (
     "the text can be parsed in too many ways: make the grammar less ambiguous, or give it fewer"
     " alternatives and optional parts"
@@ -48,7 +48,7 @@ def cause_in(error: str) -> str | None:
 
 
 def words(vocabulary_size: int) -> int:
-    """Length, in uint32 words, of a mask with one bit per token id."""
+    """Return the length, in uint32 words, of a mask with one bit per token id."""
     return -(-vocabulary_size // _BITS)
 
 
@@ -77,18 +77,19 @@ class AnswerRule(Protocol):
         """Advance by a sampled token."""
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
-        """Write the mask after each guess: uint32, shape [guesses, words(vocabulary)].
+        """Write the mask after each draft token: uint32, shape [draft tokens, words(vocabulary)].
 
-        Returns the number of masks written: it stops after a guess that completes the answer, and
-        before one that is not allowed or would take too much time. The state does not change.
+        Returns the number of masks written. The masks end after a token that completes the answer,
+        and before a token that is not allowed or would take too much time. The state does not
+        change.
         """
 
 
 @dataclass(eq=False, frozen=True, slots=True, weakref_slot=True)
 class Compiled:
-    """A matcher in its initial state, which is only ever copied, and the bytes of memory it uses.
+    """A matcher in its initial state, and the bytes of memory that it uses.
 
-    Copies share most of that memory.
+    Rows use copies of the matcher, which share most of that memory.
     """
 
     matcher: LLMatcher
@@ -128,8 +129,8 @@ class Constraint:
     def restart(self, tokens: Sequence[int]) -> None:
         """Reset, then accept the tokens that were delivered so far.
 
-        A failed step may have advanced the grammar by a token that was not delivered. Costs nothing
-        if these are the tokens that it has accepted.
+        A failed step may have advanced the grammar by a token that was not delivered. If the
+        grammar has accepted exactly these tokens, nothing is done.
         """
         if self._accepted == list(tokens):
             return
@@ -162,36 +163,37 @@ class Constraint:
             )
 
     def accept(self, token: int) -> None:
-        """Advance by a sampled token. Raises EngineFailed if the grammar cannot take it."""
+        """Advance by a sampled token. Raises EngineFailed if the grammar does not allow it."""
         if self.ended:
             return
         self.allowance += TOKEN_SECONDS
         with self._timed():
-            taken = self.matcher.consume_token(token)
-        if not taken:
+            allowed = self.matcher.consume_token(token)
+        if not allowed:
             self._check()
             raise EngineFailed(f"the grammar does not allow the token {token}")
         self._accepted.append(token)
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
-        """As in `AnswerRule`.
+        """Write the mask after each draft token, as in `AnswerRule`.
 
-        Each guess may take the processor time of one token, apart from `allowance`.
+        Each draft token may take the processor time of one token, which does not count for
+        `allowance`.
         """
         ahead = replace(self, matcher=self.matcher.deep_copy(), allowance=TOKEN_SECONDS)
-        taken = 0
+        written = 0
         try:
             known = list(takewhile(self._knows, guesses))
             for guess, mask in zip(known[: ahead._possible(known)], allowed, strict=False):
                 ahead.accept(guess)
                 if not ahead.ended:
                     ahead.fill(mask)
-                taken += 1
+                written += 1
                 if ahead.ended:
                     break
         except EngineError as fault:
             _log.debug("a grammar cannot check further draft tokens: %s", fault)
-        return taken
+        return written
 
     def _possible(self, tokens: list[int]) -> int:
         with self._timed():

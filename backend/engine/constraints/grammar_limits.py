@@ -18,7 +18,7 @@ MEMORY: Final = 512 * MIB
 MEMORY_TOGETHER: Final = 1024 * MIB
 """Bytes of all grammars that are in use by requests, as measured in their trials."""
 MEMORY_KEPT: Final = 128 * MIB
-"""Bytes of the grammars that are kept for later requests."""
+"""Bytes of the grammars that are remembered for later requests."""
 READING_DEPTH: Final = 10_000
 """Recursion limit in Python frames. Hashing and JSON encoding recurse on the C stack too."""
 TOO_LARGE: Final = 70

@@ -8,10 +8,10 @@ _BITS = 32
 
 
 def apply(logits: mx.array, allowed: mx.array) -> mx.array:
-    """Logits with -inf for tokens that are not allowed.
+    """Return the logits, with -inf for tokens that are not allowed.
 
-    logits: [rows, vocabulary], floating. allowed: [rows, words] uint32, one bit per token id, the
-    lowest bit of a word first. The result has the shape and type of `logits`.
+    logits: [rows, vocabulary], any float type.
+    allowed: [rows, words] uint32, one bit per token id, the lowest bit of a word first.
     """
     rows, vocabulary = logits.shape
     bits = (allowed[:, :, None] >> mx.arange(_BITS, dtype=mx.uint32)) & 1

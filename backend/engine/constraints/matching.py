@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 class TokenizerSource:
     """The input for llguidance's tokenizer.
 
-    definition: the text of a tokenizer.json.
+    definition: the contents of a tokenizer.json.
     size: total number of tokens.
-    ends: the end tokens; if there are none, the last of the `size` ids is one that the model does
-        not have.
+    ends: the end tokens. If there are none, the last of the `size` ids must be an id that the model
+        does not have.
     """
 
     definition: str

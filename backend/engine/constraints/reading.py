@@ -29,11 +29,10 @@ _REPEATS = re.compile(r"\{\d\d|\{\d.*\{\d", re.DOTALL)
 def grammar_of(
     spec: ConstraintSpec, chat_format: str, special: SpecialTokens, shape: Shape | None = None
 ) -> dict[str, Any]:
-    """Return the llguidance grammar of the constraint itself, without reasoning or text around it.
+    """Return the llguidance grammar of the constraint alone, without reasoning or text around it.
 
     chat_format: the name of the model's call format.
-    shape: of one that has no name.
-
+    shape: the shape of calls, for a format without a name.
     Raises InvalidRequest.
     """
     lark = _lark(spec, chat_format, special, shape)
@@ -41,10 +40,11 @@ def grammar_of(
 
 
 def _forces_little(spec: ConstraintSpec) -> bool:
-    """Whether llguidance may compute forced text in advance (its default), because it is short.
+    """Return whether all forced text is short, so that llguidance may compute it in advance.
 
-    It then allows only the tokens into which the tokenizer splits that text. It does so again for
-    each mask: a long constant takes a second, and forced text without an end never stops.
+    By default llguidance does so for each mask, and allows only the tokens into which the tokenizer
+    splits the forced text. A long constant takes a second, and forced text without an end takes for
+    ever.
     """
     if spec.kind in ("gbnf", "lark"):
         return False

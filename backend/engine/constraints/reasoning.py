@@ -28,9 +28,10 @@ def setting_of(
 
     prompt_tail: the end of the prompt's text, which shows whether reasoning is open.
     thinking: the request's setting; None means the model's own default.
-    calls: the body is a call, so the reasoning must not contain one.
-    optional: text may come before the calls, or instead of them.
-    formed: changes `optional`: only `@answer` may replace the calls, and no text may precede them.
+    calls: whether the body is a call, so that the reasoning must not contain a call.
+    optional: whether text may come before the calls, or instead of them.
+    formed: if `optional`, whether only `@answer` may replace the calls, and no text may precede
+        them.
     """
     tags = chat_format.grammar.tags
     if chat_format.grammar.openers[:1] == ("<|channel|>commentary to=functions.",):
@@ -69,7 +70,10 @@ def setting_of(
 
 
 def _open_tags(chat_format: ChatFormat, prompt_tail: str) -> Tags | None:
-    """The tags of the reasoning that the prompt leaves open, or None; the chat parser decides."""
+    """Return the tags of the reasoning that the prompt leaves open, or None.
+
+    The chat parser decides.
+    """
     if not parse_chat("x", chat_format, prompt_tail=prompt_tail).reasoning_content:
         return None
     tags = chat_format.grammar.tags
@@ -84,7 +88,7 @@ def _closed(tags: Sequence[Tags], prompt_tail: str) -> bool:
 def _reasoning(
     name: str, opening: str, tags: Tags, special: SpecialTokens, avoid: Sequence[str]
 ) -> list[str]:
-    """Rules for free text up to the closing tag, without any call opener in it."""
+    """Return the rules for free text that ends with the closing tag and contains no call opener."""
     first, *rest = special.pieces(tags.closing)
     upper = name.upper()
     if isinstance(first, int):
@@ -106,7 +110,7 @@ def _lark(piece: str | int, special: SpecialTokens) -> str:
 def _in_response(
     special: SpecialTokens, prompt_tail: str, *, calls: bool, optional: bool, formed: bool
 ) -> str:
-    """Kimi K3 writes the answer in a separate block, which is empty before calls."""
+    """Return the body in the block in which Kimi K3 writes answers; calls leave the block empty."""
     opening, closing = (
         special.lark("<|open|>response<|sep|>"),
         special.lark("<|close|>response<|sep|>"),
@@ -129,7 +133,7 @@ def _harmony(
     optional: bool,
     formed: bool,
 ) -> str:
-    """gpt-oss: an analysis message, then a final message or a call with its header."""
+    """Return the grammar of gpt-oss: an analysis message, then a final message or a call."""
     turn = prompt_tail.rpartition(_START)[2]
     final = "" if calls else special.lark("<|channel|>final<|message|>")
     body = "@body"

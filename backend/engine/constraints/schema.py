@@ -11,7 +11,7 @@ from backend.engine.errors import InvalidRequest
 from common.null_keywords import without_nulls
 
 MAX_DEPTH = 60
-_LONGEST_PLACE = 500  # characters
+_LONGEST_POINTER = 500  # characters
 _DEEP = f"the JSON schema is nested more than {MAX_DEPTH} deep"
 
 Pointer = tuple[str | int, ...]
@@ -62,7 +62,7 @@ _KEYWORDS = {
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """Parse a schema. Raises InvalidRequest, which names the place of a fault."""
+    """Parse a schema. Raises InvalidRequest, whose message has the JSON pointer to the fault."""
     try:
         schema = json.loads(text)
     except RecursionError:
@@ -76,12 +76,12 @@ def read_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise InvalidRequest("the JSON schema must be a JSON object")
     if (deep := _too_deep(schema)) is not None:
-        raise InvalidRequest(f"{_DEEP}{_place(deep)}")
+        raise InvalidRequest(f"{_DEEP}{_at(deep)}")
     return enforceable(without_nulls(schema))
 
 
 def _too_deep(schema: Any) -> Pointer | None:
-    """The pointer to a value that is nested more than MAX_DEPTH deep; None if there is none."""
+    """Return the pointer to a value that is nested more than MAX_DEPTH deep, or None."""
     level: list[tuple[Pointer, Any]] = [((), schema)]
     for _ in range(MAX_DEPTH):
         level = [
@@ -102,31 +102,31 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     for pointer, keyword, value in _keywords((), schema):
         if keyword in _REFUSED and not _is_neutral(keyword, value):
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} cannot be enforced{_place(pointer)}: leave it"
+                f"the JSON schema's {keyword!r} cannot be enforced{_at(pointer)}: leave it"
                 " out, or use type, properties, items, enum, anyOf or pattern instead"
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is not a finite number{_place(pointer)}:"
+                f"the JSON schema's {keyword!r} is not a finite number{_at(pointer)}:"
                 " leave it out, or use a smaller number"
             )
         if keyword == "multipleOf" and value == 0:
             raise InvalidRequest(
-                f"the JSON schema's 'multipleOf' is 0{_place(pointer)}: it must be above 0"
+                f"the JSON schema's 'multipleOf' is 0{_at(pointer)}: it must be above 0"
             )
         known_spelling = _KEYWORDS.get(keyword.lower(), keyword)
         if known_spelling != keyword:
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is not a keyword{_place(pointer)}: did you"
+                f"the JSON schema's {keyword!r} is not a keyword{_at(pointer)}: did you"
                 f" mean {known_spelling!r}?"
             )
     cleaned: dict[str, Any] = _cleaned(schema)
     return {**cleaned, "x-guidance": dict(OPTIONS)}
 
 
-def _place(pointer: Pointer) -> str:
+def _at(pointer: Pointer) -> str:
     steps = (str(step).replace("~", "~0").replace("/", "~1") for step in pointer)
-    return f" at #/{'/'.join(steps)}"[:_LONGEST_PLACE]
+    return f" at #/{'/'.join(steps)}"[:_LONGEST_POINTER]
 
 
 def _is_neutral(keyword: str, value: Any) -> bool:

@@ -12,11 +12,10 @@ Kind = Literal["gbnf", "json_schema", "lark", "regex", "calls"]
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """One constraint. `text` is the grammar, schema or expression, and '' for calls.
+    """A constraint on an answer. All fields after `text` are for calls.
 
-    The other fields are for calls.
-
-    tools: the OpenAI tool objects that may be called, only one if the request names it.
+    text: the grammar, schema or regular expression; '' for calls.
+    tools: the OpenAI tool objects that may be called; a single one if the request names it.
     parallel: whether several calls are allowed.
     optional: whether text may come before the calls or instead of them.
     answer: the constraint on an answer without calls; no text may then come before calls.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 class SpecialTokens:
     """The special tokens of one model. Ordinary text in a grammar never matches them.
 
-    ids: their ids by text.
+    ids: the ids of the special tokens, by text.
     """
 
     def __init__(self, ids: Mapping[str, int]) -> None:
@@ -28,7 +28,7 @@ class SpecialTokens:
         return [piece for piece in [*found, text[start:]] if piece != ""]
 
     def lark(self, text: str) -> str:
-        """A marker as a sequence of Lark symbols, for rules only: terminals cannot hold ids."""
+        """Return a marker as Lark symbols, for rules only: terminals cannot contain ids."""
         return " ".join(
             f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
             for piece in self.pieces(text)

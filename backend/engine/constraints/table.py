@@ -31,7 +31,11 @@ class TokenTable:
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int], width: int, source: TokenizerSource) -> TokenTable:
-        """vocabulary: ids by text. width: number of logits. Raises InvalidRequest."""
+        """Build the table. Raises InvalidRequest.
+
+        vocabulary: ids by text.
+        width: number of logits.
+        """
         try:
             tokens = source.read()
         except ValueError as fault:
@@ -52,7 +56,11 @@ class TokenTable:
 
 
 def source_of(backend: Any, width: int, end_tokens: Collection[int]) -> TokenizerSource:
-    """backend: a tokenizers.Tokenizer. width: number of logits, at least the number of tokens."""
+    """Return the input for llguidance's tokenizer.
+
+    backend: a tokenizers.Tokenizer.
+    width: number of logits, at least the number of tokens.
+    """
     known = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     ends = tuple(sorted(token for token in end_tokens if token < min(known, width)))
     definition = _unnormalised(backend.to_str())
@@ -72,7 +80,7 @@ def _unnormalised(definition: str) -> str:
 
 
 def _spelling(normalizer: Any) -> dict[str, Any] | None:
-    """The part of a normaliser that only defines how the vocabulary writes bytes and spaces."""
+    """Return the steps of a normaliser that only define how tokens write bytes and spaces."""
     match normalizer:
         case {"type": "Sequence", "normalizers": steps}:
             kept = [step for step in map(_spelling, steps) if step is not None]

@@ -1,8 +1,8 @@
 """Limits the number of reasoning tokens in an answer.
 
 The chat parser decides where reasoning begins and ends, so a budget means the same for every model
-family. When the budget is used up, the mask forces the closing marker, one token per step; its
-tokens are part of the answer.
+family. When the budget is used up, the mask forces the closing marker, one token per step. The
+tokens of the marker are part of the answer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _ALL = 0xFFFFFFFF
 def openings(
     chat_format: ChatFormat, encode: Callable[[str], list[int]], control: Collection[int]
 ) -> dict[tuple[int, ...], tuple[int, Tags]]:
-    """For each opening tag: its tokens before the distinguishing one → that token, and the tags.
+    """Return the distinguishing token and the tags, by the opening tag's tokens before that token.
 
-    The distinguishing token is the first one in which the tag differs from all other markers.
-    control: the ids of control tokens; a tag that begins with any other token is plain text, which
-    cannot be forbidden.
+    The distinguishing token is the first token in which the opening tag differs from all other
+    markers.
+    encode: tokenises a marker.
+    control: the ids of control tokens. A tag that begins with any other token is ordinary text,
+        which cannot be forbidden.
     """
     grammar = chat_format.grammar
     silent: Sequence[str] = getattr(grammar, "silent", ())
@@ -50,9 +52,9 @@ class ThinkingBudget:
 
     most: maximum number of reasoning tokens in the whole answer.
     new_parser, new_text: create the parser and the decoder for the answer.
-    encode: turns text, which may contain control tokens, into tokens.
-    forbidden: what `openings` returns; once the budget has ended the reasoning, none of these
-        tokens may open it again.
+    encode: tokenises text, which may contain control tokens.
+    forbidden: the result of `openings`; once the budget has ended the reasoning, none of these
+        tokens may open reasoning again.
     rule: another constraint on the answer.
     """
 
@@ -110,7 +112,7 @@ class ThinkingBudget:
         self._follow(token)
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
-        """Allow no guesses, because the parser that counts reasoning tokens cannot be copied."""
+        """Write no mask, because the parser that counts reasoning tokens cannot be copied."""
         return 0
 
     def _begin(self) -> None:
@@ -136,7 +138,10 @@ class ThinkingBudget:
         self._forced = self._end(text)
 
     def _end(self, latest: str) -> list[int]:
-        """The tokens that close reasoning if it must end now, else []. latest: the last text."""
+        """Return the tokens that close the reasoning if it must end now, else [].
+
+        latest: the text that the latest token completed.
+        """
         grace = _LONGEST_CHARACTER - 1 if self._spent and not latest else 0
         if self._spent < self._most + grace:
             return []

@@ -1,16 +1,16 @@
 """Tries each grammar in a child process before the backend compiles it.
 
 llguidance follows rules and references recursively, so a chain of a thousand overflows the native
-stack and kills the process. Its own limits do not cover all of its time and memory either: thirty
-intersected patterns take minutes and gigabytes between two checks. Predicting that from the text
-would need an analysis for every notation, and a thread with a larger stack could not be stopped. So
-a child process forks for each grammar. The fork parses the grammar, compiles it and computes the
-first mask within the limits in `grammar_limits`. If that succeeds, the backend does the same with
-the same tokenizer and a larger stack. Later work (masks, accepting tokens, copying and freeing a
-matcher) does not recurse.
+stack and kills the process. llguidance's limits do not cover all of its time and memory either:
+thirty intersected patterns take minutes and gigabytes between two checks. Predicting the cost from
+the text would need an analysis for every notation, and a thread with a larger stack could not be
+stopped. So a child process forks for each grammar. The fork parses the grammar, compiles it and
+computes the first mask within the limits in `grammar_limits`. If that succeeds, the backend does
+the same with the same tokenizer and a larger stack. Later work (masks, accepting tokens, copying
+and freeing a matcher) does not recurse.
 
 The cost is the memory of a second token table, from the first grammar on, and a few milliseconds to
-compile each new grammar twice. Grammars are tried in parallel, so a slow one does not delay the
+compile each new grammar twice. Grammars are tried in parallel, so a slow grammar does not delay the
 others.
 """
 
@@ -64,7 +64,7 @@ _CAUSES = {
 
 
 class Trial:
-    """The child process for one tokenizer, used by any number of threads. It starts immediately."""
+    """The child process for one tokenizer. Any number of threads may use it."""
 
     def __init__(self, source: TokenizerSource) -> None:
         self._lock = threading.Lock()
@@ -75,20 +75,22 @@ class Trial:
         self._start()
 
     def attempt(self, subject: str, request: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
-        """Run a request in a fork; returns its reply. Raises InvalidRequest if it hits a limit.
+        """Run a request in a fork and return the reply.
 
-        The reply's `bytes` are the memory that the fork needed for it.
+        `bytes` in the reply is the memory that the fork needed.
+        subject: the words for the grammar in error messages.
+        request: JSON data; `trial_process` lists the kinds.
+        quick: whether to allow QUICK_SECONDS instead of CPU_SECONDS.
 
-        subject: the words for the grammar in that error.
-        quick: allow QUICK_SECONDS instead of CPU_SECONDS, and raise NotQuick if the grammar needs
-            more.
+        Raises InvalidRequest if the request exceeds a limit, and NotQuick if it needs more than
+        QUICK_SECONDS and is quick.
         """
-        own, child = self.fork()
-        with own:
-            return answer_of(own, child, subject, request, quick=quick)
+        fork, child = self.fork()
+        with fork:
+            return answer_of(fork, child, subject, request, quick=quick)
 
     def fork(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Return the socket of a new fork, and the process that made it."""
+        """Return the socket of a new fork, and the child process that made the fork."""
         own, forks = socket.socketpair()
         with forks, self._lock:
             if self._child.poll() is not None:  # something killed it between two trials
@@ -100,12 +102,12 @@ class Trial:
 
     def _start(self) -> None:
         self._channel, other = socket.socketpair()
-        given = [self._source.fileno(), other.fileno()]
+        descriptors = [self._source.fileno(), other.fileno()]
         with other:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, *map(str, given)],
+                [sys.executable, "-m", _PROGRAM, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=given,
+                pass_fds=descriptors,
                 env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
                 process_group=0,  # Ctrl-C in a terminal is handled by the server
             )
@@ -120,7 +122,7 @@ def answer_of(
     *,
     quick: bool,
 ) -> dict[str, Any]:
-    """`Trial.attempt` in a fork that `child` has made."""
+    """Run a request as `Trial.attempt` does, in a fork that `child` has made."""
     reply = b""
     with fork.makefile("rb") as replies:
         with suppress(OSError):  # fails if the child could not fork and has closed its end

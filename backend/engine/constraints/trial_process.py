@@ -1,10 +1,11 @@
 """The program that tries grammars before the backend compiles them; see `trial`.
 
-Over its own socket it receives one more socket for each grammar, and forks. The fork reads JSON
-objects from that socket, one per line, and answers each with another. If a grammar exceeds a limit,
-the fork ends instead: by SIGSEGV (stack), by SIGPROF (time), or with the exit code TOO_LARGE
-(memory); its parent then writes how it ended. The program exits when its own socket is closed, so
-it never outlives the backend.
+Over a socket to the backend, the program receives another socket for each grammar, and forks. The
+fork reads JSON objects from the new socket, one per line, and answers each with a JSON object. A
+request has either `grammars`, to compile, or `spec`, a constraint to convert into a grammar. If a
+grammar exceeds a limit, the fork ends instead: by SIGSEGV (stack), by SIGPROF (time), or with the
+exit code TOO_LARGE (memory); the program then writes how the fork ended. The program exits when the
+backend closes its socket, so it never outlives the backend.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
 
 
 def _limited(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one request, found within the limits; `bytes` is the memory that it took."""
+    """Answer a request within the limits; `bytes` in the answer is the memory that it needed."""
     before = peak_memory()
 
     def watch(*_: object) -> None:

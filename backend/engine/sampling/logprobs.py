@@ -31,7 +31,7 @@ class BatchLogprobs:
         self._most = max((count for count in counts if count is not None), default=0)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
-        """The log-probabilities of one step, in the form that `read` expects.
+        """Return the log-probabilities of one step, in the form that `read` expects.
 
         It is one array, because the host waits for each array that it reads: [n, 1 + 2 *
         alternatives] uint32, for n rows with log-probabilities. Its columns are the log-probability

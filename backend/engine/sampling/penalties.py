@@ -64,7 +64,7 @@ class BatchPenalties:
         return bias + self._output.nbytes
 
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
-        """The changed logits. Call it exactly once per step, because it records `fed`.
+        """Return the changed logits. Call it exactly once per step, because it records `fed`.
 
         logits: [rows, vocabulary] float32.
         fed: [rows], the input tokens of this step.
