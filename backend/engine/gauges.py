@@ -10,15 +10,15 @@ from backend.engine.heartbeat import Heartbeat
 
 @dataclass(slots=True)
 class Gauges:
-    """Plain numbers, written on the engine thread and read on any.
+    """Numbers that the engine thread writes and any thread reads.
 
-    The totals count from the start of the thread.
+    The totals count from the start of the engine thread.
 
     tokens_per_second: of the latest decode step, without the time of prefill.
     preemptions: sequences that were preempted to free memory.
-    unstored: answers whose KV was larger than the whole prompt cache.
-    guessing: what drafting does, if the model drafts.
-    experts: how experts are read, if they stay in the checkpoint's files.
+    unstored: number of answers whose KV was larger than the whole prompt cache.
+    guessing: the results of drafting, if the model drafts.
+    experts: the use of experts, if they stay in the checkpoint's files.
     heartbeat: the record of the current step.
     """
 

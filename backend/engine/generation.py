@@ -15,11 +15,11 @@ class Generation:
     """An async iterator of a request's events, and the way to cancel it.
 
     Use as `async with engine.submit(request) as generation: async for event in generation: …`;
-    leaving the block cancels what is still running. Iteration raises `EngineError` if the request
-    fails. The last event of a successful generation is `Finished`; `prompt_tail`, the end of the
-    rendered prompt, is set before the first event arrives. A slow reader gets several pieces of
-    text as one, so the events waiting for it take no more memory than the text itself. `over`:
-    whether the last event has arrived.
+    leaving the block cancels a request that is still running. Iteration raises `EngineError` if the
+    request fails. The last event of a successful generation is `Finished`. A slow reader gets
+    several pieces of text as one, so the events that wait need no more memory than the text.
+    over: whether the last event has arrived.
+    prompt_tail: the end of the rendered prompt, set before the first event arrives.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:

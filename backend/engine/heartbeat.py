@@ -1,8 +1,8 @@
 """Records the engine's progress in memory that can be shared with another process.
 
-It is written on every step, so it uses no locks and no system calls. The engine thread writes the
-numbers about steps, the event loop all others. The watchdog only compares a number with its last
-value, so reading one while it is being written does no harm.
+The record is written on every step, so writing uses no locks and no system calls. The engine thread
+writes the numbers about steps, the event loop all others. The watchdog only compares a number with
+its last value, so reading a number while it is being written does no harm.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from backend.engine.step_limits import StepLimits, StepTimeout
 BYTES = 512
 TICK_SECONDS = 1.0
 
-_MOST_SECONDS = 1.5  # between two checks; on a busy machine they may be late
-_NAME = 64  # offset of the step's name; before it are numbers of eight bytes
+_MOST_SECONDS = 1.5  # that count between two checks; on a busy machine checks may be late
+_NAME = 64  # offset of the step's name; the bytes before are numbers of eight bytes each
 _STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT, _LOADS = range(6)
 _UNTIL_LOADED = StepTimeout(3600, 3600)  # before a model has set its own
 
 
 class Heartbeat:
-    """The progress of one engine. memory: at least BYTES bytes, initially 0.
+    """The progress of one engine.
 
+    memory: at least BYTES bytes, initially 0.
     limits: decides how long a step may take.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.limits = StepLimits(_UNTIL_LOADED)
-        self._began: tuple[object, ...] = ()  # what the latest `begin` depended on
-        self._repeats = False  # whether the one before it depended on the same
+        self._began: tuple[object, ...] = ()  # all that the latest record of a step depended on
+        self._repeats = False  # whether the record before depended on the same
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
@@ -48,11 +49,11 @@ class Heartbeat:
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
     def begin(self, step: str, *, expected: float | None = 0.0, loads: bool = False) -> None:
-        """Record that a step begins, and that the one before it has ended.
+        """Record that a step begins, and that the step before has ended.
 
-        step: its name, for messages.
-        expected: its predicted seconds, as in `StepLimits.begin`.
-        loads: whether it is a stage of a load.
+        step: name of the step, for messages.
+        expected: predicted seconds, as in `StepLimits.begin`.
+        loads: whether the step is a stage of a load.
         """
         began = (self.limits, step, expected, loads, self._numbers[_TICKS])
         if began == self._began and self._repeats:
@@ -124,15 +125,15 @@ class Heartbeat:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 sequence`, `4 sequences`."""
+    """Return a number with its noun, such as `1 sequence` or `4 sequences`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Standstill:
-    """Measures how long a number has been unchanged although it should have changed. Pure.
+    """Measures how long a number that should change has stayed the same. Pure.
 
     Between two checks at most _MOST_SECONDS count: while a process is stopped or a machine is
-    suspended, the clock may advance although nothing could run.
+    suspended, the clock may advance although nothing can run.
     """
 
     def __init__(self) -> None:
@@ -140,12 +141,10 @@ class Standstill:
         self._checked = self._seconds = 0.0
 
     def check(self, number: int, now: float, *, due: bool) -> float:
-        """Compare the number with its last value.
-
-        Returns the seconds.
+        """Return the seconds for which the number has not changed.
 
         now: seconds on a clock.
-        due: whether it should have changed.
+        due: whether the number should have changed since the last check.
         """
         passed = min(now - self._checked, _MOST_SECONDS)
         self._seconds = self._seconds + passed if due and number == self._number else 0.0

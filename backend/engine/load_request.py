@@ -1,4 +1,4 @@
-"""The request to load a model, and what remains of it once it has been checked."""
+"""The request to load a model, before and after it is checked."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class LoadRequest:
 
     model, model_file, model_path: the request's three references to the model, verbatim
         (`backend.engine.loading.model_reference` resolves them).
-    context_size: tokens of prompt plus output; 0 means as many as memory holds for one request.
+    context_size: tokens of prompt and output together; 0 means as many as fit in memory for one
+        request.
     cache_type_key, cache_type_value: llama.cpp's names for the kind of KV cache.
-    adapters: in the order of the request; their effects add up.
+    adapters: adapters that are always applied, in the order of the request; their effects add up.
     choices: by name, adapters of which a request may choose one.
     draft_model: the host's reference to a draft model; empty means none.
     embeddings, reranking: whether the model must support these requests.
     most_images, most_audios, most_videos: maximum per request; 0 means the default.
-    settings: our settings by name (`backend.engine.settings`), already typed and checked.
+    settings: the values of options by name (`backend.engine.settings`), already typed and checked.
     """
 
     model: str
@@ -58,7 +59,7 @@ class LoadOrder:
     epoch: the number of the load.
     started: time.perf_counter() when the checkpoint was found.
     ranks: the ranks that divide the model, if any.
-    head: the model's prediction head, if it lies beside its checkpoint.
+    head: the model's prediction head, if it is in a folder beside the checkpoint.
     """
 
     request: LoadRequest

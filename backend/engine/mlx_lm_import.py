@@ -1,12 +1,12 @@
 """Imports mlx-lm without its side effect on the process, and without reading transformers twice.
 
-mlx-lm sets the limit of open files when it is imported: it lowers a larger limit, and if the
-hard limit is smaller, it raises an exception, which would make every load fail.
+mlx-lm sets the limit of open files when it is imported: it lowers a larger limit, and if the hard
+limit is smaller than its own, the import raises an exception, which would make every load fail.
 
-transformers lists the names in its 1,600 model files by reading them all (35 MB), once for
-`transformers` and again for `transformers.models`, and splits all of each file into lines to find
-its `__all__`, which is at the end. Here the list is made once and kept beside Python's bytecode of
-transformers. A version other than `_LISTED` is imported as it is.
+transformers lists the names in its 1,600 model files by reading all of them (35 MB), once for
+`transformers` and again for `transformers.models`. To find the `__all__` at the end of a file, it
+splits the whole file into lines. Here the list is made once, and stored beside Python's bytecode of
+transformers. A version of transformers other than `_LISTED` is imported without this.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _Names = dict[frozenset[str], dict[str, set[str]]]
 def import_mlx_lm() -> None:
     """Import mlx-lm without changing the limits of the process.
 
-    The imported objects are excluded from garbage collection, which each load and each Free runs:
-    they are most of the process's objects, and never become garbage. Raises EngineFailed without
-    the device's driver.
+    The imported objects are excluded from garbage collection, which runs at each load and each
+    Free: they are most of the process's objects, and never become garbage. Raises EngineFailed if
+    the device has no driver.
     """
     if "mlx_lm.utils" in sys.modules:
         return
@@ -67,7 +67,7 @@ def _import_transformers() -> None:
 
 
 class _QuickNames:
-    """Finds the module of transformers that lists names, and makes it read files once, quickly."""
+    """An importer that makes transformers list the names in its files once, and quickly."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: object = None) -> ModuleSpec | None:
@@ -89,7 +89,7 @@ class _QuickNames:
 
 
 def _from_the_end(names_of: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-    """`names_of`, given only the lines from the last `__all__` on."""
+    """Return a function that calls `names_of` with the lines from the last `__all__` on only."""
 
     @wraps(names_of)
     def names(content: str) -> list[str]:
@@ -99,18 +99,18 @@ def _from_the_end(names_of: Callable[[str], list[str]]) -> Callable[[str], list[
 
 
 def _once(names_in: Callable[..., _Names], models: Path) -> Callable[..., _Names]:
-    """`names_in`, which then reads the files of the folder `models` only if no list is kept."""
-    kept = Path(cache_from_source(str(models / f"names-{_LISTED}.py"))).with_suffix(".json")
+    """Return a function like `names_in`, which stores its list for the folder `models`."""
+    stored = Path(cache_from_source(str(models / f"names-{_LISTED}.py"))).with_suffix(".json")
 
     @cache
     def names() -> _Names:
         with suppress(OSError, ValueError):
             return {
                 frozenset(needed): {module: set(each) for module, each in modules.items()}
-                for needed, modules in json.loads(kept.read_bytes())
+                for needed, modules in json.loads(stored.read_bytes())
             }
         found = names_in(models)
-        _keep(kept, found)
+        _store(stored, found)
         return found
 
     @wraps(names_in)
@@ -126,7 +126,7 @@ def _once(names_in: Callable[..., _Names], models: Path) -> Callable[..., _Names
     return structure
 
 
-def _keep(path: Path, names: _Names) -> None:
+def _store(path: Path, names: _Names) -> None:
     """Write the list for later processes, where Python may write bytecode."""
     if sys.dont_write_bytecode:
         return

@@ -1,4 +1,4 @@
-"""The half of a loaded model that belongs to the engine thread."""
+"""The part of a loaded model that the engine thread uses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class EngineModel:
 
     head: computes the logits of selected tokens.
     vocabulary: number of logits.
-    new_text: creates a sequence's decoder; its argument is whether the text continues the prompt's
-        text.
+    new_text: creates the text decoder of a sequence; its argument is whether the text continues the
+        prompt's text.
     slots: maximum number of sequences that decode together.
     batches: whether the caches can be batched.
     trims: whether all caches can be truncated.
@@ -44,18 +44,18 @@ class EngineModel:
     reads_whole: whether all tokens of a prompt attend to each other.
     memory_limit: bytes that MLX may use in all, including weights_bytes.
     drafting: speculative decoding, if the model drafts.
-    experts: the cache of those that stay in the checkpoint's files, if any do.
+    experts: the cache of experts that stay in the checkpoint's files, if any do.
     disk: the prompt cache on disk.
     media: encodes images and sounds.
     stream_interval_ms: how long text may be collected before it is sent.
-    blas: the number of OpenBLAS threads on a CPU.
+    blas: controls the number of OpenBLAS threads on a CPU.
     repetition_guard: tokens of repetition after which an answer ends; 0 means never.
-    pace: how long prefill passes take; all schedulers of the model share it, so that the load's own
-        prompts measure it. None: each has one.
+    pace: how long prefill passes take. All schedulers of the model share it, so that the load's own
+        prompts measure it; None means that each scheduler measures alone.
     leader: the connections to the other ranks, if ranks divide the model.
-    adapters: those of which each sequence may use one.
+    adapters: the adapters of which each sequence may use one.
     broadcast: replaces tokens by those that rank 0 chose, inside the graph.
-    later: work of the load that the first answers do not need, for when nothing is running.
+    later: work of the load that the first answers do not need; it runs while nothing else does.
     """
 
     model: Any
@@ -90,14 +90,14 @@ class EngineModel:
     later: Stages[None] | None = None
 
     def adapted(self, sequences: Iterable[ExecutorSequence]) -> AbstractContextManager[None]:
-        """Build passes in which each row uses the adapter of its sequence."""
+        """Let each row of passes that are built in the block use the adapter of its sequence."""
         if self.adapters is None:
             return nullcontext()
         return self.adapters.using([sequence.request.adapter for sequence in sequences])
 
 
 class RowQueue(Protocol):
-    """Runs requests other than generation, one `step` at a time; see `EncodeQueue`."""
+    """Runs requests that are not generations, one `step` at a time; see `EncodeQueue`."""
 
     short: bool
 
@@ -117,4 +117,5 @@ NewQueue = Callable[
     [Callable[[int, Any], None], Callable[[str, BaseException], None], Gauges], RowQueue
 ]
 Built: TypeAlias = "tuple[EngineModel | None, NewQueue | None, ServedModel]"
-"""The result of a load: the model that generates or None, the queue of others, the served model."""
+"""The result of a load: the model for generation or None, the queue for other requests or None, and
+the served model."""

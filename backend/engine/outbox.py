@@ -1,7 +1,7 @@
 """Collects events on the engine thread until they are delivered to the event loop.
 
-Each delivery wakes the event loop, where a Reply takes longer than the engine needs for a token of
-a small model. So text is collected for a short interval and sent together; the events that users
+Each delivery wakes the event loop, which needs more time for a Reply than the engine for a token of
+a small model. So text is collected for a short interval and sent together. The events that users
 notice (first text, end, error) are delivered immediately.
 """
 
@@ -15,8 +15,8 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, GrowingText, Undelivered
 
-PER_ANSWER = 6e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
-FOR_ALL = 0.1  # seconds; a reader would notice more
+PER_ANSWER = 6e-3  # seconds; the event loop and the host need about 0.1 ms each for a Reply
+FOR_ALL = 0.1  # seconds; a reader would notice a longer interval
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 
@@ -24,11 +24,12 @@ Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 class Outbox:
     """Events that have not been delivered yet.
 
-    deliver: called with publications, in order. clock: returns seconds. interval: minimum seconds
-    between two deliveries of text; with many answers it is at least PER_ANSWER for each of them,
-    but at most FOR_ALL. 0 delivers every token separately. The first text of an answer, its end and
-    an error are delivered immediately, together with any text that is waiting. Text can grow until
-    it is delivered.
+    The first text of an answer, its end and an error are delivered immediately, together with any
+    text that is waiting. Text can grow until it is delivered.
+    deliver: called with publications, in order.
+    clock: returns seconds.
+    interval: minimum seconds between two deliveries of text; 0 delivers every token separately.
+        While many answers run, the minimum is at least PER_ANSWER for each of them, up to FOR_ALL.
     """
 
     def __init__(
@@ -58,7 +59,10 @@ class Outbox:
         self._begun.discard(ticket)
 
     def flush(self, *, everything: bool = False) -> None:
-        """Deliver what is due. everything: also text that could wait."""
+        """Deliver the events that are due.
+
+        everything: whether to deliver also text that could wait.
+        """
         if not self._waiting:
             return
         now = self._clock()

@@ -1,4 +1,4 @@
-"""What one sequence has produced: its text, its end, and the events for its owner."""
+"""The answer of one sequence: its text, its end, and the events for its owner."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from common.stop_strings import StopMatcher
 class _Totals:
     """The running totals of one answer.
 
-    Text that waits for delivery refers to them, not to the answer, which would keep the answer's KV
-    in memory.
+    They are an object of their own, because text that waits for delivery refers to them: a
+    reference to the answer would keep the answer's KV in memory.
     """
 
     prompt_tokens: int
@@ -52,10 +52,10 @@ class _Totals:
 class Output:
     """The answer of one sequence.
 
-    end_tokens: those of the model.
+    end_tokens: the model's end tokens.
     guard: ends a repetitive answer.
-    ended: its finish reason; None while it runs.
-    by_end_token: whether it was ended by a token that does not count.
+    ended: the finish reason; None while the answer is incomplete.
+    by_end_token: whether an end token, which does not count, ended the answer.
     """
 
     sequence: ExecutorSequence
@@ -80,10 +80,10 @@ class Output:
         self._totals = _Totals(len(self.sequence.prompt))
 
     def started(self, reused: int, at: float) -> None:
-        """Record the first admission; later ones, after a preemption, change nothing.
+        """Record the first admission; admissions after a preemption change nothing.
 
         reused: prompt tokens whose KV was computed earlier.
-        at: time.perf_counter() of the launch.
+        at: time.perf_counter() when the step was launched.
         """
         if not self._totals.started_at:
             self._totals.started_at = at
@@ -112,14 +112,14 @@ class Output:
         over: bool = False,
         at: float = 0.0,
     ) -> Sequence[Undelivered]:
-        """Account for one generated token; returns what is new for its owner, in order.
+        """Add one generated token; returns the new events for the owner, in order.
 
-        Text is added to earlier text that has not been delivered, and is then not returned.
-
+        Text is added to earlier text that has not been delivered, and is then not returned. An
+        end-of-sequence token is not counted: if it is generated at the limit, the finish reason is
+        `stop`, as in LocalAI's llama.cpp backend.
         over: whether the sequence's grammar ends with this token; the sequence then needs no
-        end-of-sequence token. An end-of-sequence token is not counted: a natural stop at the limit
-        has the finish reason `stop`, as in LocalAI's llama.cpp backend. at: time.perf_counter() of
-        the read.
+            end-of-sequence token.
+        at: time.perf_counter() when the token was read.
         """
         totals = self._totals
         if not totals.completion_tokens:
@@ -171,7 +171,10 @@ class Output:
         return *(self._show(shown) if shown else ()), last
 
     def _show(self, shown: str) -> Sequence[GrowingText]:
-        """Add text, which is not empty, to text that waits for delivery; return new text."""
+        """Add text to the text that waits for delivery; returns a new event if none waits.
+
+        shown: the text, not empty.
+        """
         text = self._shown
         new: Sequence[GrowingText] = ()
         if text is None or text.closed:

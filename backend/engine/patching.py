@@ -7,10 +7,10 @@ from typing import Any
 
 
 def patch(part: Any, call: Callable[..., Any], method: str = "__call__") -> None:
-    """Replace a method of one object; other objects of its class keep theirs.
+    """Replace a method of one object, not of other objects of its class.
 
-    call: receives the method of the class, the object, and the arguments. Python looks special
-    methods up in the class, so the object gets a class of its own.
+    Python looks special methods up in the class, so the object gets a new class.
+    call: called with the class's method, the object, and the arguments.
     """
     kind = type(part)
     own = getattr(kind, method)

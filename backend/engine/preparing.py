@@ -1,9 +1,9 @@
 """Prepares requests on the prompt threads: text to tokens, media, grammars, files.
 
-Nothing here touches MLX. Each kind of request has one method, which ends by sending a command to
+Nothing here uses MLX. Each kind of request has one method, whose work ends by sending a command to
 the engine thread. Each kind of work has its own threads, so that a short prompt never waits behind
-a slow image, grammar or file; a stage ends by yielding the name of the threads for the next one. A
-request that is cancelled meanwhile stops after its current stage.
+a slow image, grammar or file. A stage of the work ends by yielding the name of the threads for the
+next stage. A request that is cancelled meanwhile stops after its current stage.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ Work = Callable[["ServedModel", int], Iterator[Stage]]
 
 
 class Preparer:
-    """Owns the prompt threads.
+    """The prompt threads, and the work that runs on them.
 
-    owners: the handle of each ticket; the engine changes it on the event loop, and it is only read
-        here.
+    owners: the handle of each ticket. The engine changes this mapping on the event loop; here it is
+        only read.
     publish: delivers events of a ticket, from any thread.
     """
 
@@ -96,7 +96,7 @@ class Preparer:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def generation(self, request: GenerationRequest) -> Work:
-        """Render and tokenise the prompt, compile the grammar, search the disk cache."""
+        """Return work that prepares a prompt and its grammar, and searches the disk cache."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             if request.attachments is not None:
@@ -160,7 +160,7 @@ class Preparer:
         return work
 
     def score(self, request: ScoreRequest) -> Work:
-        """Tokenise the candidates of a Score, and find their common prefix."""
+        """Return work that tokenises the candidates of a Score, and finds their common prefix."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             _require_causal(served, "Score asks for log-probabilities")
@@ -186,7 +186,11 @@ class Preparer:
         return work
 
     def encoding(self, read: Callable[[], list[Piece]], characters: int) -> Work:
-        """Tokenise the rows; there may be none. characters: the length of their texts."""
+        """Return work that tokenises rows.
+
+        read: returns the rows; there may be none.
+        characters: the length of all their texts.
+        """
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             if characters > _LONG:
@@ -201,7 +205,7 @@ class Preparer:
         return work
 
     def recording(self, text: str) -> Work:
-        """Decode a recording. The answer's only output is its samples."""
+        """Return work that decodes a recording. The answer's only output is the samples."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "media"
@@ -213,7 +217,7 @@ class Preparer:
         return work
 
     def speech(self, speech: Speech) -> Work:
-        """Queue a recording for a speech-to-text model."""
+        """Return work that queues a recording for a speech-to-text model."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             self._worker.send(Encode(served.epoch, ticket, speech))
@@ -261,7 +265,7 @@ class Preparer:
 def _constraint(
     served: ServedModel, request: GenerationRequest, tail: str, *, quick: bool
 ) -> Constraint | None:
-    """Compile the request's constraint. Raises InvalidRequest, and NotQuick if `quick`."""
+    """Compile the request's constraint. Raises what `ConstraintCompiler.compile` raises."""
     if request.constraint is None:
         return None
     assert served.constraints is not None, "only text models get requests with a constraint"
@@ -315,7 +319,7 @@ def _within_budget(
 def _require_causal(served: ServedModel, asked: str) -> None:
     if served.reads_whole:
         raise InvalidRequest(
-            f"{asked}, but each token of this model's prompt attends to later ones, so none has a"
+            f"{asked}, but each token of this model's prompt attends to later tokens, so none has a"
             " probability: load another model, or leave it out"
         )
 

@@ -13,9 +13,9 @@ Value = TypeVar("Value")
 class Recent(Generic[Value]):
     """The most recently used results, by key; thread-safe.
 
-    most: maximum of the sizes of all results together. A larger one is not kept at all.
+    most: maximum size of all results together; a larger result is not stored.
     entries: maximum number of results.
-    size: of all results together.
+    size: size of all results together.
     """
 
     def __init__(self, most: int, entries: int | None = None) -> None:
@@ -32,7 +32,7 @@ class Recent(Generic[Value]):
             return self._kept[key][0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keep a result, unless there is one with its key."""
+        """Store a result, unless a result with this key is stored."""
         with self._lock:
             if key in self._kept or size > self._most:
                 return

@@ -8,10 +8,11 @@ _LONGEST_STRETCH = 256  # tokens
 
 
 class RepetitionGuard:
-    """Watches one sequence. limit: number of repeated tokens in a row at which it should end.
+    """Watches one sequence.
 
-    A sequence repeats with period n while every token equals the one n tokens earlier. One counter
-    for each n is enough, so a token costs one comparison of two short arrays.
+    A sequence repeats with period n while every token equals the token n positions earlier. One
+    counter for each n is enough, so a token costs one comparison of two short arrays.
+    limit: number of repeated tokens in a row at which the sequence should end.
     """
 
     def __init__(self, limit: int) -> None:

@@ -1,7 +1,8 @@
-"""One generation's request: plain, validated, frozen data.
+"""The request of one generation: plain, validated, frozen data.
 
-The servicer builds it from the protocol; the engine reads it. The builder (`backend.rpc.requests`)
-checks all ranges, so the engine never gets a value that a sampler cannot use.
+The servicer builds the request from the protocol's message; the engine reads it. The builder
+(`backend.rpc.requests`) checks all ranges, so the engine never gets a value that a sampler cannot
+use.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.disk_cache.use import UNSET, DiskUse
 
 WHOLE = 1 << 30  # a window larger than any context
-MOST_GUESSES = 64  # at a time, for one sequence
+MOST_GUESSES = 64  # draft tokens at a time, for one sequence
 _NEVER_OPENS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text that the model continues unchanged; a BOS is added only if the text has none."""
+    """Text that the model continues; a BOS token is added only if the text has none."""
 
     text: str
     continues: ClassVar[bool] = True
@@ -28,7 +29,7 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A raw prompt in token ids; nothing is added to it."""
+    """A raw prompt in token ids; nothing is added."""
 
     tokens: tuple[int, ...]
     continues: ClassVar[bool] = True
@@ -36,7 +37,10 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """A gap in a text: the text before and after it. files: names and texts of other files."""
+    """The text before and after a piece that is missing.
+
+    files: names and texts of other files.
+    """
 
     prefix: str
     suffix: str
@@ -48,9 +52,10 @@ class InfillPrompt:
 class ChatPrompt:
     """Messages for the model's own chat template.
 
-    `messages` are template dicts (role, content, …); `tools` is the decoded JSON list or None;
-    `template_arguments` are extra keyword arguments for the template (enable_thinking, …).
-    continues: the last message is the beginning of the answer, and the model continues it.
+    messages: dictionaries in the form that templates expect (role, content, …).
+    tools: the decoded JSON list of tools, or None.
+    template_arguments: additional keyword arguments for the template (enable_thinking, …).
+    continues: whether the last message is the beginning of the answer, which the model continues.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -61,9 +66,9 @@ class ChatPrompt:
 
 Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
 Position = int | tuple[int, ...]
-"""Of an item: the index of its message in Messages, or a tuple of that index, the number of
-characters of the message's text before the item, and a number that orders items between the same
-two characters. Missing numbers are 0."""
+"""Position of an image, sound or video: the index of its message in Messages, or a tuple of that
+index, the number of characters of the message's text before the item, and a number that orders
+items between the same two characters. Missing numbers are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Attachments:
     """The images, sounds and videos of a request, still encoded.
 
     image_messages, audio_messages, video_messages: the position of each item; None if the request
-    does not say.
+        has no positions.
     """
 
     images: tuple[str, ...] = ()
@@ -88,19 +93,19 @@ class Sampling:
 
     logit_bias: (token id, value added to its logit).
     repetition: llama.cpp's multiplicative penalty on tokens among the last `window` of prompt and
-        output (a positive logit is divided, another one multiplied); 1 is off.
-    window: at least 1; WHOLE covers everything.
+        output: positive logits are divided by it, others multiplied; 1 is off.
+    window: number of recent tokens that `repetition` covers, at least 1; WHOLE covers all.
     frequency, presence: OpenAI's additive penalties, subtracted per occurrence and once per token
         that occurs in the output; 0 is off.
-    frequency_window, presence_window: number of recent tokens of prompt and output that they cover
-        instead, as in mlx-lm; 0: the whole output, and none of the prompt.
+    frequency_window, presence_window: number of recent tokens of prompt and output that these two
+        penalties cover, as in mlx-lm; 0: the whole output, and none of the prompt.
     temperature: 0 selects the best token, and then the fields below have no effect.
     top_k: 0 is off.
     typical_p, top_p: in (0, 1]; 1 is off.
     min_p: in [0, 1]; 0 is off.
-    xtc_probability: probability per token, in [0, 1], that of all tokens with a probability of at
-        least `xtc_threshold` only the least likely stays; 0 is off.
-    seed: 64-bit; the row's random stream depends on it alone.
+    xtc_probability: probability per token, in [0, 1], that XTC runs: of all tokens with a
+        probability of at least `xtc_threshold`, only the least likely remains; 0 is off.
+    seed: 64 bits, on which alone the row's random stream depends.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -131,16 +136,17 @@ class Extras:
 
     grammar_type: how the text of a grammar is parsed; auto distinguishes JSON schemas from GBNF.
     thinking_budget: maximum tokens of reasoning; -1: no limit.
-    grammar_or_calls: the grammar applies to content, and offered tools may be called instead.
-    stream_logprobs: log-probabilities are sent with the pieces of a stream, not at its end.
-    stream_progress: a stream reports prompt progress.
+    grammar_or_calls: whether the model may call an offered tool instead of writing content that
+        matches the grammar.
+    stream_logprobs: whether log-probabilities are sent with the pieces of a stream, not at its end.
+    stream_progress: whether a stream reports prompt progress.
     stop_token_ids: tokens that end the answer.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
-    infill: the text after the gap, and other files; without the raw prompt before it.
-    prompt_logprobs: also return the log-probabilities of the prompt's tokens.
-    prompt_only: prefill the prompt and generate nothing.
-    count_only: only count the prompt's tokens.
-    continue_final_message: the answer continues the last message.
+    infill: the text after the missing piece, and other files; the text before is the raw prompt.
+    prompt_logprobs: whether to return the log-probabilities of the prompt's tokens too.
+    prompt_only: whether to prefill the prompt and generate nothing.
+    count_only: whether to count the prompt's tokens and do nothing else.
+    continue_final_message: whether the answer continues the last message.
     adapter: as in `GenerationRequest`.
     presence_window, frequency_window: as in `Sampling`.
     image_messages, audio_messages, video_messages: as in `Attachments`.
@@ -172,26 +178,26 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation.
+    """The request of one generation.
 
-    max_tokens: None means up to the end of the context.
-    stop: non-empty strings; the first one that appears ends the text before it.
-    min_tokens: the end of sequence cannot be sampled before this many tokens.
-    ignore_eos: it cannot be sampled at all.
-    stop_tokens: tokens that end the answer before them, from min_tokens on.
+    max_tokens: maximum number of tokens of the answer; None means up to the end of the context.
+    stop: strings, not empty; the answer ends before the first of them that appears.
+    min_tokens: number of tokens before which no end-of-sequence token can be sampled.
+    ignore_eos: whether no end-of-sequence token can be sampled at all.
+    stop_tokens: tokens that end the answer, from min_tokens on, and are not part of it.
     logprobs: how many alternatives to return with each token's log-probability; None: no
         log-probabilities.
-    stream_logprobs: whether they are sent piece by piece.
+    stream_logprobs: whether log-probabilities are sent with each piece of text.
     stream_progress: whether `Progress` is sent before the first text.
     prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
-    prompt_only: the prompt is prefilled, and nothing is generated.
-    count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
+    prompt_only: whether the prompt is prefilled and nothing is generated.
+    count_only: whether only the prompt's tokens are counted, which may be more than fit.
     constraint: a grammar that the output must match.
     thinking_budget: maximum tokens of reasoning; None: no limit.
-    n_draft: maximum number of guesses at a time, if the model drafts; None leaves it to the model's
-        settings.
+    n_draft: maximum number of draft tokens at a time, if the model drafts; None: the model's
+        setting.
     disk: how the prompt cache on disk is used.
-    adapter: the name of an adapter of the model; '' is none.
+    adapter: the name of an adapter of the model; '' means none.
     attachments: media of the prompt; None if there are none, or once they are in the prompt.
     """
 

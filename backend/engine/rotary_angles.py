@@ -1,8 +1,8 @@
 """Rotary position embeddings on a CPU, with angles that all layers of a pass share.
 
-`mx.fast.rope` is one kernel on a GPU. On a CPU, MLX replaces it by about 40 operations, and
-30 of them compute the cosines and sines of the angles. These are the same for the queries and the
-keys of every layer, and in a decode step of a small model they take as long as the rest.
+`mx.fast.rope` is one kernel on a GPU. On a CPU, MLX replaces it by about 40 operations, of which 30
+compute the cosines and sines of the angles. The angles are the same for the queries and the keys of
+every layer. In a decode step of a small model, computing them takes as long as all other work.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Rope: TypeAlias = Callable[..., mx.array]
 
 
 class SharedAngles:
-    """Computes what `mx.fast.rope` computes on a CPU, bit by bit.
+    """Computes exactly what `mx.fast.rope` computes on a CPU, to the last bit.
 
-    Angles are shared where the positions are known without a read from the device: for an offset
-    that is a Python integer or an array of `shared_numbers`. Everything else is left to `rope`.
+    Angles are shared if the positions are known without a read from the device: if the offset is a
+    Python integer or an array of `shared_numbers`. All other calls are left to `rope`.
     """
 
     def __init__(self, rope: Rope) -> None:
@@ -46,11 +46,15 @@ class SharedAngles:
         freqs: mx.array | None = None,
         stream: Any = None,
     ) -> mx.array:
-        """`a`: [rows, heads, tokens, size], of which the first `dims` are rotated."""
-        places = shared_numbers.numbers_of(offset) if isinstance(offset, mx.array) else (offset,)
-        rows = 1 if places is None else len(places)
+        """Rotate the first `dims` elements of each vector, with the arguments of `mx.fast.rope`.
+
+        a: [rows, heads, tokens, size].
+        offset: position of the first token, or of the first token of each row.
+        """
+        starts = shared_numbers.numbers_of(offset) if isinstance(offset, mx.array) else (offset,)
+        rows = 1 if starts is None else len(starts)
         fits = a.ndim == 4 and rows in (1, a.shape[0]) and dims % 2 == 0
-        if places is None or stream is not None or not fits or self._large(a, rows, dims):
+        if starts is None or stream is not None or not fits or self._large(a, rows, dims):
             return self._rope(
                 a,
                 dims,
@@ -62,7 +66,7 @@ class SharedAngles:
                 stream=stream,
             )
         rule = (a.shape[2], a.dtype, dims, traditional, base, scale, id(freqs))
-        cosines, sines = self._angles(places, rule, freqs)
+        cosines, sines = self._angles(starts, rule, freqs)
         rotated = a if dims == a.shape[3] else a[..., :dims]
         result = rotated * cosines + _swapped(rotated, traditional) * sines
         if rotated is a:
@@ -77,18 +81,18 @@ class SharedAngles:
         return 2 * rows * a.shape[2] * dims * a.dtype.size > _MOST_BYTES
 
     def _angles(
-        self, places: tuple[int, ...], rule: tuple[Any, ...], freqs: mx.array | None
+        self, starts: tuple[int, ...], rule: tuple[Any, ...], freqs: mx.array | None
     ) -> tuple[mx.array, mx.array]:
-        """Factors of each element and of its partner, [rows or 1, 1, tokens, dims].
+        """Return the factors of each element and of its partner, [rows or 1, 1, tokens, dims].
 
-        A pair (x, y) turns into (x cos − y sin, x sin + y cos).
+        The rotation changes a pair (x, y) into (x cos − y sin, x sin + y cos).
         """
-        key = (places, rule)
+        key = (starts, rule)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key][1:]
         tokens, dtype, dims, traditional, base, scale, _ = rule
-        firsts = shared_numbers.array(shared_numbers(places))
+        firsts = shared_numbers.array(shared_numbers(starts))
         positions = mx.arange(tokens, dtype=mx.float32) + firsts[:, None]
         if freqs is None:
             step = mx.array(math.log(base) / (dims // 2), dtype=mx.float32)
@@ -104,13 +108,13 @@ class SharedAngles:
             both = [mx.concatenate(pair, axis=-1) for pair in pairs]
         if len(self._kept) >= _PASSES:
             self._kept.popitem(last=False)
-        # The entry keeps the frequencies alive, so that no other array gets their id.
+        # The reference to the frequencies keeps them alive, so that no other array gets their id.
         self._kept[key] = (freqs, both[0], both[1])
         return both[0], both[1]
 
 
 def _swapped(a: mx.array, traditional: bool) -> mx.array:
-    """Each element's partner: the adjacent one (`traditional`), or the one half the size away."""
+    """Return each element's partner: adjacent (`traditional`), or half of the vector away."""
     half = a.shape[-1] // 2
     if traditional:
         return mx.flatten(mx.unflatten(a, -1, (half, 2))[..., ::-1], -2)

@@ -71,7 +71,7 @@ async def test_an_image_is_followed_by_one_begin_and_precedes_any_text(tmp_path:
             assert answer.tokens == plain.chooses(messages, images, answer.tokens)
         with pytest.raises(InvalidRequest, match="accepts only one: send one"):
             await answer_to(engine, asking("Zyx?", shown("red", "blue")))
-        with pytest.raises(InvalidRequest, match="attends to later ones"):
+        with pytest.raises(InvalidRequest, match="attends to later tokens"):
             await answer_to(engine, asking(RawPrompt("Zyx?"), prompt_logprobs=1))
-        with pytest.raises(InvalidRequest, match="attends to later ones"):
+        with pytest.raises(InvalidRequest, match="attends to later tokens"):
             await engine.score(ScoreRequest("it", "The capital of France is", (" Paris.",)))
