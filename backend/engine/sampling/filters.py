@@ -1,12 +1,13 @@
-"""Sampling filters: which tokens may be sampled. Rows with the same reach run in one pass.
+"""Sampling filters, which remove tokens that must not be sampled.
 
 The order is that of llama.cpp's sampler chain: top_k, typical_p (https://arxiv.org/abs/2202.00666),
 top_p, min_p, XTC. Each filter uses the probabilities, at temperature 1, of the tokens that the
 filter before it kept. Every filter keeps at least one token.
 
-A filter that needs sorted tokens sees only the row's best tokens, as many as its *reach*, because
-sorting a vocabulary takes longer than a small model's forward pass on a CPU. The reach depends only
-on the row's own settings, so the other rows of a batch do not change a row's result.
+A filter that needs sorted tokens sees only the row's best tokens. Their number, the *reach* of the
+row, is limited because sorting a vocabulary takes longer than a small model's forward pass on a
+CPU. The reach depends only on the row's own settings, so the other rows of a batch do not change a
+row's result. Rows with the same reach are filtered together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _EVERY_RANK = (1 << 31) - 1
 _LEAST_REACH = 64
 _NUCLEUS_REACH = 1024
 _LEAST_SHARE = 1e-30
-# Arrays, because making one of a number takes as long as an operation.
+# Arrays, because converting a number into an array takes as long as an operation.
 _REMOVED, _TWO, _LOG2_E = map(mx.array, (_NEVER, 2.0, 1.4426950408889634))
 
 
@@ -35,8 +36,8 @@ class Candidates:
 
     logits: [rows, n] float32; -inf for removed tokens.
     ids: [rows, n], the token of each column; None if the column is the token id.
-    complete: [rows] bool, whether no token beyond the reach would have been kept; None if that
-        holds for all rows.
+    complete: [rows] bool, whether the filters would have removed all tokens beyond the reach; None
+        if that is certain for all rows.
     """
 
     logits: mx.array
@@ -45,12 +46,12 @@ class Candidates:
 
 
 def reach(row: Sampling, vocabulary: int) -> int:
-    """The number of best tokens, sorted, that a row's filters see; 0 if no filter needs an order.
+    """Return how many of the best tokens a row's filters see, sorted; 0 if none needs an order.
 
-    It is exact for top_k. For top_p it is an estimate that is nearly always enough and is checked
-    afterwards (`Candidates.complete`). For typical_p, and for top_p where the host cannot wait for
-    that check, it is the whole vocabulary, of which only the logits are sorted. min_p and XTC need
-    no order, but are faster on few tokens if both are set.
+    For top_k the number is exact. For top_p it is an estimate that is nearly always enough and is
+    checked afterwards (`Candidates.complete`). For typical_p, and for top_p on a device where the
+    host should not wait for that check, it is the whole vocabulary, of which only the logits are
+    sorted. min_p and XTC need no order, but are faster on few tokens if both are set.
     """
     if 0 < row.top_k < vocabulary:
         return min(max(_LEAST_REACH, 1 << (row.top_k - 1).bit_length()), vocabulary)
@@ -87,15 +88,16 @@ def columns(rows: Sequence[Sampling]) -> dict[str, mx.array]:
 def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> Candidates:
     """Apply the filters of rows that have the same reach.
 
-    logits: [rows, vocabulary] float32; tokens with -inf are never kept. columns: what the function
-    of that name returns and, with XTC, `uniform`, [rows, 1]: a random number in [0, 1) for each
-    row. XTC runs if it is below the row's xtc_probability.
+    logits: [rows, vocabulary] float32; tokens with -inf are never kept.
+    reach: the reach of all rows.
+    columns: the result of `columns` and, with XTC, `uniform`, [rows, 1]: a random number in [0, 1)
+        for each row. XTC runs if that number is below the row's xtc_probability.
     """
     ids = complete = None
     left = logits
-    # whether the filters may keep tokens beyond the reach
-    guesses = "top_k" not in columns and 0 < reach < logits.shape[-1]
-    if "top_k" in columns or guesses:
+    # whether the filters might keep tokens beyond the reach
+    estimated = "top_k" not in columns and 0 < reach < logits.shape[-1]
+    if "top_k" in columns or estimated:
         ids = best(logits, reach)
         left = mx.take_along_axis(logits, ids, axis=-1)
     if "top_k" in columns:
@@ -103,14 +105,14 @@ def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> C
     if "typical_p" in columns:
         left = _only(_typical(_shares(left), columns["typical_p"]), left)
     if "top_p" in columns:
-        total = mx.sum(likelihood(logits), -1, keepdims=True) if guesses else None
+        total = mx.sum(likelihood(logits), -1, keepdims=True) if estimated else None
         left = _only(_nucleus(left, columns["top_p"], total, in_order=ids is not None), left)
     if "min_p" in columns:
         least = mx.max(left, axis=-1, keepdims=True) + mx.log(columns["min_p"])
         left = _only(left >= least, left)
-    if guesses:
-        # Without top_k, the filters keep the best tokens: if the last one of the reach was removed,
-        # all tokens beyond it would be too.
+    if estimated:
+        # Without top_k, the filters keep the best tokens: if the last token of the reach was
+        # removed, all tokens beyond the reach would be removed too.
         complete = left[:, -1] == _NEVER
     if "xtc" in columns:
         out = _excluded(left, columns["xtc_threshold"])
@@ -119,10 +121,12 @@ def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> C
 
 
 def likelihood(logits: mx.array, temperature: mx.array | None = None) -> mx.array:
-    """Each token's probability relative to that of the row's best token, in the logits' shape.
+    """Return each token's probability, divided by that of the row's best token.
 
-    It is computed as a power of 2 because MLX's exp takes three times as long on an x86 CPU. With a
+    The result is a power of 2, because MLX's exp takes three times as long on an x86 CPU. With a
     tiny temperature the exponent becomes -infinity, which leaves only the best token.
+    logits: [rows, n], the shape of the result.
+    temperature: [rows, 1]; None means 1.
     """
     below = logits - mx.max(logits, axis=-1, keepdims=True)
     if temperature is not None:
@@ -137,7 +141,7 @@ def _column(
     instead: float | None = None,
     least: float = 0.0,
 ) -> mx.array | None:
-    """Return a setting of every row, shape [rows, 1], or None where it is off for all of them.
+    """Return a setting of every row, shape [rows, 1], or None if all rows have it off.
 
     instead: replaces the value `off`.
     least: replaces smaller values, if `instead` is given.
@@ -162,7 +166,8 @@ def _shares(logits: mx.array) -> mx.array:
 def _typical(share: mx.array, most: mx.array) -> mx.array:
     """Return a mask of the tokens whose information is nearest to the entropy.
 
-    Tokens are added until their probabilities reach `most`.
+    share: the tokens' probabilities, [rows, n].
+    most: [rows, 1]; tokens are added until the sum of their probabilities reaches this number.
     """
     information = -mx.log(mx.maximum(share, 1e-38))
     entropy = mx.sum(share * information, axis=-1, keepdims=True)
@@ -175,16 +180,19 @@ def _typical(share: mx.array, most: mx.array) -> mx.array:
 
 
 def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order: bool) -> mx.array:
-    """Return a mask of the best tokens, up to the one with which their probabilities reach `most`.
+    """Return a mask of the best tokens, the fewest whose probabilities together reach `most`.
 
-    left: the logits to choose from, best first if `in_order`. Otherwise a copy of the logits is
-    sorted without their ids, with which it would take twice the memory: the mask is that of the
-    logits above the worst that is kept, and of the first ones equal to it. total: the sum of the
-    weights of all tokens, if `left` has only the best.
+    Logits that are not in order are copied and sorted without their ids, which would take twice the
+    memory. The mask then has the logits above the worst that is kept, and the first of those that
+    are equal to the worst.
+    left: the logits to choose from, [rows, n].
+    most: [rows, 1].
+    total: the sum of the weights of all tokens, if `left` has only the best tokens.
+    in_order: whether `left` has the best token first.
     """
     rising = left[:, ::-1] if in_order else mx.sort(left, axis=-1)
     weight = likelihood(rising)
-    # Before the first token, nothing adds up: it is kept whatever rounding does.
+    # The sum before the best token is exactly 0, so that token is kept, whatever rounding does.
     before = mx.cumsum(weight, axis=-1, reverse=True, inclusive=False)
     if total is None:
         total = mx.sum(weight, axis=-1, keepdims=True)
@@ -194,19 +202,20 @@ def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order
     count = mx.sum(kept, axis=-1, keepdims=True)
     worst = mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1)
     above, equal = left > worst, left == worst
-    room = count - mx.sum(above, axis=-1, keepdims=True)
-    return mx.where(equal, mx.cumsum(equal, axis=-1) <= room, above)
+    equals = count - mx.sum(above, axis=-1, keepdims=True)  # how many equal logits are kept
+    return mx.where(equal, mx.cumsum(equal, axis=-1) <= equals, above)
 
 
 def _excluded(logits: mx.array, threshold: mx.array) -> mx.array:
-    """XTC ("exclude top choices", oobabooga/text-generation-webui#6335).
+    """Return the mask of the tokens that XTC removes: all likely tokens but the least likely.
 
-    A mask of all tokens above the threshold except the least likely of them. With fewer than two
-    such tokens, none is excluded.
+    XTC means "exclude top choices" (oobabooga/text-generation-webui#6335). A token is likely if its
+    probability is at least the threshold, [rows, 1]. With fewer than two likely tokens, none is
+    removed.
     """
     likely = (_shares(logits) >= threshold) & (logits > _NEVER)
     lowest = mx.min(mx.where(likely, logits, float("inf")), axis=-1, keepdims=True)
     # Equal logits are in the order of their ids, whether columns are sorted or are ids.
-    place = mx.arange(logits.shape[-1])
-    last = mx.max(mx.where(likely & (logits == lowest), place, -1), axis=-1, keepdims=True)
-    return likely & (place != last)
+    column = mx.arange(logits.shape[-1])
+    last = mx.max(mx.where(likely & (logits == lowest), column, -1), axis=-1, keepdims=True)
+    return likely & (column != last)

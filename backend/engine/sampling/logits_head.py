@@ -26,10 +26,11 @@ _TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
 class LogitsHead:
     """The output projection of a model.
 
-    path: the name of the layer in the model; '' if it was not found, and all logits are computed.
-    What a model does to the logits after that layer (a softcap, a scale) still applies. finite:
-    whether the largest logits of a few tokens are numbers. project: the layer itself, from states
-    [..., size] to logits [..., vocabulary].
+    All operations of the model on the logits after that layer (a softcap, a scale) still apply.
+    path: the name of the layer in the model; '' if the layer was not found, and all logits are
+        computed.
+    finite: whether the largest logits of a few tokens are finite.
+    project: the layer itself, from states [..., size] to logits [..., vocabulary].
     """
 
     project: Callable[[mx.array], mx.array]
@@ -42,8 +43,9 @@ class LogitsHead:
         *,
         first: mx.array | None = None,
     ) -> None:
-        """path: the name that was found at an earlier load; None if the layer must be found.
+        """Find the layer, and patch it.
 
+        path: the name that an earlier load has found; None if the layer must be found.
         first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
         """
         self._places: mx.array | None = None
@@ -76,8 +78,8 @@ class LogitsHead:
     def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
         """Return the logits of each row's last token, [rows, vocabulary].
 
-        run: calls the model on [rows, tokens] and returns logits for these; row i has `counts[i]`
-        tokens, then padding.
+        run: calls the model on tokens, [rows, tokens], and returns their logits.
+        counts: number of tokens of each row, before the padding.
         """
         places = [count - 1 for count in counts]
         self._places = mx.array(places) if self.found else None
@@ -133,17 +135,19 @@ class LogitsHead:
 
 
 def _at(states: mx.array, places: mx.array) -> mx.array:
-    """One token of each row: [rows, 1, size] from [rows, tokens, size]."""
+    """Return the states of one token of each row, [rows, 1, size].
+
+    states: [rows, tokens, size].
+    places: index of the token in each row, [rows].
+    """
     return mx.take_along_axis(states, places[:, None, None], axis=1)
 
 
 def _candidates(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:
-    """Layers as wide as the vocabulary, with their names.
+    """Yield the layers as wide as the vocabulary, with their names.
 
-    Linear layers come first, then embeddings (tied weights).
-
-    Layers in lists (a model's blocks) are left out: ranks of a pipeline have different ones, and
-    each trial is a pass of all ranks.
+    Linear layers come first, then embeddings (tied weights). Layers in lists (a model's blocks) are
+    left out: they differ between the ranks of a pipeline, and each trial is a pass of all ranks.
     """
     kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
     wide = [

@@ -1,8 +1,7 @@
 """Log-probabilities of sampled tokens, for the rows whose requests ask for them.
 
-They are those of the model's own distribution: the log-softmax of its logits in float32, before
-bias, penalties, grammar, filters and temperature, like OpenAI's `logprobs` and vLLM's
-`raw_logprobs`.
+They are the log-softmax of the model's logits in float32, before bias, penalties, grammar, filters
+and temperature, like OpenAI's `logprobs` and vLLM's `raw_logprobs`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ class BatchLogprobs:
     def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
         """Return the log-probabilities of one step, in the form that `read` expects.
 
-        It is one array, because the host waits for each array that it reads: [n, 1 + 2 *
-        alternatives] uint32, for n rows with log-probabilities. Its columns are the log-probability
-        of the sampled token, the likeliest tokens, unsorted, and their log-probabilities; these are
-        the bits of float32 numbers.
-
-        logits: [rows, vocabulary], as the model returned them.
-        tokens: [rows], as sampled.
+        The result is one array, because the host waits for each array that it reads: [n, 1 + 2 *
+        alternatives] uint32, for n rows with log-probabilities. The columns are the log-probability
+        of the sampled token, the likeliest tokens, not sorted, and their log-probabilities.
+        Log-probabilities are the bits of float32 numbers.
+        logits: [rows, vocabulary], as returned by the model.
+        tokens: [rows], the sampled tokens.
         """
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
@@ -53,7 +51,11 @@ class BatchLogprobs:
         return mx.concatenate([bits[:, :1], top.astype(mx.uint32), bits[:, 1:]], axis=-1)
 
     def read(self, computed: mx.array, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
-        """Return the log-probabilities by row, for the rows that have any."""
+        """Return the log-probabilities by row, for the rows whose requests ask for them.
+
+        computed: the result of a call.
+        tokens: the sampled token of each row.
+        """
         bits = np.array(computed)
         most = bits.shape[1] // 2
         values = bits.view(np.float32)

@@ -1,13 +1,13 @@
 """Changes logits: adds a request's logit bias, and penalises tokens that occurred before.
 
 Penalties need a row's earlier tokens, but the latest token is still being computed when the next
-step is launched. So the history is kept in device arrays, to which the token is added without being
-read. It is rebuilt from the known tokens when rows join or leave the batch.
+step is launched. So the history is stored in device arrays, to which the token is added without
+being read. The arrays are rebuilt from the known tokens when rows join or leave the batch.
 
 The repetition penalty is llama.cpp's (`repeat_penalty` over the last `repeat_last_n` tokens of
-prompt and output). Frequency and presence penalty are OpenAI's, as vLLM interprets them: they count
-all tokens of the output and none of the prompt. With a window they are mlx-lm's, and count the last
-tokens of prompt and output.
+prompt and output). The frequency and presence penalties are OpenAI's, as vLLM interprets them: they
+count all tokens of the output and none of the prompt. With a window they are those of mlx-lm, and
+count the last tokens of prompt and output.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _NOTHING = -1  # fills a window that begins before the first token
 class Past:
     """A row's known tokens, without the input token of the next step.
 
+    prompt_length: how many of them belong to the prompt.
     longest: maximum number of tokens of prompt and output together.
     """
 
@@ -64,7 +65,7 @@ class BatchPenalties:
         return bias + self._output.nbytes
 
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return the changed logits. Call it exactly once per step, because it records `fed`.
+        """Return the changed logits. Call this exactly once per step, because it records `fed`.
 
         logits: [rows, vocabulary] float32.
         fed: [rows], the input tokens of this step.
@@ -85,9 +86,9 @@ class BatchPenalties:
             logits = at.put(logits, mx.put_along_axis(own, tokens, pushed, axis=-1))
         if at := self._frequency.rows:
             own, (tokens, filled) = at.of(logits), self._frequency.window(fed)
-            taken = filled * self._frequency.strength
+            penalties = filled * self._frequency.strength
             row = mx.arange(len(at.places))[:, None]
-            logits = at.put(logits, own.at[row, tokens].subtract(taken))
+            logits = at.put(logits, own.at[row, tokens].subtract(penalties))
         if at := self._output.rows:
             logits = at.put(logits, at.of(logits) - self._output.taken(fed, steps))
         return logits
@@ -95,7 +96,11 @@ class BatchPenalties:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One row's setting of one penalty. reach: number of recent tokens it covers; 0 if unused."""
+    """One row's setting of one penalty.
+
+    reach: number of recent tokens that the penalty covers; 0 if it is not used.
+    neutral: the strength with which the penalty has no effect.
+    """
 
     strength: float
     reach: int
@@ -124,10 +129,10 @@ class _Recent:
         self._inside = _inside(windows)
 
     def window(self, fed: mx.array) -> tuple[mx.array, mx.array]:
-        """Add `fed`; returns the window's tokens, int32, and where it has one, bool.
+        """Add `fed`; returns the window's tokens, int32, and a mask of the real ones, bool.
 
-        Both are [rows, longest window]. Where the window has no token, the latest token is
-        repeated: setting its logit twice to the same value does no harm.
+        Both are [rows, longest window]. Columns before a row's first token repeat the latest token:
+        setting its logit twice to the same value does no harm.
         """
         latest = self.rows.of(fed)[:, None].astype(mx.int32)
         self._tokens = mx.concatenate([self._tokens[:, 1:], latest], axis=1)
@@ -162,8 +167,8 @@ class _Output:
     def taken(self, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """Count `fed`; returns the penalties to subtract, [rows, vocabulary]."""
         generated = mx.array([float(steps[at] > 0) for at in self.rows.places])
-        place = (mx.arange(len(self.rows.places)), self.rows.of(fed))
-        self._counts = self._counts.at[place].add(generated)
+        index = (mx.arange(len(self.rows.places)), self.rows.of(fed))
+        self._counts = self._counts.at[index].add(generated)
         once = (self._counts > 0).astype(mx.float32)
         return self._counts * self._frequency + once * self._presence
 

@@ -1,7 +1,7 @@
 """The best tokens of each row, found without sorting the vocabulary.
 
-The order is total: higher logits first, and equal logits by id. So the result does not depend on
-how a partition places equal logits, of which a model in half precision has many.
+Higher logits come first, and equal logits are ordered by id. So the result does not depend on how a
+partition orders equal logits, of which a model in half precision has many.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def best(logits: mx.array, count: int) -> mx.array:
 
 
 def in_blocks(values: mx.array, size: int, padding: float) -> mx.array:
-    """Rows cut into blocks of neighbouring columns, [rows, blocks, size]; the last is padded."""
+    """Return rows as blocks of neighbouring columns, [rows, blocks, size]; the last is padded."""
     rows, length = values.shape
     if over := -length % size:
         values = mx.pad(values, [(0, 0), (0, over)], constant_values=padding)
@@ -45,9 +45,10 @@ def in_blocks(values: mx.array, size: int, padding: float) -> mx.array:
 
 
 def _block_size(vocabulary: int, count: int) -> int:
-    """Return a power of two, because most vocabulary sizes are multiples of one.
+    """Return the number of tokens in a block.
 
-    The work is smallest if there are as many blocks as tokens in the chosen blocks.
+    The work is smallest if there are as many blocks as tokens in the chosen blocks. The size is a
+    power of two, because most vocabulary sizes are multiples of a power of two.
     """
     return 1 << (isqrt(vocabulary // count).bit_length() - 1)
 

@@ -1,20 +1,20 @@
 """Chooses the next token of every row in one vectorised pass.
 
-Each row has its own settings and its own random stream, which depends on its seed and on how many
-tokens it has generated, and on nothing else: a request gets the same tokens alone or in any batch.
-The order is that of llama.cpp's sampler chain: bias and penalties, the filters
+Each row has its own settings and its own random stream, which depends on the row's seed and on how
+many tokens the row has generated, and on nothing else: a request gets the same tokens alone or in
+any batch. The order is that of llama.cpp's sampler chain: bias and penalties, the filters
 (`backend.engine.sampling.filters`), temperature.
 
-Sampling uses the Gumbel-max trick (https://arxiv.org/abs/1611.01144) in two steps: first a block of
-neighbouring ids by the block's weight, then a token of that block by its own weight. Each token
-keeps its probability, but this takes one random number per block and one per index in a block
-instead of one per token of the vocabulary. The noise belongs to ids, not to ranks, so the sampled
-token does not change if nearly equal logits swap ranks between batch sizes, or if the filters
-compute on fewer tokens.
+Sampling uses the Gumbel-max trick (https://arxiv.org/abs/1611.01144) in two steps: it samples a
+block of neighbouring ids by the weights of the blocks, then a token of that block by the weights of
+the tokens. The probabilities are the same as in one step, but this needs one random number per
+block and one per index in a block, instead of one per token of the vocabulary. The noise belongs to
+ids, not to ranks, so the sampled token does not change if nearly equal logits swap ranks between
+batch sizes, or if the filters compute on fewer tokens.
 
 The functions without state are compiled, so that a GPU gets few kernels and Python does not build
-their graph at every step. None has the random state as an input: an exception while such a function
-is traced breaks every later evaluation in the process.
+their graph at every step. None of them has MLX's random state as an input: an exception while such
+a function is traced breaks every later evaluation in the process.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _BLOCK = 256
 # only candidate.
 _LEAST_NOISE = -4.0
 _STEPS = 16  # steps whose noise is made together
-UNFIT = (1 << 32) - 1  # stands for a token that was chosen from logits that are not all finite
+UNFIT = (1 << 32) - 1  # replaces a token that was chosen from logits that are not all finite
 
 
 def row_keys(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    """One random key per row, shape [rows, 2] uint32: splitmix64 of (seed, step)."""
+    """Return one random key per row, shape [rows, 2] uint32: splitmix64 of (seed, step)."""
     with np.errstate(over="ignore"):
         state = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
         state = _mixed(state + _GOLDEN)
@@ -55,7 +55,7 @@ def row_keys(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
 
 
 def row_uniforms(keys: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) per key, shape [rows, 1] float32, independent of the keys' noise."""
+    """Return a number in [0, 1) per key, [rows, 1] float32, independent of the keys' noise."""
     with np.errstate(over="ignore"):
         state = _mixed(keys.reshape(-1).view(np.uint64) + _GOLDEN)
     return ((state >> np.uint64(40)) / np.float32(1 << 24)).astype(np.float32)[:, None]
@@ -69,13 +69,14 @@ def _mixed(state: np.ndarray) -> np.ndarray:
 
 
 class BatchSampler:
-    """Sampler for a fixed set of rows; build a new one when rows join or leave.
+    """The sampler of a fixed set of rows; build a new sampler when rows join or leave.
 
     pasts: each row's earlier tokens, which penalties need.
     end_ids: the end-of-sequence tokens.
-    closed: per row, the number of generated tokens before which these cannot be sampled (minimum
-        length).
+    closed: per row, the number of generated tokens before which no end-of-sequence token can be
+        sampled (minimum length).
     constrained: the rows that have a mask.
+    plain: whether all rows use the best token of unchanged logits.
     """
 
     def __init__(
@@ -98,12 +99,12 @@ class BatchSampler:
         self._draws = _draws(rows, vocabulary)
         # Made here, because a GPU would wait for a copy of them at every step.
         self._most, self._unfit = mx.array(float("inf")), mx.array(UNFIT, dtype=mx.uint32)
-        # whether all rows take the best token as it is, which needs neither float32 nor `steps`
+        # then neither logits in float32 nor `steps` are needed
         self.plain = not (self._draws or self._penalties or self._closed or self._constrained)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept between steps."""
+        """Bytes of the arrays that later steps need."""
         nbytes = sum(draw.nbytes for _, draw in self._draws)
         return nbytes + (self._penalties.nbytes if self._penalties is not None else 0)
 
@@ -114,7 +115,7 @@ class BatchSampler:
         steps: Sequence[int],
         allowed: np.ndarray | None = None,
     ) -> mx.array:
-        """Next tokens, shape [rows] uint32.
+        """Return the next tokens, shape [rows] uint32.
 
         logits: [rows, vocabulary], any float type.
         fed: [rows], the input tokens of this step.
@@ -127,13 +128,14 @@ class BatchSampler:
             return self._draws[0][1](logits, steps)
         tokens = mx.argmax(logits, axis=-1)
         for at, draw in self._draws:
-            tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
+            tokens = at.put(tokens, draw(at.of(logits), [steps[row] for row in at.places]))
         return tokens
 
     def checked(self, logits: mx.array, tokens: mx.array) -> mx.array:
-        """The tokens, [rows] uint32, with UNFIT for each row whose logits are not all finite.
+        """Return the tokens, [rows] uint32, with UNFIT for rows whose logits are not all finite.
 
-        logits, tokens: the input and output of one call.
+        logits: the input of a call.
+        tokens: the result of that call.
         """
         return _checked(logits, tokens, self._most, self._unfit)
 
@@ -168,10 +170,11 @@ class _Draw:
         self._columns = columns(rows) | {
             "temperature": mx.array([[row.temperature] for row in rows])
         }
-        self._random: dict[str, mx.array] = {}  # of several steps, on the first axis
-        self._by_step: dict[str, list[mx.array]] = {}  # the parts that were not used, the next last
-        self._left = 0  # their number
-        self._next: list[int] = []  # the next steps of the rows
+        self._random: dict[str, mx.array] = {}  # by name; the first axis is the step
+        # by name, the parts of steps that were not used yet, the next step's last
+        self._by_step: dict[str, list[mx.array]] = {}
+        self._left = 0  # number of steps in `_by_step`
+        self._next: list[int] = []  # the rows' steps for which the last part was made
 
     @property
     def nbytes(self) -> int:
@@ -179,7 +182,7 @@ class _Draw:
         return sum(values.nbytes for values in self._random.values())
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
-        """One token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
+        """Return one token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
         random = self._random_of(steps, logits.shape[-1])
         tokens, *complete = _draw(logits, self._reach, self._columns | random)
         if not complete:
@@ -193,7 +196,10 @@ class _Draw:
         return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
 
     def _random_of(self, steps: Sequence[int], vocabulary: int) -> dict[str, mx.array]:
-        """The noise and, for XTC, the random numbers of a step; later steps' are made with them."""
+        """Return the noise and, for XTC, the random numbers of a step.
+
+        The numbers of several steps are made together.
+        """
         if not self._left or steps != self._next:
             # Some samplers are used once.
             count = _STEPS if self._next else 1
@@ -215,10 +221,10 @@ class _Draw:
 
 @compiled
 def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]:
-    """Gumbel noise for each block, and for each index in a block.
+    """Return Gumbel noise for each block, and for each index in a block.
 
-    keys: of several steps, [steps * rows, 2] uint32. Returns [steps, rows, blocks] and
-    [steps, rows, 1, _BLOCK].
+    keys: the keys of all steps, [steps * rows, 2] uint32.
+    Returns [steps, rows, blocks] and [steps, rows, 1, _BLOCK].
     """
     shape = (blocks + _BLOCK,)
     noise = mx.vmap(lambda key: mx.random.gumbel(shape=shape, key=key))(keys)
@@ -228,7 +234,7 @@ def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]
 
 @compiled
 def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx.array]:
-    """One token per row and, where the reach is a guess, whether it was enough."""
+    """Return one token per row and, if the reach is an estimate, whether it was large enough."""
     kept = filtered(logits, reach, columns)
     weights = likelihood(kept.logits, columns["temperature"])
     if kept.ids is not None:
@@ -246,8 +252,8 @@ def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> m
     blocks = in_blocks(weights, _BLOCK, 0)
     block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + of_blocks, axis=-1, keepdims=True)
     inside = mx.take_along_axis(blocks, mx.expand_dims(block, 2), axis=1)
-    place = mx.argmax(mx.log(inside) + inside_blocks, axis=-1)
-    return mx.flatten(block * _BLOCK + place)
+    index = mx.argmax(mx.log(inside) + inside_blocks, axis=-1)
+    return mx.flatten(block * _BLOCK + index)
 
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:

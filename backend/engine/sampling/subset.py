@@ -19,7 +19,7 @@ class Subset:
 
     @property
     def whole(self) -> bool:
-        """Whether it has every row."""
+        """Whether the subset has every row of the batch."""
         return self._index is None
 
     def of(self, values: mx.array) -> mx.array:
@@ -27,7 +27,10 @@ class Subset:
         return values if self._index is None else values[self._index]
 
     def put(self, values: mx.array, own: mx.array) -> mx.array:
-        """Return the array with the subset's rows replaced. `values` may be changed in place."""
+        """Return an array with the subset's rows replaced by `own`.
+
+        values: the array, which may be changed in place.
+        """
         if self._index is None:
             return own
         values[self._index] = own
