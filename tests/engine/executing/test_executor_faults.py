@@ -381,7 +381,7 @@ class FakeMedia:
     """A media reader for prompts without media."""
 
     def __init__(self) -> None:
-        self.features = SimpleNamespace(nbytes=0, clear=lambda: None)
+        self.features = SimpleNamespace(size=0, clear=lambda: None)
 
     def begin(self, *given: Any) -> None:
         return None
