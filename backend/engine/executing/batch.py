@@ -1,14 +1,16 @@
-"""Sequences that decode together: each takes one decode step in the same forward pass.
+"""Sequences that decode together, in the same forward passes.
 
 Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
-only then does `read` wait for those tokens, so the device works while Python delivers text. With
-constrained sequences, `launch` reads them itself (`choosing`). On a CPU a launch takes as long as
-the step, so the tokens of a slow model are read in the step that computes them (`read_early`).
+only then does `read` wait for those tokens, so the device works while Python delivers text. If a
+sequence is constrained, `launch` reads the tokens first (`choosing`). On a CPU a launch takes as
+long as the step, so the tokens of a slow model are read in the step that computes them
+(`read_early`).
 
-A step may check guesses (`drafting.speculation`). It reads its tokens first, feeds each sequence
-its token and the guesses after it, and delivers the right guesses and the token after them.
-Recurrent states cannot be cut back to the last right guess, so a sequence with such states returns
-to where it was before the step, and the next step feeds it the right tokens again.
+A step may check draft tokens (`drafting.speculation`). It then reads its tokens first, feeds each
+sequence its token followed by draft tokens, and delivers the accepted draft tokens and the token
+after them. Recurrent states cannot be truncated after the last accepted token, so a sequence with
+such states returns to its state before the step, and the next step feeds it the accepted tokens
+again.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A launched step that checks guesses.
+    """A launched step that checks draft tokens.
 
-    last_tokens: of the sequences.
-    proposed: number of guesses per sequence.
-    guesses: those that the sequence's grammar allows.
-    choices: the token sampled after the last token and after each guess, for all sequences one
-        after the other.
-    fed: what each sequence was fed, its last token and guesses at the end.
+    last_tokens: the last token of each sequence.
+    proposed: number of draft tokens per sequence.
+    guesses: per sequence, the draft tokens that the sequence's grammar allows.
+    choices: the tokens sampled after the last token and after each draft token, for all sequences
+        one after the other.
+    fed: the tokens fed to each sequence; at the end the last token and the draft tokens.
     """
 
     chosen: Chosen
@@ -75,12 +77,15 @@ class _Checked:
 
 
 class DecodeBatch(Rows):
-    """Sequences whose last tokens have not been fed yet.
+    """Sequences whose last tokens have not been fed yet, and the state of their latest step.
 
-    reported: whether the planner learns from the latest step. ahead: the tokens that a launched
-    step computes and a later one reads, [sequences]; None if there are none. width: maximum number
-    of guesses per sequence in it. proposed: guesses of all sequences. right: per sequence, how many
-    guesses were right. behind: sequences without guesses because their guesser has yet to catch up.
+    reported: whether the planner learns from the step.
+    ahead: the tokens that the step computes and a later step reads, [sequences]; None if there are
+        none.
+    width: maximum number of draft tokens per sequence.
+    proposed: number of draft tokens of all sequences.
+    right: per sequence, the number of accepted draft tokens.
+    behind: number of sequences without draft tokens because their guesser has yet to catch up.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -97,7 +102,7 @@ class DecodeBatch(Rows):
         self._kept = PassedStates()
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
-        self._left = 0  # the most tokens that a sequence may still be given, while that lasts
+        self._left = 0  # maximum number of tokens that a sequence may still generate
         self._fed: Chosen | _Checked | None = None
         self._speculation: Speculation | None = None
         if model.drafting is not None:
@@ -105,12 +110,12 @@ class DecodeBatch(Rows):
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the KV of guessers, and of hidden states not yet handed to sequences."""
+        """Bytes of the KV of guessers, and of hidden states not yet passed to sequences."""
         return self._kept.nbytes + (self._speculation.nbytes if self._speculation else 0)
 
     @property
     def chooser_bytes(self) -> int:
-        """Bytes of biases, token counts and noise, which are kept from step to step."""
+        """Bytes of biases, token counts and noise, which later steps need."""
         return self._chooser.nbytes if self._chooser is not None else 0
 
     def join(self, group: Rows, joining: Sequence[ExecutorSequence]) -> None:
@@ -147,9 +152,10 @@ class DecodeBatch(Rows):
     ) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        width: maximum number of guesses after each token. None: no guesses, and the planner does
-        not learn from the step. With guesses the tokens are read before the pass starts.
-        before_start: is called when the graph is built, before the device gets any of it.
+        With draft tokens, the tokens are read before the pass starts.
+        width: maximum number of draft tokens after each token. None: no draft tokens, and the
+            planner does not learn from the step.
+        before_start: called when the graph is built, before the device gets any part of it.
         """
         if not self.cache.arranged:
             self.cache.arrange()
@@ -158,11 +164,11 @@ class DecodeBatch(Rows):
         self.ahead = None
         if width:
             before_start()
-        if not (width and self._guess(width)):
+        if not (width and self._launch_checked(width)):
             self._launch(before_start)
 
     def read(self) -> list[Sampled]:
-        """Wait for the tokens that the launched step was fed, and for its guesses' results."""
+        """Wait for the tokens that were fed to the launched step, and for its draft tokens."""
         fed, self._fed = self._fed, None
         assert fed is not None
         if isinstance(fed, _Checked):
@@ -183,7 +189,7 @@ class DecodeBatch(Rows):
     def read_early(self) -> list[Sampled]:
         """Wait for the tokens that the launched step computes; the next `read` omits them.
 
-        Those of postponed sequences were chosen without their grammars, and are dropped.
+        Tokens of postponed sequences were sampled without their grammars, and are dropped.
         """
         if self.ahead is None or self._chosen is None:
             return []
@@ -198,8 +204,8 @@ class DecodeBatch(Rows):
     def remove_before_read(self, sequence: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
 
-        Its grammar gets the token now, because the token will be prefilled with the others. The
-        token of a postponed sequence was chosen without its grammar, and is dropped.
+        The sequence's grammar gets the token now, because the token will be prefilled with the
+        others. The token of a postponed sequence was sampled without its grammar, and is dropped.
         """
         if sequence.postponed:
             self.leave([sequence])
@@ -214,11 +220,11 @@ class DecodeBatch(Rows):
         return _delivered([sampled])
 
     def take(self, sequence: ExecutorSequence) -> kv.RowCache:
-        """Return the KV of a sequence that will leave; a copy unless the sequence is alone."""
+        """Return the KV of a sequence that will leave; a copy, unless the sequence is alone."""
         return self.cache.layers if len(self.sequences) == 1 else self.extract(sequence)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
-        """Remove sequences; their tokens that were not read are dropped."""
+        """Remove sequences. Their tokens that were not read are dropped."""
         known = self._known()
         self._chooser = None
         self._kept.hand_out(self._states())
@@ -264,7 +270,7 @@ class DecodeBatch(Rows):
             sequences = [sequences[row] for row in rows[0]]
         drafting = self._engine_model.drafting
         with self._engine_model.adapted(sequences):
-            # States cost time, so requests without drafting should not have to pay for them.
+            # Hidden states take time, which requests without drafting should not spend.
             drafts = any(sequence.request.n_draft != 0 for sequence in self.sequences)
             if drafting is None or drafting.states is None or not drafts:
                 logits: mx.array = self._model(tokens, cache=layers)
@@ -278,11 +284,14 @@ class DecodeBatch(Rows):
             self._passed = None if self._passed is None else self._passed[own]
         return logits
 
-    def _remember(self, places: Sequence[tuple[int, int]]) -> None:
-        """Keep the latest pass's hidden states. places: per sequence, a half-open range."""
+    def _remember(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Pass hidden states of the latest pass to the sequences.
+
+        ranges: per sequence, the half-open range of its tokens in the pass.
+        """
         if self._passed is not None:
             self._kept.hand_out(self._states())
-            distribute(self._passed, self._states(), places)
+            distribute(self._passed, self._states(), ranges)
             self._passed = None
 
     def _states(self) -> list[UnreadStates]:
@@ -293,21 +302,21 @@ class DecodeBatch(Rows):
         return list(zip(self.sequences, self._again, strict=True))
 
     def _run_again(self, last_tokens: mx.array) -> mx.array:
-        """Feed the tokens that have to be fed again, then the last ones.
+        """Feed the tokens that have to be fed again, then the last tokens.
 
-        Returns the logits after those.
+        Returns the logits after the last tokens.
         """
         again, self._again = self._again, [[] for _ in self.sequences]
         counts = [len(own) + 1 for own in again]
-        places = mx.array(counts)[:, None] - 1
+        last = mx.array(counts)[:, None] - 1
         fed = mx.array(_padded(again, max(counts)))
-        fed = mx.put_along_axis(fed, places, last_tokens[:, None].astype(fed.dtype), axis=1)
+        fed = mx.put_along_axis(fed, last, last_tokens[:, None].astype(fed.dtype), axis=1)
         logits = self._run(fed, self.cache.begin(counts))
         self.cache.end(counts)
-        return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
+        return mx.take_along_axis(logits, last[:, :, None], axis=1)[:, 0]
 
     def _feed_again(self) -> None:
-        """Feed a lone sequence its tokens again, for models that cannot skip padding."""
+        """Feed a single sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
             (again,), (sequence,) = self._again, self.sequences
             with self._engine_model.adapted([sequence]):
@@ -315,8 +324,8 @@ class DecodeBatch(Rows):
             sequence.history += again
             self._again = [[]]
 
-    def _guess(self, width: int) -> bool:
-        """Start a step that checks guesses; False, without a step, if there are no guesses."""
+    def _launch_checked(self, width: int) -> bool:
+        """Start a step that checks draft tokens; returns False, without a step, if none exist."""
         again = self._again
         if self._speculation is None or not self._speculation.ready(self._known()):
             return False
@@ -331,7 +340,7 @@ class DecodeBatch(Rows):
         self.behind = self._speculation.behind
         if not any(guesses):
             return False
-        self._chooser = None  # built anew: its penalties would count wrong guesses
+        self._chooser = None  # because its penalties would count draft tokens that are rejected
         chosen = self._chosen
         fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
         counts = list(map(len, fed))
@@ -367,10 +376,10 @@ class DecodeBatch(Rows):
         guesses: Sequence[Sequence[int]],
         faults: dict[int, Exception],
     ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
-        """Pass each grammar its sequence's last token, and look ahead along the guesses.
+        """Pass each grammar its sequence's last token, and look ahead along the draft tokens.
 
         Returns the masks for all fed tokens of constrained sequences, one after the other, and the
-        guesses that grammars allow. A grammar is postponed as in `Chooser`.
+        draft tokens that grammars allow. A grammar is postponed as in `Chooser`.
         """
         spent, most = 0.0, most_grammar_seconds(self.sequences, self._engine_model)
         size = words(self._engine_model.vocabulary)
@@ -402,9 +411,9 @@ class DecodeBatch(Rows):
         return np.concatenate(masks) if masks else None, left
 
     def _settle(self, checked: _Checked) -> list[Sampled]:
-        """Read the results of the guesses.
+        """Read which draft tokens are accepted.
 
-        The token after the last right one is delivered immediately.
+        The token after the last accepted draft token is delivered immediately.
         """
         assert self._speculation is not None
         every, places = fitting(checked.choices.checked)
@@ -447,16 +456,16 @@ class DecodeBatch(Rows):
 
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
-    """Return what `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
+    """Return what `look_ahead` returns, or 0 if it fails, for example on a wrong draft token."""
     try:
         return rule.look_ahead(guesses, allowed) if guesses else 0
     except Exception:
-        _log.warning("a grammar failed to look ahead; its guesses are dropped", exc_info=True)
+        _log.warning("a grammar failed to look ahead; draft tokens are dropped", exc_info=True)
         return 0
 
 
 def _delivered(sampled: list[Sampled]) -> list[Sampled]:
-    """Count the tokens; returns those that were not delivered yet, and faults."""
+    """Count the tokens; returns the tokens that were not delivered yet, and faults."""
     known: set[int] = set()
     for at, (sequence, _, _, fault, _) in enumerate(sampled):
         sequence.delivered += 1
@@ -472,6 +481,6 @@ def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
 
 
 def _past(sequence: ExecutorSequence, tokens: Sequence[int]) -> Past:
-    """Return a sequence's tokens for the penalties, with tokens that follow."""
+    """Return a sequence's history for the penalties, followed by `tokens`."""
     known = [*sequence.history, *tokens] if sequence.request.sampling.remembers else ()
     return Past(known, len(sequence.prompt), sequence.longest)

@@ -1,7 +1,7 @@
-"""Samples the next token of several sequences from their logits, under grammar masks.
+"""Samples the next tokens of several sequences from their logits, under grammar masks.
 
-A grammar needs a token before it can mask the next one. The tokens are therefore read, and the
-masks filled, while the logits are computed; only sampling waits for the masks.
+A grammar needs a token before it can compute the mask of the next token. The tokens are therefore
+read, and the masks filled, while the logits are computed; only sampling waits for the masks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Chosen:
         return [self.tokens, self.checked, *(logprobs.computed for logprobs in self.logprobs)]
 
     def read(self) -> Sequence[int]:
-        """Wait for the tokens, and note sequences whose logits are not finite in `faults`."""
+        """Wait for the tokens, and add sequences whose logits are not finite to `faults`."""
         if self.known is None:
             self.known, unfit = fitting(self.checked)
             for at in unfit:
@@ -81,10 +81,11 @@ class Chosen:
     def select(self, sequences: Sequence[ExecutorSequence]) -> Chosen:
         """Return the tokens of these sequences, in this order.
 
-        Started now, because a read would otherwise wait for the whole pass that computes them.
+        The device starts now, because a later read would wait for a whole pass that is launched
+        meanwhile.
         """
-        places = {id(sequence): at for at, sequence in enumerate(self.sequences)}
-        order = mx.array([places[id(sequence)] for sequence in sequences])
+        index = {id(sequence): at for at, sequence in enumerate(self.sequences)}
+        order = mx.array([index[id(sequence)] for sequence in sequences])
         tokens, checked = self.tokens[order], self.checked[order]
         mx.async_eval(tokens, checked)
         return Chosen(sequences, tokens, checked, self.logprobs, self.faults)
@@ -106,9 +107,9 @@ def combined(parts: Sequence[Chosen]) -> Chosen:
 class Chooser:
     """Samples tokens for a fixed set of sequences.
 
-    pasts: their tokens before a step.
-    spent: processor time that grammars have already taken in this step; None if no sequence without
-        a grammar waits for them.
+    pasts: the tokens of each sequence before a step.
+    spent: processor time, in seconds, that grammars have already used in this step; None if no
+        sequence without a grammar waits for them.
     """
 
     def __init__(
@@ -136,21 +137,21 @@ class Chooser:
             closed=[request.end_opens_at for request in requests],
             constrained=self._constrained,
         )
-        asked = [request.logprobs for request in requests]
-        self._logprobs = BatchLogprobs(asked) if any(n is not None for n in asked) else None
+        counts = [request.logprobs for request in requests]
+        self._logprobs = BatchLogprobs(counts) if any(n is not None for n in counts) else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept from step to step."""
+        """Bytes of the arrays that later steps need."""
         return self._sampler.nbytes
 
     def __call__(self, logits: mx.array, fed: Chosen, *, new: bool) -> Chosen:
         """Sample the next tokens.
 
         logits: [sequences, vocabulary].
-        fed: the tokens that led to them; its `faults` collect the errors of grammars.
-        new: whether `fed` was generated and not read yet; the grammars then read it while the
-            logits are computed.
+        fed: the tokens before; their `faults` collect the errors of grammars.
+        new: whether `fed` was generated and not read yet; the grammars then read these tokens while
+            the logits are computed.
         """
         allowed: np.ndarray | None = None
         if self._constrained:
@@ -164,9 +165,11 @@ class Chooser:
     def choose(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
     ) -> Chosen:
-        """As `__call__`.
+        """Sample the next tokens under masks that are already filled.
 
-        steps: tokens generated so far, per sequence.
+        logits: [sequences, vocabulary].
+        fed: the tokens before, [sequences].
+        steps: number of tokens generated so far, per sequence.
         allowed: masks of the constrained sequences, [constrained, words].
         """
         tokens = self._sampler(logits, fed, steps, allowed)
@@ -186,10 +189,9 @@ class Chooser:
     ) -> np.ndarray | None:
         """Pass the latest tokens to the grammars, and fill the masks of what may follow.
 
-        A grammar that fails or has ended leaves its sequence unmasked, because the sequence is
-        about to end. The same holds for one that is postponed because the grammars before it took
-        too long. Returns None if every token may follow in every sequence, as within a thinking
-        budget.
+        A sequence whose grammar fails or has ended gets no mask, because it is about to end. A
+        sequence is postponed, and gets no mask, if the grammars before took too long. Returns None
+        if every token may follow in every sequence, as within a thinking budget.
         """
         spent = self._spent
         shape = (len(self._constrained), words(self._vocabulary))
@@ -248,17 +250,18 @@ def masking(sequence: ExecutorSequence) -> Iterator[None]:
 def most_grammar_seconds(
     sequences: Sequence[ExecutorSequence], model: EngineModel, *, delays: bool = False
 ) -> float:
-    """Return the processor time after which the grammars of one step are postponed.
+    """Return the seconds of processor time after which the grammars of one step are postponed.
 
-    Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
-    could not be stored. delays: whether other sequences wait for these grammars.
+    The time is infinite if postponing gains nothing because every sequence has a grammar, or if the
+    KV could not be stored.
+    delays: whether other sequences wait for these grammars.
     """
     gains = delays or any(sequence.constraint is None for sequence in sequences)
     return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf
 
 
 def accept(sequence: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
-    """Pass a token to the sequence's grammar, if it has one. faults: collects its exceptions."""
+    """Pass a token to the sequence's grammar, if it has one; `faults` collects exceptions."""
     if sequence.constraint is not None and not sequence.constraint.ended:
         try:
             sequence.constraint.accept(token)
@@ -296,9 +299,10 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
 
 
 def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
-    """The tokens, once they are computed, and the places of those from logits that are not finite.
+    """Wait for tokens; returns them, and the indices of those from logits that are not finite.
 
-    Such a token becomes 0, which is safe to feed.
+    A token from logits that are not finite becomes 0, which is safe to feed.
+    checked: the result of `BatchSampler.checked`.
     """
     tokens = cast(list[int], checked.tolist())
     unfit = [at for at, token in enumerate(tokens) if token == UNFIT] if UNFIT in tokens else []

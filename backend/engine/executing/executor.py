@@ -1,8 +1,8 @@
-"""Carries out plans: owns the model, and the KV of sequences and stored entries.
+"""Carries out plans: owns the model, and the KV of sequences and cached prefixes.
 
-It runs on the engine thread and decides nothing: what to do is in the `StepPlan`, and the results
-return to the planner as events. A step is launched as a whole before any of it is read, so that the
-device works while Python delivers the tokens of the previous step.
+The executor runs on the engine thread and decides nothing: a `StepPlan` says what to do, and the
+results return to the planner as events. A step is launched as a whole before any result is read, so
+that the device works while Python delivers the tokens of the previous step.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.units import MIB
 
-# A CPU computes a step of so large a model far longer than Python needs between two steps, so that
-# tokens need not wait until the next step is launched.
+# From these bytes of weights on, a CPU computes a step far longer than Python needs between two
+# steps, so tokens are read before the next step is launched.
 HEAVY_BYTES = 128 * MIB
 
 
 class Executor:
-    """Runs the plans of one loaded model. clock: seconds, for the times that it reports."""
+    """Runs the plans of one loaded model.
+
+    clock: returns seconds, for the times that are reported to the planner.
+    """
 
     def __init__(self, model: EngineModel, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model = model
@@ -75,7 +78,7 @@ class Executor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of KV of the sequences that are prefilled, scored or decoded, with snapshots."""
+        """Bytes of the KV and snapshots of sequences that are prefilled, scored or decoded."""
         nbytes = sum(rows.cache.nbytes for rows in self._rows())
         for sequence in self.sequences.values():
             nbytes += sequence.scoring.nbytes if sequence.scoring is not None else 0
@@ -108,13 +111,13 @@ class Executor:
         """Bytes of the features of images and sounds, remembered or waiting for their pass."""
         if self._model.media is None:
             return 0
-        own = [
+        prefills = [
             sequence.media_prefill for sequence in self.sequences.values() if sequence.media_prefill
         ]
-        return self._model.media.features.size + sum(prefill.nbytes for prefill in own)
+        return self._model.media.features.size + sum(prefill.nbytes for prefill in prefills)
 
     def add(self, sequence: ExecutorSequence) -> None:
-        """Accept a sequence; a plan starts it later."""
+        """Add a sequence, which a later plan starts."""
         self.sequences[sequence.number] = sequence
         if sequence.constraint is not None:
             self._with_grammar[sequence.number] = sequence
@@ -142,7 +145,7 @@ class Executor:
         return events
 
     def _change(self, plan: StepPlan, events: list[PlannerEvent]) -> None:
-        """Carry out what a plan changes: what is stored, and which sequences run where."""
+        """Carry out the changes of a plan: what is stored, and where sequences run."""
         for number in plan.unread:
             self.sequences[number].stored = None
         self._entries.evict(plan.evict)
@@ -169,7 +172,7 @@ class Executor:
         self._passes.ahead = plan.ahead
 
     def _delaying_seconds(self) -> float | None:
-        """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
+        """Return the processor time of grammars; None if no sequence decodes without one."""
         running = self.sequences.values()
         if not any(
             sequence.constraint is None and isinstance(sequence.rows, DecodeBatch)
@@ -210,7 +213,7 @@ class Executor:
             self._save(sequence, sequence.history, row)
 
     def _fill(self, sequence: ExecutorSequence, start: Start) -> tuple[kv.RowCache, int]:
-        """Return the KV that a sequence starts with, and how many tokens are in it."""
+        """Return the KV with which a sequence starts, and how many tokens it has."""
         source = start.source
         sequence.snapshots = {}
         stored, sequence.stored = sequence.stored, None
@@ -240,9 +243,12 @@ class Executor:
         start: Start,
         snapshots: dict[int, kv.Snapshot],
     ) -> tuple[kv.RowCache, int]:
-        """The KV of another sequence, truncated to the length in `start.source`, and that length.
+        """Return the KV of another sequence, truncated to the length of the source, and the length.
 
-        row: the KV before, of `length` tokens. If it cannot be truncated: an empty row and 0."""
+        Returns an empty row and 0 if the KV cannot be truncated.
+        row: the KV of the other sequence, of `length` tokens.
+        snapshots: snapshots of that KV, by length.
+        """
         assert start.source is not None
         wanted = start.source.length
         # The other sequence may have received less than planned in this very step.
@@ -271,11 +277,11 @@ class Executor:
             self._batches[number] = batch
 
     def _allow(self, batch: DecodeBatch, number: int, plan: StepPlan) -> None:
-        """Allow empty rows while a prompt is prefilled, because that prompt may take one."""
+        """Allow unused rows while a prompt is prefilled, because that prompt may join in one."""
         batch.allow(plan.rows.get(number, 0), gaps=bool(plan.prefill))
 
     def _settle_groups(self) -> None:
-        """Free the KV of sequences that have left the rectangle of a prefill group."""
+        """Free the KV of sequences that have left the shared arrays of a prefill group."""
         for group in self._rows():
             try:
                 if not isinstance(group, DecodeBatch):
@@ -284,7 +290,7 @@ class Executor:
                 self._failed(list(group.sequences), "prefill", fault)
 
     def _rows(self) -> list[Rows]:
-        """Return where the KV of the sequences is."""
+        """Return the rows in which the KV of the sequences is."""
         return list(
             {
                 id(sequence.rows): sequence.rows
@@ -350,7 +356,7 @@ class Executor:
         return sampled
 
     def _count_guesses(self) -> None:
-        """Report how many guesses of this step were right, and how long the step took."""
+        """Report how many draft tokens of this step were accepted, and how long the step took."""
         batches = self._launched_batches
         steady: tuple[object, ...] = ()
         if self._only_decodes and len(batches) == 1:
@@ -372,10 +378,10 @@ class Executor:
                 )
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
-        """Start the step's prefill, and wait for what delays no tokens: earlier prefill, scores.
+        """Start the step's prefill, and wait for earlier prefill and for scores.
 
         Prefill starts only here, because the tokens that `read` returns need not wait for it.
-        idle: nothing decodes.
+        idle: whether no sequence decodes.
         """
         events, self._guessed = self._guessed, []
         for group in self._prefills:
@@ -403,7 +409,7 @@ class Executor:
             launched.wait()
             self._early += launched.read_first()
         except Exception as fault:
-            # Sequences that joined a batch meanwhile have passed the failure on to all its rows.
+            # If a sequence has joined a batch meanwhile, the failure affects all rows of the batch.
             for rows in {
                 id(sequence.rows): sequence.rows for sequence in launched.sequences
             }.values():
@@ -474,7 +480,7 @@ class Executor:
         self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
     def _keep(self, sequence: ExecutorSequence, number: int | None) -> None:
-        """Store a leaving sequence's KV as an entry, unless its last step has lost the KV."""
+        """Store a leaving sequence's KV as a cached prefix, unless its last step lost the KV."""
         try:
             if sequence.rows is None:
                 self._entries.lose(number)
@@ -495,7 +501,7 @@ class Executor:
             self._entries.add(number, entry)
 
     def _preempt(self, sequence: ExecutorSequence, entry: int | None) -> None:
-        """Store or drop the KV of a sequence. It keeps its tokens, and is started again later."""
+        """Store or drop the KV of a sequence, which keeps its tokens and is started again later."""
         batch = sequence.rows
         if entry is not None:
             self._keep(sequence, entry)
@@ -529,7 +535,7 @@ class Executor:
         return self._passes.has(sequence)
 
     def rest(self) -> None:
-        """Release passes that nothing waits for, because nothing is left to run."""
+        """Release passes in flight, because nothing is left to run and nothing waits for them."""
         if self._model.blas is not None:
             self._model.blas.rest()
         self._passes.clear()
@@ -547,7 +553,7 @@ class Executor:
             self._model.media.features.clear()
 
     def other_memory_events(self) -> list[PlannerEvent]:
-        """Report the memory that neither sequences nor entries use, if it has changed."""
+        """Report the memory that neither sequences nor cached prefixes use, if it has changed."""
         media, disk = self._model.media, self._model.disk
         if media is None and disk is None and self.lacking_bytes == self._other.texts:
             return []
@@ -563,7 +569,7 @@ class Executor:
         return [other]
 
     def _save(self, sequence: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
-        """Hand a copy of the KV to the disk thread. If that fails, no file is written."""
+        """Pass a copy of the KV to the disk thread. If that fails, no file is written."""
         try:
             self._files.save(sequence, tokens, cache)
         except Exception as fault:

@@ -1,4 +1,4 @@
-"""A sequence in the executor: its request, where its KV is, and what has been read of it."""
+"""The executor's data about one sequence: the request, the KV, and the progress."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class ExecutorSequence:
-    """A sequence of one request.
+    """The executor's data about the sequence of one request.
 
-    history: the tokens in its KV, in order.
+    limit: maximum number of tokens to generate.
+    rows: the rows with the KV of the sequence; a `DecodeBatch` once it decodes.
+    snapshots: by length, the snapshots of layers that cannot be truncated.
+    tokens: the tokens to prefill: the prompt and, after a preemption, the answer so far.
+    history: the tokens whose KV exists, in order.
     delivered: number of generated tokens that were read.
-    finished: whether it ended by itself, so that its answer may be saved to disk.
-    rows: where its KV is; a `DecodeBatch` once it decodes.
+    finished: whether the answer is complete, so that it may be saved to disk.
     first: the first tokens of all sequences whose prompts the same pass completed.
     first_delivered: whether this sequence's first token was read, and passed to its grammar, before
         the sequence joined a batch.
-    mask_seconds: processor time that its grammar took since the latest plan.
-    postponed: whether its latest token was chosen without its grammar, for lack of time.
-    states: the hidden states of its latest tokens, if a guesser reads them.
+    mask_seconds: processor time that the grammar used since the latest plan.
+    postponed: whether the latest token was sampled without the grammar, for lack of time.
+    states: the hidden states of the latest tokens, if a guesser reads them.
     """
 
     number: int

@@ -9,7 +9,12 @@ GRAMMAR = "grammar"  # an error of a grammar, which leaves the KV intact
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An action that failed, and the sequences that lost their KV with it."""
+    """An action that failed.
+
+    sequences: numbers of the sequences that lost their KV.
+    where: name of the action, for the log.
+    fault: the exception.
+    """
 
     sequences: tuple[int, ...]
     where: str

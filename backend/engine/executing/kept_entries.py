@@ -1,4 +1,4 @@
-"""The KV of stored entries: the executor's side of the prompt cache."""
+"""The KV of cached prefixes: the executor's part of the prompt cache."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from backend.engine.planning.plan import NotStored, PlannerEvent, Stored
 
 @dataclass(slots=True)
 class KeptEntry:
-    """Stored KV of `tokens`, and snapshots of the layers that cannot be truncated.
+    """A cached prefix: the KV of `tokens`, and snapshots of the layers that cannot be truncated.
 
-    prompt: how many of the tokens are the prompt's.
-    nbytes: 0 until the entry has been computed.
+    prompt: how many of the tokens belong to the prompt.
+    snapshots: by length.
+    nbytes: 0 until the KV has been computed.
     """
 
     cache: kv.RowCache
@@ -27,11 +28,12 @@ class KeptEntry:
 
 
 class KeptEntries:
-    """The stored entries, by the planner's numbers.
+    """The cached prefixes, by the planner's numbers.
 
-    by_number: changed by methods only. nbytes: of all entries that have been computed.
-    places: whether each entry lists the lengths at which it can be used even if its own layers can
-    all be truncated, because those of other ranks may not.
+    by_number: changed by methods only.
+    nbytes: bytes of all cached prefixes whose KV has been computed.
+    places: whether to report the checkpoint positions of a cached prefix even if all of its layers
+        can be truncated, because layers on other ranks may not.
     """
 
     def __init__(self, *, places: bool) -> None:
@@ -40,20 +42,21 @@ class KeptEntries:
         self._places = places
         self._new: list[int] = []
         self._lost: list[int] = []
-        self._snapshots: Counter[int] = Counter()  # how many entries have a snapshot, by its id
+        # How many cached prefixes have a snapshot, by the snapshot's id.
+        self._snapshots: Counter[int] = Counter()
 
     def has_snapshot(self, snapshot: kv.Snapshot) -> bool:
-        """Return whether an entry has this very snapshot."""
+        """Return whether a cached prefix has this object as a snapshot."""
         return id(snapshot) in self._snapshots
 
     def add(self, number: int, entry: KeptEntry) -> None:
-        """Store an entry; the next `settle` waits for its KV."""
+        """Store a cached prefix; the next `settle` waits for its KV."""
         self.by_number[number] = entry
         self._new.append(number)
         self._snapshots.update(map(id, entry.snapshots.values()))
 
     def take(self, number: int) -> KeptEntry:
-        """Remove an entry and return it. Raises KeyError for an unknown number."""
+        """Remove and return a cached prefix. Raises KeyError for an unknown number."""
         entry = self.by_number.pop(number)
         self.nbytes -= entry.nbytes
         for known in map(id, entry.snapshots.values()):
@@ -72,7 +75,7 @@ class KeptEntries:
         self._new, self._lost = [], []
 
     def lose(self, number: int | None) -> None:
-        """Forget an entry that could not be stored."""
+        """Report at the next `settle` that a cached prefix could not be stored."""
         self._lost += [] if number is None else [number]
 
     @property
@@ -81,7 +84,7 @@ class KeptEntries:
         return bool(self._new or self._lost)
 
     def settle(self, events: list[PlannerEvent]) -> list[Failure]:
-        """Wait for the new entries, and report their sizes or failures."""
+        """Wait for the KV of new cached prefixes, and report their sizes or failures."""
         events += [NotStored(number) for number in self._lost]
         self._lost.clear()
         failures: list[Failure] = []

@@ -1,10 +1,11 @@
 """Measures the temporary memory of a forward pass, on the device that will run it.
 
 Whether attention scores are materialised depends on the device, the head size, the mask and the
-kind of KV; what else a layer needs depends on its architecture. Two short passes measure it: one
-after a few tokens, and one after a long KV filled with zeros. They need no array as mask, as
-passes of several rows do: what that adds is measured on the attention kernel alone. How much memory
-the choice of a token takes depends on how the device sorts, and is measured on zeros as well.
+kind of KV. The other memory that a layer needs depends on the architecture. Two short passes
+measure both: one after a few tokens, and one after a long KV filled with zeros. Unlike passes of
+several rows, they need no array as mask: the memory that a mask adds is measured on the attention
+kernel alone. The memory for choosing a token depends on how the device sorts; it is measured on
+zeros too.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 _TOKENS = 8
 _SEEN = 2048
-# Longer passes use other kernels and keep more arrays at once: at most this factor more memory.
+# Longer passes use other kernels and have more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
 # Bytes of a head for a pair of tokens without a fused kernel: scores and weights in float32, their
 # mask, and half as much again.
 _UNFUSED = 18
-# What takes most memory without filters of the whole vocabulary, and with all of them.
+# The settings that need most memory without filters of the whole vocabulary, and with all of them.
 _CHOICE = Sampling(
     temperature=1.0, logit_bias=((0, 1.0),), repetition=1.1, presence=0.1, frequency=0.1, min_p=0.1
 )
@@ -58,8 +59,9 @@ class _Attention(NamedTuple):
 class FirstPass:
     """The first pass of a model, whose results several measurements share.
 
-    row: the KV of FIRST_TOKENS. logits: of all of them, [1, tokens, vocabulary]. attention: the
-    forms of attention of the calls of MLX's kernel, in order.
+    row: the KV of FIRST_TOKENS.
+    logits: the logits of all these tokens, [1, tokens, vocabulary].
+    attention: the forms of attention in the calls of MLX's kernel, in order.
     """
 
     def __init__(self, model: Any) -> None:
@@ -70,9 +72,9 @@ class FirstPass:
 
     @property
     def ordinary(self) -> bool:
-        """Whether each layer passes its stored keys and values, and nothing more, to MLX's kernel.
+        """Whether each layer passes exactly its stored keys and values to MLX's kernel.
 
-        Layers that store something shorter, or choose what to attend to, need more memory.
+        Layers that store shorter vectors, or select tokens to attend to, need more memory.
         """
         layers = [*kv.leaves(self.row)]
         if any(type(layer) not in (LayerKV, WindowKV) for layer in layers):
@@ -107,12 +109,13 @@ def pass_cost(
     all_logits: bool = False,
     bounded: bool = False,
 ) -> PassCost:
-    """The memory cost of the model's passes. Raises what the model raises on its first tokens.
+    """Measure the memory cost of a model's passes. Raises what the model raises.
 
-    first: its row gets more tokens.
-    all_logits: whether the last pass of a prompt computes the logits of all its tokens, not of one.
-    bounded: the model is ordinary (`FirstPass`), and an upper bound of `per_pair` is enough, which
-        takes no pass after a long KV.
+    vocabulary: number of logits.
+    first: the first pass; more tokens are added to its row.
+    all_logits: whether the last pass of a prompt computes the logits of all its tokens.
+    bounded: whether an upper bound of `per_pair` is enough, which needs no pass after a long KV.
+        The model must be ordinary (`FirstPass`).
     """
     first = first or FirstPass(model)
     row = first.row
@@ -141,7 +144,10 @@ def pass_cost(
 
 
 def _bytes_after_long_kv(model: Any, row: kv.RowCache, short: int) -> int:
-    """As `_temporary_bytes`, after `_SEEN` tokens in all. short: the bytes after a few tokens."""
+    """Return the result of `_temporary_bytes` after `_SEEN` tokens.
+
+    short: the result after a few tokens.
+    """
     try:
         _lengthen(row, _SEEN - 2 * _TOKENS - len(FIRST_TOKENS))
         return _temporary_bytes(model, row)
@@ -152,7 +158,7 @@ def _bytes_after_long_kv(model: Any, row: kv.RowCache, short: int) -> int:
 
 
 def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
-    """Peak bytes of a pass of `_TOKENS` more tokens, without the KV that it adds."""
+    """Return the peak bytes of a pass of `_TOKENS` more tokens, without the KV of these tokens."""
 
     def run() -> None:
         model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # its logits are not evaluated
@@ -162,7 +168,7 @@ def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
 
 
 def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
-    """Peak bytes of choosing the token of one row, with its log-probability."""
+    """Return the peak bytes of choosing the token of one row, with its log-probability."""
 
     def run() -> None:
         sampler = BatchSampler([sampling], [Past((), 0, _SEEN)], vocabulary)
@@ -174,7 +180,7 @@ def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
 
 
 def _peak_bytes(run: Callable[[], None]) -> int:
-    """Return the bytes that a computation holds at its peak, without those that it leaves."""
+    """Return the bytes that a computation uses at its peak, without those of its results."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -185,9 +191,9 @@ def _peak_bytes(run: Callable[[], None]) -> int:
 
 
 def _mask_bytes(forms: Iterable[_Attention]) -> int:
-    """Peak bytes that an array as mask adds to attention of `_TOKENS` tokens to `_SEEN` tokens.
+    """Return the peak bytes that an array as mask adds to the attention of `_TOKENS` tokens.
 
-    They include the array itself.
+    The bytes include those of the array. The tokens attend to `_SEEN` tokens.
     """
     most = 0
     for heads, kv_heads, size, value_size, dtype in set(forms):
@@ -208,7 +214,7 @@ def _mask_bytes(forms: Iterable[_Attention]) -> int:
 
 
 def _lengthen(row: kv.RowCache, tokens: int) -> None:
-    """Append zeros to the layers that store keys and values, with room for the next pass."""
+    """Append zeros to the layers that store keys and values."""
     for layer in kv.leaves(row):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and values is not None:
@@ -217,7 +223,10 @@ def _lengthen(row: kv.RowCache, tokens: int) -> None:
 
 
 def _zeros(layer: Any, like: Any, tokens: int) -> mx.array:
-    """Zeros, [1, heads, tokens, size], in the form in which a model appends to the layer."""
-    of = like[1] if isinstance(like, tuple) else like
+    """Return zeros, [1, heads, tokens, size], as a model would append them to the layer.
+
+    like: the layer's keys or its values.
+    """
+    array = like[1] if isinstance(like, tuple) else like
     size = layer.packing.size(like) if isinstance(like, tuple) else like.shape[3]
-    return mx.zeros((1, of.shape[1], tokens, size), of.dtype)
+    return mx.zeros((1, array.shape[1], tokens, size), array.dtype)

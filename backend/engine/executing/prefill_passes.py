@@ -32,17 +32,19 @@ from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, Prefi
 class PrefillPass:
     """A prefill pass that was launched but not waited for.
 
-    tokens: number of tokens that it computes, including padding.
-    read: of these, tokens of prompts.
-    behind: tokens before them, in the longest prompt.
-    at: time when it was started.
-    done: time when it was computed, if that happened within the launch.
-    ahead: whether it was started before the pass before it had ended.
-    last: whether it completes a prompt.
-    seconds: how long the device took for it; negative until that is known.
-    marks: small arrays that are available when it is done.
-    chosen: the first tokens of the sequences whose prompts it completes.
-    saves: what is written to disk when it is done.
+    tokens: number of computed tokens, including padding.
+    read: number of computed tokens without padding.
+    behind: number of tokens before the computed ones, in the longest prompt.
+    at: time when the pass was started, in seconds.
+    ahead: whether the pass was started before the previous pass had ended.
+    last: whether the pass completes a prompt.
+    done: time when the pass was computed, if that happened within the launch.
+    seconds: how long the device took; negative until that is known.
+    marks: small arrays that are available when the pass is done.
+    chosen: the first tokens of the sequences whose prompts the pass completes.
+    logits: logits of prompt tokens whose log-probabilities are requested, [tokens, vocabulary].
+    following: the tokens after these.
+    saves: the KV to write to disk when the pass is done.
     """
 
     tokens: int
@@ -61,7 +63,7 @@ class PrefillPass:
     saves: list[tuple[ExecutorSequence, Sequence[int], kv.RowCache]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait until it is computed. Raises what MLX raises."""
+        """Wait until the pass is computed. Raises what MLX raises."""
         mx.eval(self.marks)
         if self.logits is not None:
             (sequence,) = self.sequences
@@ -74,8 +76,8 @@ class PrefillPass:
     def read_first(self) -> list[Sampled]:
         """Return the first tokens of sequences that wait to join their batch.
 
-        They are read before the batch's step is launched, because a launch takes time. Those of
-        postponed sequences were chosen without their grammars, and are dropped.
+        They are read before the batch's step is launched, because a launch takes time. Tokens of
+        postponed sequences were sampled without their grammars, and are dropped.
         """
         chosen = self.chosen
         if chosen is None or all(sequence.first is not chosen for sequence in self.sequences):
@@ -99,9 +101,9 @@ class PrefillPasses:
         # processor time of this step's grammars; None if no sequence decodes without a grammar
         self.grammar_seconds: float | None = None
         self.ahead = False  # `ahead` of the plan
-        self._untimed: list[PrefillPass] = []  # that have ended, but when is not known
-        self._launched: list[PrefillPass] = []  # in this step
-        self._earlier: list[PrefillPass] = []
+        self._untimed: list[PrefillPass] = []  # passes that have ended at an unknown time
+        self._launched: list[PrefillPass] = []  # passes in flight of this step
+        self._earlier: list[PrefillPass] = []  # passes in flight of earlier steps
 
     @property
     def logit_bytes(self) -> int:
@@ -122,11 +124,12 @@ class PrefillPasses:
     def due(self, *, idle: bool) -> Iterator[PrefillPass]:
         """Yield the passes to wait for now, in the order in which they were launched.
 
-        The latest ones stay in flight behind the next decode step or, when nothing decodes
-        (`idle`), behind the next passes, except for a prompt's last one. On a CPU none stay:
-        launching computes the next step immediately, so the first tokens would come only after it.
-        A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
-        could end without them.
+        The passes of this step stay in flight behind the next decode step or, if no sequence
+        decodes, behind the next passes, unless one of them completes a prompt. On a CPU no pass
+        stays in flight: a launch computes the next step immediately, which would delay first
+        tokens. A pass with log-probabilities of its prompt does not stay in flight either, because
+        the answer could end without them.
+        idle: whether no sequence decodes.
         """
         last = idle and any(launched.last for launched in self._launched)
         waiting = len(self._earlier) + (len(self._launched) if last else 0)
@@ -139,9 +142,10 @@ class PrefillPasses:
             yield self._earlier.pop(0)
 
     def wait_for_earlier(self) -> None:
-        """On a GPU, wait for everything that was started, so that the time of each pass is known.
+        """On a GPU, wait for all work that was started, so that the time of each pass is known.
 
-        Call it when the graph of the next pass is built: the device is idle until that pass starts.
+        Call this when the graph of the next pass is built: the device is idle until that pass
+        starts.
         """
         if self._times.in_order:
             return
@@ -154,8 +158,8 @@ class PrefillPasses:
     def ended(self, launched: PrefillPass) -> list[PrefillTimed]:
         """Return the times that are known when a pass has been waited for.
 
-        If the next pass was started before, the end of this one is not known. Such passes are
-        reported together with the next ones, with the mean of their times.
+        If the next pass was started ahead, the end of this pass is not known. Such passes are
+        reported together with later passes, with the mean of their times.
         """
         self.time(launched)
         self._untimed.append(launched)
@@ -168,7 +172,7 @@ class PrefillPasses:
         return [PrefillTimed(tokens // len(passes), seconds, behind)] * len(passes)
 
     def time(self, launched: PrefillPass) -> None:
-        """Record how long a pass took that has just ended, unless that is known."""
+        """Record the time of a pass that has just ended, unless the time is known."""
         if launched.seconds < 0:
             launched.seconds = self._times.finished(launched.at, launched.done)
 
@@ -207,7 +211,7 @@ class PrefillPasses:
         self.wait_for_earlier()
         if media is not None:
             if media.get_features(start, end):
-                return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
+                return  # Encoding an image or a sound is a separate pass, which cannot be divided.
             end = min(end, len(sequence.prompt))
         tokens = sequence.tokens[start:end]
 
@@ -298,11 +302,11 @@ class PrefillPasses:
         return watched
 
     def _end(self, sequence: ExecutorSequence, part: Prefill) -> int:
-        """Return where the next chunk ends.
+        """Return the length of the sequence at which the next chunk ends.
 
-        Before the prompt's last token if a prompt cache file needs the KV without that token. After
-        the prompt if the prompt needs a pass of its own and tokens of its answer follow, as they do
-        after a preemption.
+        The chunk ends before the prompt's last token if a prompt cache file needs the KV without
+        that token. It ends with the prompt if the model must read a prompt in one pass and tokens
+        of the answer follow, as they do after a preemption.
         """
         if self._model.reads_whole and part.start < len(sequence.prompt):
             return min(part.end, len(sequence.prompt))
@@ -324,7 +328,9 @@ class PrefillPasses:
     ) -> None:
         """Sample the first tokens, take the snapshots, and start the device.
 
-        last: logits of [sequences, vocabulary] for the prompts that this pass completes.
+        ends: the sequences, each with its part of the plan and the length that it reaches.
+        last: logits of the last tokens of the prompts that this pass completes, [sequences,
+            vocabulary].
         """
         if not self._times.in_order:
             launched.ahead = self.ahead and bool(self.in_flight)

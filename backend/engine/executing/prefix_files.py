@@ -1,4 +1,4 @@
-"""Decides which KV is saved to disk, and makes the copy."""
+"""Decides which KV is saved to disk, and copies it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backend.engine.model import EngineModel
 
 
 class PrefixFiles:
-    """Which KV the requests of one loaded model ask to save, and the saving itself."""
+    """Saves the KV that requests of one loaded model ask to store on disk."""
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
@@ -19,7 +19,10 @@ class PrefixFiles:
         return sequence.finished and sequence.request.disk.saves_answer and self._may_hold(sequence)
 
     def want_prompt(self, sequence: ExecutorSequence) -> bool:
-        """Whether the prompt is saved without its last token, which a repeated request computes."""
+        """Return whether to save the prompt without its last token.
+
+        A repeated request computes the last token, to get logits.
+        """
         if sequence.scoring is not None or not self._may_hold(sequence):
             return False
         return sequence.request.disk.saves_prompt(trimmable=self._model.trims)
@@ -33,10 +36,7 @@ class PrefixFiles:
         self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
 
     def _may_hold(self, sequence: ExecutorSequence) -> bool:
-        """Return whether the sequence's KV can be in a file: not if it has images or an adapter.
-
-        Checked before copying.
-        """
+        """Return whether the sequence's KV can be in a file; it cannot with media or an adapter."""
         disk = self._model.disk
         return (
             disk is not None

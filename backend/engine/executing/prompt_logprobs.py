@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's tokens, computed chunk by chunk during prefill.
 
 The logits of a whole prompt would take gigabytes. So the size of a chunk's logits is limited, and
-for each position only the next token's and the likeliest tokens' log-probabilities are kept.
+for each position only the log-probabilities of the next token and of the likeliest tokens remain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def read(logits: mx.array, following: Sequence[int], alternatives: int) -> list[
 
     logits: [positions, vocabulary].
     following: the next token at each position.
+    alternatives: how many of the likeliest tokens to return at each position.
     """
     logprobs = BatchLogprobs([alternatives] * len(following))
     computed = logprobs(logits, mx.array(list(following)))
     entries = logprobs.read(computed, following)
-    return [entries[place] for place in range(len(following))]
+    return [entries[position] for position in range(len(following))]

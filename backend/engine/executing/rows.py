@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Sequences in the order of their KV, which are prefilled together unless they decode."""
+    """Sequences whose KV is in the rows of one cache, in the same order."""
 
     def __init__(self, cache: kv.BatchCache, sequences: Sequence[ExecutorSequence]) -> None:
         self.cache = cache
@@ -22,7 +22,7 @@ class Rows:
 
     @classmethod
     def gathered(cls, sequences: Sequence[ExecutorSequence]) -> Rows:
-        """Rows of exactly these sequences, which leave their present rows.
+        """Return rows of exactly these sequences, which leave their present rows.
 
         Raises what MLX raises; the present rows are then unchanged.
         """
@@ -43,11 +43,11 @@ class Rows:
         return gathered
 
     def extract(self, sequence: ExecutorSequence) -> kv.RowCache:
-        """A copy of the KV of a sequence, in buffers of its own; `history` has its tokens."""
+        """Return a copy of a sequence's KV, of the tokens in `history`."""
         return self.cache.extract(self.sequences.index(sequence))
 
     def take(self, sequence: ExecutorSequence) -> kv.RowCache:
-        """The KV of a sequence that will leave, in buffers that are no larger than needed."""
+        """Return the KV of a sequence that will leave, in buffers no larger than needed."""
         return self.extract(sequence)
 
     def settle(self) -> None:

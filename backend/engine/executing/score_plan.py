@@ -16,15 +16,14 @@ from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
 MOST_TOKENS = 1 << 16  # of all candidates together
-MOST_CHARACTERS = 1 << 24  # for each candidate those of the prompt and its own, in all
+MOST_CHARACTERS = 1 << 24  # of all candidates together, the prompt counted with each
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A Score request: candidate texts to score after a prompt.
+    """A Score request: candidate texts to score after a prompt. `require_bounded` checks it.
 
-    Call `require_bounded` to check it. stable_bytes: how many bytes of the prompt (UTF-8) later
-    requests will share; 0 means unknown.
+    stable_bytes: how many bytes of the prompt (UTF-8) later requests will share; 0 means unknown.
     """
 
     request_id: str
@@ -43,7 +42,11 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """prefix: the tokens that all continuations share; later requests share `stable` of them."""
+    """The tokens of a Score request.
+
+    prefix: the tokens that all continuations share.
+    stable: how many tokens of the prefix later requests will share.
+    """
 
     prefix: list[int]
     continuations: tuple[Continuation, ...]
@@ -88,8 +91,9 @@ def plan(
     """Return the tokens to run. Raises InvalidRequest.
 
     encode: tokenises text like a raw prompt, with a BOS token and without an end token.
-    still_needed: called between two texts; if False (the request was cancelled), the rest is
-        skipped.
+    context_size: maximum number of tokens of the prompt and one candidate.
+    still_needed: called between two texts; False means that the request was cancelled, and ends the
+        work.
     """
     prompt = encode(request.prompt)
     texts = list(_encoded(request, prompt, encode, context_size, still_needed))

@@ -26,7 +26,11 @@ WIDEST = 32  # continuations that run side by side
 
 @dataclass(slots=True)
 class _Rectangle:
-    """Continuations that run side by side; `fed` tokens of each are in the cache."""
+    """Continuations that run side by side.
+
+    places: indices of the continuations in the plan.
+    fed: number of tokens of each continuation that are in the cache.
+    """
 
     places: Sequence[int]
     cache: kv.BatchCache
@@ -34,7 +38,10 @@ class _Rectangle:
 
 
 class Scoring:
-    """The state of one plan; `width` continuations run side by side."""
+    """The progress of one plan.
+
+    width: number of continuations that run side by side.
+    """
 
     def __init__(self, plan: ScorePlan, *, side_by_side: bool) -> None:
         self._plan = plan
@@ -46,7 +53,10 @@ class Scoring:
         self.restart()
 
     def restart(self, width: int | None = None) -> None:
-        """Start again after the row has lost its KV. width: continuations side by side."""
+        """Start again after the row has lost its KV.
+
+        width: number of continuations that run side by side; None leaves it unchanged.
+        """
         self.width = width or self.width
         self._values: list[list[float]] = [[] for _ in self._plan.continuations]
         self._waiting = list(self._longer)
@@ -67,7 +77,7 @@ class Scoring:
         return self._rectangle.cache.nbytes if self._rectangle is not None else 0
 
     def results(self) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """Per candidate, its tokens with their log-probabilities (natural)."""
+        """Return each candidate's tokens with their natural log-probabilities."""
         return tuple(
             tuple(
                 map(
@@ -80,7 +90,7 @@ class Scoring:
         )
 
     def step(self, model: Any, vocabulary: int, row: kv.RowCache, budget: int) -> tuple[int, int]:
-        """Run at most `budget` tokens; returns how many were run, with and without padding.
+        """Run at most `budget` tokens; returns how many ran, with and without padding.
 
         row: the KV of the prefix without its last token, which the first call adds.
         """

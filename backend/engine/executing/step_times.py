@@ -1,4 +1,4 @@
-"""Measures the device's times of steps and passes, which the planner learns from."""
+"""Measures how long the device takes for steps and passes, for the planner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from backend.engine import device
 class StepTimes:
     """The times of decode steps and passes.
 
-    A GPU works while the host goes on, so the end of a pass is known only if the host waits for it
-    before it starts anything else. The host therefore builds the graph of the next pass, waits, and
+    A GPU works while the host continues, so the end of a pass is known only if the host waits for
+    it before starting other work. The host therefore builds the graph of the next pass, waits, and
     only then starts that pass: the device is idle for little more than a launch. Decode steps
     without a pass between them are not separated, nor are passes that a plan starts ahead.
 
-    clock: seconds. wait: replaces `mx.eval`. in_order: whether the device computes within the call
-    that launches, as a CPU does, so that work ends in the order of the launches.
+    clock: returns seconds.
+    wait: replaces `mx.eval`.
+    in_order: whether the device computes within the call that launches, as a CPU does, so that work
+        ends in the order of the launches.
     """
 
     def __init__(
@@ -30,12 +32,12 @@ class StepTimes:
         self._wait = wait
         self.in_order = device.may_wait_within_a_step()
         self._began = 0.0  # of this step
-        self._starts: float | None = None  # when the device got the first pass of this decode step
+        self._starts: float | None = None  # when the first pass of this decode step was started
         # decode steps in flight: when each started, and the arrays that it computes
         self._steps: list[tuple[float, Sequence[Any]]] = []
         self._decoded: list[float] = []  # seconds of decode steps that were not reported yet
         self._ready = 0.0  # when the device was last known to have finished something
-        # what the latest step did; empty if it did more than decode
+        # the contents of the latest step; empty if it did more than decode
         self._latest_kind: tuple[object, ...] = ()
         self._read = 0.0
 
@@ -49,7 +51,10 @@ class StepTimes:
             self._starts = self.clock()
 
     def decode_launched(self, arrays: Sequence[Any]) -> None:
-        """Record that the decode step has been started. arrays: small ones that it computes."""
+        """Record that the decode step has been started.
+
+        arrays: small arrays that the step computes.
+        """
         if self.in_order and arrays:
             self._ready = self.clock()
             self._decoded.append(self._ready - self._began)
@@ -63,7 +68,10 @@ class StepTimes:
             self._decoded[-1] = self._ready - self._began
 
     def decode_read(self, *, ahead: bool) -> None:
-        """Record that tokens have been read. ahead: whether the latest step may be in flight."""
+        """Record that tokens have been read.
+
+        ahead: whether the latest step may still be in flight.
+        """
         while len(self._steps) > ahead:
             self._end_decode()
 
@@ -77,9 +85,9 @@ class StepTimes:
         return decoded
 
     def since_same_step(self, step: tuple[object, ...]) -> float:
-        """Return the seconds since the previous step if that step was the same; otherwise 0.
+        """Return the seconds since the previous step if it had the same contents; otherwise 0.
 
-        step: what this step does; empty if it does more than decode.
+        step: the contents of this step; empty if it does more than decode.
         """
         now = self.clock()
         seconds = now - self._read if step and step == self._latest_kind else 0.0
@@ -89,14 +97,15 @@ class StepTimes:
     def finished(self, launched: float, done: float) -> float:
         """Return the seconds of work that was launched and waited for.
 
-        launched, done: when it was launched, and the latest time at which it can have ended.
+        launched: time of the launch.
+        done: the latest time at which the work can have ended.
         """
         began = max(self._ready, launched)
         self._ready = min(self.clock(), done)
         return self._ready - began
 
     def waited(self, began: float) -> float:
-        """Return the seconds that work took while this thread waited for it."""
+        """Return the seconds of work for which this thread has waited. began: its start."""
         self._ready = self.clock()
         return self._ready - began
 

@@ -1,9 +1,9 @@
 """Runs typical prompts, so that the first real requests are not slow.
 
-On a GPU the first use of a shape compiles kernels. So prompts like those of first clients are run:
-one alone and two in a batch in the load, and later longer ones, up to a whole prefill pass, as long
-as the next one is certain to fit in the time. They run like all prompts, in a scheduler of their
-own.
+On a GPU the first use of a shape compiles kernels. So prompts like those of the first clients are
+run in a separate scheduler. During the load, one short prompt runs alone and two run in a batch.
+Later, longer prompts run, up to a whole prefill pass, as long as the next is certain to fit in the
+time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ _GENERATED = 2
 
 
 def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Stages[None]:
-    """Run each step of the prompts as a stage; ends on `engine`. Faults are only logged.
+    """Run each step of the prompts as a stage on the engine thread. Faults are only logged.
 
     most_tokens: maximum length of a prompt.
     begun: whether short prompts have already run, alone and in a batch.
-
-    Raises NotFinite, because such a model could not answer any prompt.
+    Raises NotFinite if logits are not finite, because the model could not answer any prompt.
     """
     broken: list[NotFinite] = []
 
@@ -74,7 +73,10 @@ def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Sta
 
 
 def _prompt(ticket: int, length: int, vocabulary: int) -> Submit:
-    """A prompt that shares no prefix with the others. The first is greedy, the others sample."""
+    """Return a prompt that shares no prefix with the others.
+
+    The first prompt is greedy, the others sample.
+    """
     tokens = [ticket % vocabulary] * length
     sampling = Sampling() if ticket == 1 else Sampling(temperature=1.0, top_p=0.9, seed=1)
     request = GenerationRequest(

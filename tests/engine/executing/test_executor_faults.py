@@ -445,8 +445,8 @@ def test_a_fault_with_files_and_media(
 
 
 IN_GUESSING = [
-    Action(Chooser, "choose", BATCH, caller="_guess"),
-    Action(kv.BatchCache, "begin", BATCH, caller="_guess"),
+    Action(Chooser, "choose", BATCH, caller="_launch_checked"),
+    Action(kv.BatchCache, "begin", BATCH, caller="_launch_checked"),
     Action(kv.BatchCache, "end", BATCH, caller="_settle"),
     Action(LookupGuesser, "propose", NOBODY),
 ]
