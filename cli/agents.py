@@ -1,4 +1,4 @@
-"""The coding agents that `mlx-backend launch` starts, and what each must know of a model.
+"""Lists the coding agents that `mlx-backend launch` starts, and what each must know of a model.
 
 An agent that assumes a larger context window than the model has never shortens its conversation in
 time, so every agent that has a setting for the window gets the model's. docs/agents.md is generated
@@ -25,8 +25,9 @@ _BEGIN, _END = "<!-- launch -->\n", "<!-- end of launch -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A gateway and its model. context: tokens of prompt and answer; 0 if it is unknown.
+    """A gateway and its model.
 
+    context: tokens of prompt and answer; 0 if it is unknown.
     catalogue: the gateway's description of its models for Codex.
     """
 
@@ -57,9 +58,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. tested: the version that was run. least: tokens of context that it needs.
+    """One agent. An agent's first request has thousands of tokens, mostly tools.
 
-    An agent's first request has thousands of tokens, mostly tools.
+    tested: the version that was run.
+    least: tokens of context that it needs.
     """
 
     name: str
@@ -102,7 +104,7 @@ def _codex(served: Served) -> Setup:
     }
     if served.context:
         settings["model_context_window"] = served.context
-        # Codex compacts before a message, and not because of it, so the message needs room.
+        # Codex compacts before a message, and not because of it, so the message must fit as well.
         settings["model_auto_compact_token_limit"] = served.context * 3 // 4
     files = {}
     if served.catalogue:
@@ -113,7 +115,7 @@ def _codex(served: Served) -> Setup:
 
 
 def _opencode(served: Served) -> Setup:
-    # opencode compacts before a message, and not because of it: `input` leaves room for it.
+    # opencode compacts before a message, and not because of it: `input` reserves tokens for it.
     limit = {"context": served.context, "input": served.context * 7 // 8, "output": served.output}
     config = {
         "provider": {
@@ -270,7 +272,7 @@ def _json(value: Any) -> str:
 
 
 def _toml(value: str | int | Mapping[str, str]) -> str:
-    """Return a value as TOML, which writes texts and numbers as JSON does."""
+    """Return a value as TOML, which writes strings and numbers as JSON does."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
@@ -293,7 +295,7 @@ def sections() -> str:
 
 
 def document(text: str) -> str:
-    """docs/agents.md with fresh sections."""
+    """Return docs/agents.md with fresh sections."""
     before, _, rest = text.partition(_BEGIN)
     return before + _BEGIN + "\n" + sections() + "\n" + _END + rest.partition(_END)[2]
 

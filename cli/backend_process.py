@@ -1,4 +1,4 @@
-"""A backend process to ask and to measure, without a gateway."""
+"""Starts a backend process to ask and to measure, without a gateway."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
 
 
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without the changes of its start script, plus `extra`."""
+    """Return this process's environment without the changes of its start script.
+
+    extra: variables to add.
+    """
     found = backend_environ(environ, {})
     found.pop("OPENBLAS_NUM_THREADS", None)
     return found | dict(extra)

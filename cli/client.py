@@ -1,4 +1,4 @@
-"""Calls of a gateway that runs already, and what to tell the user if it does not answer."""
+"""Calls a gateway that runs already, and reports to the user if it does not answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT = httpx.Timeout(10.0, read=None)
 
 
 class Refused(click.ClickException):
-    """The gateway's own reason for refusing a request, or that there is no gateway."""
+    """The gateway refused a request, or there is no gateway; `str()` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Client:
     key: str = ""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what is no address."""
+        """Raise UsageError if `url` is not an address."""
         try:
             if httpx.URL(self.url).scheme in ("http", "https"):
                 return

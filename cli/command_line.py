@@ -414,7 +414,7 @@ def _fetching(action: Any) -> Any:
 
 
 def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """A table without the columns in which every row is empty."""
+    """Print a table without the columns in which every row is empty."""
     kept = [at for at, _ in enumerate(head) if any(row[at] for row in rows)]
     lines = [[row[at] for at in kept] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

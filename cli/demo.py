@@ -1,8 +1,8 @@
-"""`make demo`: one question to a real model, over the wire, as a host would ask it.
+"""Runs `make demo`: one question to a real model, over the wire, as a host would ask it.
 
-Starts the backend through run.sh, waits for Health, loads a model, streams the answer, frees the
-model and stops the process. It shares no code with the backend except backend.proto, and what says
-how a process ended.
+It starts the backend through run.sh, waits for Health, loads a model, streams the answer, frees the
+model and stops the process. It shares no code with the backend except backend.proto, and the
+description of how a process ended.
 """
 
 import codecs
@@ -40,7 +40,7 @@ MOST_LINES = 20  # of the backend's log, if it fails
 
 
 class DemoFailed(Exception):
-    """What went wrong, in one line for the user; lines of the backend's log may follow it."""
+    """The demo failed; `str()` says why in one line. Lines of the backend's log may follow it."""
 
 
 def say(line: str) -> None:
@@ -151,7 +151,10 @@ def wait_for_health(stub: backend_pb2_grpc.BackendStub, backend: Backend) -> Non
 
 
 def options_for(model: str) -> backend_pb2.ModelOptions:
-    """The load of a folder or a hub id; of the default model for "". Raises ModelUnavailable."""
+    """Return the load of a folder or a hub id; for "", of the default model.
+
+    Raises ModelUnavailable.
+    """
     reference = model or str(default_model.ensure(say_plainly))
     options = backend_pb2.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
     local = Path(reference).expanduser()

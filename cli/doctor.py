@@ -1,4 +1,4 @@
-"""`mlx-backend doctor`, `make doctor`: tests in two minutes whether the backend works here.
+"""Runs `mlx-backend doctor` and `make doctor`, which test whether the backend works here.
 
 Loads one model, tests what can differ between devices, and compares the speed with plain mlx-lm on
 the same checkpoint. Prints a report and writes it as JSON, to paste into an issue. The report
@@ -55,7 +55,10 @@ Verdict = Literal["ok", "note", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. figures: its numbers, for the JSON report."""
+    """The result of one check.
+
+    figures: its numbers, for the JSON report.
+    """
 
     name: str
     verdict: Verdict
@@ -195,16 +198,16 @@ def _batching(stub: BackendStub) -> Finding:
     return Finding("alone and in a batch", verdict, detail, {"gaps": found})
 
 
-def difference(one: Answer, other: Answer) -> float | None:
-    """Return how much better `one` rates its own token where two answers first differ, in nats.
+def difference(answer: Answer, other: Answer) -> float | None:
+    """Return how much better `answer` rates its own token where two answers first differ, in nats.
 
-    None if the answers are equal; infinite if the other's token is not among `one`'s best.
+    None if the answers are equal; infinite if the other's token is not among the best of `answer`.
     """
-    for at, (mine, theirs) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+    for at, (mine, theirs) in enumerate(zip(answer.tokens, other.tokens, strict=False)):
         if mine != theirs:
-            best = one.best[at]
+            best = answer.best[at]
             return best[mine] - best[theirs] if theirs in best else float("inf")
-    return None if len(one.tokens) == len(other.tokens) else float("inf")
+    return None if len(answer.tokens) == len(other.tokens) else float("inf")
 
 
 def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
@@ -253,7 +256,7 @@ def _cancel(stub: BackendStub) -> Finding:
 
 
 def _speed(stub: BackendStub) -> dict[str, float]:
-    """Tokens per second: prefill and decode of one prompt, and several answers at once."""
+    """Return tokens per second: prefill and decode of one prompt, and several answers at once."""
 
     def answer(prompt: str, tokens: int = DECODE_TOKENS) -> Answer:
         return ask(stub, prompt, tokens, TopLogprobs=0)
@@ -284,7 +287,7 @@ def _together(width: int) -> str:
 
 
 def _measured(speeds: dict[str, float], stub: BackendStub) -> Finding:
-    """Return the memory that MLX holds after the measurement of the speeds, which are added."""
+    """Return the memory of MLX after the measurement of the speeds, which are added."""
     speeds |= _speed(stub)
     parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
     return Finding("memory", "ok", f"MLX holds {_mib(parts['mlx_active'])}", parts)
@@ -339,10 +342,11 @@ def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOpti
 
 
 def plain(model: str) -> dict[str, float]:
-    """Tokens per second of mlx-lm on the prompts of `_speed`, in a process of `_compared`.
+    """Return the tokens per second of mlx-lm on the prompts of `_speed`.
 
-    `stream_generate` gives one answer, `batch_generate` several. On a CPU mlx-lm is set to compute
-    as the backend does: in float32, without MLX's compiler.
+    This runs in a process of `_compared`. `stream_generate` generates one answer, `batch_generate`
+    several. On a CPU mlx-lm is set to compute as the backend does: in float32, without MLX's
+    compiler.
     """
     import mlx.core as mx
     from mlx_lm import batch_generate, load, stream_generate

@@ -149,10 +149,10 @@ def dequantised(tensors: dict[str, mx.array], module: str) -> mx.array:
 
 
 def in_half_order(weight: mx.array, heads: int) -> mx.array:
-    """Undo llama.cpp's row order, which puts the two values that RoPE rotates together next to
-    each other.
+    """Return a weight with the rows of each head in the order of the hub.
 
-    In the hub's layout they are half a head apart.
+    llama.cpp puts the two values that RoPE rotates together next to each other; in the hub's layout
+    they are half a head apart.
     """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)

@@ -39,7 +39,7 @@ def start(
 ) -> int:
     """Start an agent, or print how. Returns its exit code.
 
-    replace: run it in place of this process.
+    replace: whether the agent replaces this process.
     """
     setup = placed(chosen.setup(model), folder())
     if only_print:

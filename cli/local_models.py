@@ -1,4 +1,4 @@
-"""The models on this machine: those in the cache of the hub's client, and the default model."""
+"""Finds the models on this machine: those in the hub's cache, and the default model."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from gateway.models.reading import single
 
 
 class NoSuchModel(Exception):
-    """No model of this name is here; the text says what to do."""
+    """This machine has no model of this name; `str()` says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A downloaded model. repository: its hub id; empty for the default model."""
+    """A downloaded model.
+
+    repository: its hub id; empty for the default model.
+    """
 
     folder: Path
     repository: str = ""
 
     @property
     def reference(self) -> str:
-        """What the gateway is given to serve it."""
+        """The name by which the gateway serves it."""
         return self.repository or str(self.folder)
 
     @property

@@ -1,4 +1,4 @@
-"""The options of the commands that load a model, with their defaults, and the gateway's flags."""
+"""Defines the options of the commands that load a model, and the gateway's flags."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def show(self, done: int, total: int) -> None:
-        """done, total: MiB."""
+        """Set how far a download is.
+
+        done, total: in MiB.
+        """
         self._done = (done, total)
 
     def line(self) -> str:

@@ -1,4 +1,4 @@
-"""The gateway with one model or a folder of models: in place of this process, or beside it."""
+"""Runs the gateway with one model or a folder of models, in this process or beside it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
 from gateway.supervisor.warden import SETTINGS, backend_environ
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
-_SAID = re.compile(r"gateway: (.+)")
+_REASON = re.compile(r"gateway: (.+)")
 _STOP_SECONDS = 30.0
 
 
 class Contradiction(click.UsageError):
-    """Two settings name what to serve; the text says which."""
+    """Two settings name what to serve; `str()` names them."""
 
 
 def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -82,7 +82,7 @@ def become_gateway(arguments: Sequence[str]) -> NoReturn:
 
 @contextmanager
 def gateway(arguments: Sequence[str]) -> Iterator[str]:
-    """A gateway on a free port, until the block ends; yields its URL once its model is loaded.
+    """Run a gateway on a free port until the block ends; yields its URL once its model is loaded.
 
     Raises ClickException with the gateway's own reason if it ends before that.
     """
@@ -111,13 +111,13 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """Leave by way of `finally`, so that the gateway ends too."""
+    """Exit in a way that runs `finally`, so that the gateway ends too."""
     raise SystemExit(128 + number)
 
 
 def _until_listening(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
-    said: deque[str] = deque(maxlen=1)
+    reasons: deque[str] = deque(maxlen=1)
     with Progress("loading") as progress:
         for line in process.stderr:
             if match := _LISTENING.search(line):
@@ -127,9 +127,11 @@ def _until_listening(process: subprocess.Popen[str]) -> str:
                 progress.show(int(match[1]), int(match[2]))
             elif DOWNLOADED in line:
                 progress.show(0, 0)
-            elif match := _SAID.match(line):
-                said.append(match[1])
-    raise click.ClickException(said[0] if said else f"the gateway ended with {process.wait()}")
+            elif match := _REASON.match(line):
+                reasons.append(match[1])
+    raise click.ClickException(
+        reasons[0] if reasons else f"the gateway ended with {process.wait()}"
+    )
 
 
 def _read_on(process: subprocess.Popen[str]) -> None:
