@@ -1,1 +1,1 @@
-"""Pure Python shared by backend and gateway: text in, data out; no grpc, no mlx, no I/O."""
+"""Pure Python shared by backend and gateway: from strings to data, without grpc or mlx."""

@@ -1,7 +1,7 @@
-"""What a model can do, read from the files of its checkpoint without loading it.
+"""Determines what a model can do from the files of its checkpoint, without loading it.
 
-For lists of models, from which programs learn whether to offer images, tools or completion in an
-editor. The words are Ollama's.
+Lists of models contain this, so that programs know whether to offer images, tools or completion in
+an editor. The words are Ollama's.
 """
 
 from __future__ import annotations
@@ -46,17 +46,22 @@ _OF_KIND = {
 
 
 def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
-    """Which of completion, tools, insert, vision, audio, thinking, embedding a checkpoint supports.
+    """Return the abilities of a checkpoint; empty for models that rank or label.
 
-    wanted: the option `type`. Before a download, a model is assumed to complete texts and to call
-    tools, unless `type` says otherwise. Empty for models that rank or label.
+    They are among completion, tools, insert, vision, audio, thinking and embedding. Before a
+    download, a model is assumed to complete texts and to call tools, unless `type` says otherwise.
+
+    wanted: the option `type`.
     """
     stamps = [(path.stat().st_mtime_ns if path.is_file() else 0) for path in _paths(folder)]
     return _abilities(folder, wanted, tuple(stamps))
 
 
 def text_only(folder: Path, wanted: str = "") -> bool:
-    """Whether a checkpoint certainly accepts only text: it has no vision or audio weights."""
+    """Return whether a checkpoint certainly accepts only text.
+
+    Such a checkpoint has no vision or audio weights.
+    """
     if wanted == "text":
         return True
     with suppress(OSError):
@@ -75,7 +80,7 @@ def _without_media(folder: Path, _stamp: int) -> bool:
 
 
 def for_anthropic(able: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The abilities in the form in which Anthropic lists a model's capabilities."""
+    """Return the abilities in the form in which Anthropic lists a model's capabilities."""
     listed: dict[str, dict[str, Any]] = {}
     for name, need in _CAPABILITIES.items():
         support = {"supported": need in able}
@@ -122,7 +127,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path) -> frozenset[str]:
-    """The names of the weights: those of the index, or of one file's header."""
+    """Return the names of the weights: those of the index, or of one file's header."""
     indexed = _json(folder / _INDEX).get("weight_map")
     if isinstance(indexed, dict):
         return frozenset(indexed)
@@ -134,7 +139,7 @@ def _tensors(folder: Path) -> frozenset[str]:
 
 
 def _added_tokens(path: Path) -> frozenset[str]:
-    """The added tokens; tokenizer.json lists them at its beginning."""
+    """Return the added tokens; tokenizer.json lists them at its beginning."""
     with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
         head = file.read(_HEAD).decode(errors="replace")
         start = head.index(_ADDED) + len(_ADDED)
@@ -144,7 +149,7 @@ def _added_tokens(path: Path) -> frozenset[str]:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str:
-    """All chat templates of a checkpoint, one after the other."""
+    """Return all chat templates of a checkpoint, one after the other."""
     with suppress(OSError, ValueError):
         return (folder / "chat_template.jinja").read_text("utf-8")
     given = settings.get("chat_template") or ""

@@ -49,8 +49,10 @@ def output_of(
 ) -> Ended:
     """Run a module of this project with a file as standard input, and `task` as JSON argument.
 
-    seconds: of wall time. on_start: called with the process, for a caller that may kill it. Raises
-    OSError if the process cannot be started.
+    Raises OSError if the process cannot be started.
+
+    seconds: the limit of wall time.
+    on_start: called with the process, for a caller that may kill it.
     """
     with os.fdopen(unnamed_file("file"), "w+b") as file:
         file.write(content)

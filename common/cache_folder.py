@@ -10,6 +10,9 @@ from common import launch
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """MLX_BACKEND_CACHE, or mlx-backend in the user's cache folder; None without a home folder."""
+    """Return MLX_BACKEND_CACHE, or mlx-backend in the user's cache folder.
+
+    None for a user without a home folder.
+    """
     found = launch.cache_folder(environ)
     return Path(found) if found else None

@@ -1,4 +1,4 @@
-"""The result of parsing an answer: a stream of events, and the message that they add up to.
+"""Defines the result of parsing an answer: a stream of events, and the message that they form.
 
 How a text is divided into events has no meaning. `merged` joins adjacent events of the same kind,
 so two streams are equivalent if their merged events are equal.
@@ -67,7 +67,7 @@ class ChatMessage:
 
 
 def merged(events: Iterable[ChatEvent]) -> list[ChatEvent]:
-    """The events with adjacent texts of the same kind and call joined."""
+    """Return the events with adjacent texts of the same kind and call joined."""
     groups: list[tuple[ChatEvent, list[str]]] = []
     for event in events:
         text = [] if isinstance(event, ToolCallStart) else [event.text]
@@ -97,7 +97,7 @@ def _with_text(event: ChatEvent, text: str) -> ChatEvent:
 
 
 def message_of(events: Iterable[ChatEvent]) -> ChatMessage:
-    """The message that a complete stream of events adds up to."""
+    """Return the message that a complete stream of events adds up to."""
     content: list[str] = []
     reasoning: list[str] = []
     starts: dict[int, ToolCallStart] = {}

@@ -20,7 +20,7 @@ from common.wording import did_you_mean, folded
 
 
 class Grammar(Protocol):
-    """Parses a family's answers; also gives the markers around its blocks."""
+    """Parses a family's answers, and lists the markers around the family's blocks."""
 
     @property
     def tags(self) -> tuple[Tags, ...]: ...
@@ -35,7 +35,8 @@ class Grammar(Protocol):
 class ChatFormat:
     """Markers and grammar of one family's output.
 
-    name: of its tool parser. shape: how calls are written, if no family of this name says it.
+    name: the name of its tool parser.
+    shape: how calls are written, if no family has that name.
     """
 
     name: str
@@ -44,9 +45,9 @@ class ChatFormat:
 
     @classmethod
     def named(cls, tool_parser: str | None, reasoning_parser: str | None = None) -> ChatFormat:
-        """The format for two parser names; either may be omitted.
+        """Return the format for two parser names; either may be omitted.
 
-        Raises ValueError for an unknown name, with the most similar known one.
+        Raises ValueError for an unknown name; the message has the most similar known name.
         """
         tool, reasoning = folded(tool_parser or ""), folded(reasoning_parser or "")
         if tool and tool not in families.TOOLS:
@@ -63,22 +64,22 @@ class ChatFormat:
 
     @staticmethod
     def knows_tool_parser(name: str) -> bool:
-        """Whether there is a format of this name."""
+        """Return whether there is a format of this name."""
         return folded(name) in families.TOOLS
 
     @classmethod
     def detect(cls, chat_template: str | None, vocabulary: Collection[str]) -> ChatFormat:
-        """The format whose markers are in the template, or else in the vocabulary."""
+        """Return the format whose markers are in the template, or else in the vocabulary."""
         tool = detection.tool_parser(chat_template or "", vocabulary)
         tags = detection.reasoning_tags(chat_template or "", vocabulary)
         return cls(tool, families.TOOLS[tool])._with_tags(tags)
 
     def with_reasoning_of(self, other: ChatFormat) -> ChatFormat:
-        """This format's tool calls with the reasoning tags of another."""
+        """Return this format's tool calls with the reasoning tags of another format."""
         return self._with_tags(other.grammar.tags)
 
     def with_calls_of(self, other: ChatFormat) -> ChatFormat:
-        """The other format, with the reasoning tags of this one."""
+        """Return the other format with the reasoning tags of this format."""
         if not isinstance(other.grammar, TaggedText):
             return other
         return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
@@ -91,7 +92,7 @@ class ChatFormat:
         return replace(self, grammar=replace(self.grammar, foreign=()))
 
     def varies(self, other: ChatFormat) -> bool:
-        """Whether the other format, of another name, is read in the same way."""
+        """Return whether the other format differs in its name only, and is read in the same way."""
         calls = [getattr(each.grammar, "calls", ()) for each in (self, other)]
         return self.name != other.name and bool(calls[0]) and calls[0] == calls[1]
 
@@ -101,13 +102,13 @@ class ChatFormat:
 
     @property
     def reasoning_markers(self) -> tuple[str, str] | None:
-        """The opening and closing tags of reasoning."""
+        """The start and end tags of reasoning."""
         tags = self.grammar.tags
         return (tags[0].opening, tags[0].closing) if tags else None
 
     @property
     def tool_call_markers(self) -> tuple[str, str] | None:
-        """The opening and closing markers of a call or a section of calls; closing may be ''."""
+        """The start and end markers of a call or a section of calls; the end may be ''."""
         openers, closers = self.grammar.openers, self.grammar.closers
         return (openers[0], closers[0] if closers else "") if openers else None
 

@@ -44,12 +44,14 @@ __all__ = [
 
 
 class ChatParser:
-    """Parses one answer. `tools`: those that the model may call; without any, calls are content.
+    """Parses one answer.
 
-    prompt_tail: the end of the prompt, which shows whether reasoning has begun. begun: the
-    beginning of the answer, if the prompt ends with one; it is parsed, but its events are not
-    returned. partial_calls: return the start of a call when its name is certain, and its arguments
-    in pieces: strings as they are generated, other values when they are complete.
+    tools: those that the model may call; without any, calls are content.
+    prompt_tail: the end of the prompt, which shows whether reasoning has begun.
+    begun: the beginning of the answer, if the prompt ends with one; it is parsed, but its events
+        are not returned.
+    partial_calls: return the start of a call when its name is certain, and its arguments in pieces:
+        strings as they are generated, other values when they are complete.
     """
 
     def __init__(
@@ -100,13 +102,13 @@ class ChatParser:
         return f"\n{closing}" if self._answer.quotes else closing
 
     def may_open(self, tags: Tags) -> bool:
-        """Whether these tags would open reasoning here."""
+        """Return whether these tags would open reasoning here."""
         if self.reasoning:
             return self._reading.closing in self._cursor.pending
         return tags.anywhere or self._answer.fresh
 
     def feed(self, text: str) -> list[ChatEvent]:
-        """Parse the next piece of text; returns the events that are certain now."""
+        """Parse the next piece of text. Returns the events that are certain now."""
         if self._finished:
             raise ValueError("the answer is finished: create another parser")
         self._cursor.feed(text)
@@ -114,7 +116,10 @@ class ChatParser:
         return self._new()
 
     def finish(self, reason: FinishReason) -> list[ChatEvent]:
-        """Parse the end of the answer; `reason`: the model stopped, or the length limit."""
+        """Parse the end of the answer.
+
+        reason: whether the model stopped, or reached the length limit.
+        """
         if self._finished:
             return []
         self._finished = True
@@ -131,7 +136,7 @@ class ChatParser:
         return [new for event in events if (new := self._without_begun(event)) is not None]
 
     def _without_begun(self, event: ChatEvent) -> ChatEvent | None:
-        """The event without text that the client sent as the beginning of the answer.
+        """Return the event without text that the client sent as the beginning of the answer.
 
         None if none is left.
         """

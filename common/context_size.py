@@ -1,4 +1,4 @@
-"""The context length of a model, from its configuration and the user's request."""
+"""Determines a model's context length from its configuration and the user's request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 
 
 def context_of(config: dict[str, Any]) -> int:
-    """The number of tokens of prompt plus output that the model was made for.
+    """Return the number of tokens of prompt plus output that the model was made for.
 
-    Families write it under different names, multimodal ones inside the configuration of their
-    language part. The configuration of a model with scaled positions usually gives the scaled
-    length; with YaRN it may give the length before scaling, and then the scaling factor applies.
+    Families write it under different names, multimodal families inside the configuration of the
+    language model. The configuration of a model with scaled positions usually contains the scaled
+    length; with YaRN it may contain the length before scaling, and then the scaling factor applies.
     """
     thinker = config.get("thinker_config")
     holders = (config, thinker) if isinstance(thinker, dict) else (config,)
@@ -43,7 +43,7 @@ def context_of(config: dict[str, Any]) -> int:
 
 
 def context_in(folder: Path) -> int:
-    """The context length of a checkpoint's folder; 0 if it is unknown, or if there is no limit."""
+    """Return the context length of a checkpoint's folder; 0 if it is unknown or unlimited."""
     with suppress(OSError):
         file = folder / "config.json"
         return _context_in(file, file.stat().st_mtime_ns)
@@ -60,7 +60,11 @@ def _context_in(file: Path, _stamp: int) -> int:
 
 
 def served_context(own: int, requested: int) -> int:
-    """The context for a load. own: the model's. requested: the request's, 0 if it has none."""
+    """Return the context for a load.
+
+    own: the model's context.
+    requested: the request's context; 0 if it has none.
+    """
     return min(own, requested) if requested > 0 else own
 
 

@@ -1,4 +1,4 @@
-"""The default limit for the memory of all loaded models: the device's memory less a reserve.
+"""Computes the default limit for the memory of all loaded models: the device's less a reserve.
 
 Each backend limits itself by the same figure, but does not know of the other backends.
 """
@@ -19,8 +19,10 @@ _BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # of MLX that compute on NVIDIA's devi
 
 
 def device_memory(root: Path = Path("/")) -> int:
-    """The bytes of the first graphics card, or that macOS lets Metal use, or of the RAM that the
-    machine and its control groups leave this process.
+    """Return the bytes of memory that models can use on this machine.
+
+    They are those of the first graphics card, or those that macOS lets Metal use, or the RAM that
+    the machine and its control groups leave this process.
     """
     if sys.platform == "darwin":
         return machine_memory(root) * 2 // 3
@@ -32,7 +34,7 @@ def device_memory(root: Path = Path("/")) -> int:
 
 
 def has_graphics() -> bool:
-    """Whether the installed build of MLX computes on a graphics processor."""
+    """Return whether the installed build of MLX computes on a graphics processor."""
     return sys.platform == "darwin" or any(map(_is_installed, _BUILDS))
 
 
@@ -43,7 +45,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _card() -> int:
-    """Bytes of the first graphics card; 0 if the driver does not report them."""
+    """Return the bytes of the first graphics card; 0 if the driver does not report them."""
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
         report = subprocess.run(_QUERY, capture_output=True, check=True, timeout=_TIME_LIMIT)
         return int(report.stdout.split()[0]) << 20

@@ -22,7 +22,7 @@ _REPEATED, _SINGLE, _MESSAGE = 3, 1, 11
 
 
 def _message(file: Any, name: str, **fields: str) -> None:
-    """Add a message: field → type, numbered in order; a type in brackets is repeated."""
+    """Add a message with these fields, numbered in order; a type in brackets is repeated."""
     added = file.message_type.add(name=name)
     for number, (field, given) in enumerate(fields.items(), 1):
         kind = given.strip("[]")
@@ -53,23 +53,27 @@ def _classes() -> tuple[Any, Any]:
 _Status, _BadRequest = _classes()
 
 
-def packed(code: int, said: str, message: str, fields: Sequence[str]) -> bytes:
-    """The details of an error about `fields`, the one at fault first.
+def packed(code: int, text: str, message: str, fields: Sequence[str]) -> bytes:
+    """Return the details of an error about `fields`, the field at fault first.
 
-    said: the message that the status has. message: the same with marked names, which becomes the
-    description of the first violation, as a template.
+    text: the message that the status has.
+    message: the same with marked names, which becomes the description of the first violation, as a
+        template.
     """
     request = _BadRequest()
     for name in fields:
         request.field_violations.add(field=name)
     request.field_violations[0].description = template_of(message, fields)
     detail = any_pb2.Any(type_url=_TYPE, value=request.SerializeToString())
-    raw: bytes = _Status(code=code, message=said, details=[detail]).SerializeToString()
+    raw: bytes = _Status(code=code, message=text, details=[detail]).SerializeToString()
     return raw
 
 
 def unpacked(raw: bytes) -> tuple[tuple[str, ...], str]:
-    """The fields of an error, and its message with marked names; both empty if there are none."""
+    """Return the fields of an error, and its message with marked names.
+
+    Both are empty if there are none.
+    """
     try:
         status = _Status.FromString(raw)
         details = [each.value for each in status.details if each.type_url == _TYPE]

@@ -7,19 +7,20 @@ from typing import Any
 
 
 def expanded_count(value: Any, attribute: str) -> float:
-    """The number of values, shared ones counted each time; inf if a value contains itself.
+    """Return the number of values, shared ones counted each time; inf if a value contains itself.
 
-    attribute: where an object has its list of parts; parts may be tuples. Takes time for each
-    distinct value only. Raises RecursionError.
+    This takes time for each distinct value only. Raises RecursionError.
+
+    attribute: the attribute in which an object has its list of parts; parts may be tuples.
     """
     known: dict[int, float] = {}
 
-    def count(one: Any) -> float:
-        if id(one) not in known:
-            known[id(one)] = math.inf
-            parts = one if isinstance(one, list | tuple) else getattr(one, attribute, ())
+    def count(node: Any) -> float:
+        if id(node) not in known:
+            known[id(node)] = math.inf
+            parts = node if isinstance(node, list | tuple) else getattr(node, attribute, ())
             inner = parts if isinstance(parts, list | tuple) else ()
-            known[id(one)] = 1 + sum(map(count, inner))
-        return known[id(one)]
+            known[id(node)] = 1 + sum(map(count, inner))
+        return known[id(node)]
 
     return count(value)

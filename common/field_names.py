@@ -20,44 +20,47 @@ _MARKED_OR_BRACE = re.compile(f"{_MARKED.pattern}|[{{}}]")
 
 
 def named(name: str) -> str:
-    """A field's name for use in a message."""
+    """Return a field's name for use in a message."""
     return _BEGIN + unmarked(name) + _END
 
 
 def unmarked(words: str) -> str:
-    """Words of a client or a library, for use in a message, where they must not mark a field."""
+    """Return the words of a client or a library so that they mark no field in a message."""
     return words.translate(_NONE)
 
 
 def in_snake_case(name: str) -> str:
-    """`FrequencyPenalty` is `frequency_penalty`."""
+    """Return a name such as `FrequencyPenalty` as `frequency_penalty`."""
     return _WORD_BEGINS.sub("_", name).lower()
 
 
 def fields_in(message: str) -> tuple[str, ...]:
-    """The marked names, each once, in the order of the message."""
+    """Return the marked names, each once, in the order of the message."""
     return tuple(dict.fromkeys(_MARKED.findall(message)))
 
 
 def renamed(message: str, name_of: Callable[[str], str]) -> str:
-    """The message with other names for its fields, which stay marked."""
+    """Return the message with other names for its fields, which stay marked."""
     return _MARKED.sub(lambda found: named(name_of(found[1])), message)
 
 
 def written(message: str, name_of: Callable[[str], str] = str) -> str:
-    """The message for a reader, with the names that `name_of` gives to its fields."""
+    """Return the message for a reader, with the names that `name_of` gives to its fields."""
     return _MARKED.sub(lambda found: name_of(found[1]), message)
 
 
 def shortened(message: str, longest: int, fields: Sequence[str]) -> str:
-    """The message with at most `longest` characters, in which only `fields` are marked."""
+    """Return at most `longest` characters of the message, in which only `fields` are marked."""
     cut = message if len(message) <= longest else f"{message[: longest - 1]}…"
     kept = _MARKED.sub(lambda found: found[0] if found[1] in fields else found[1], cut)
     return _LOOSE.sub("", kept)
 
 
 def template_of(message: str, fields: Sequence[str]) -> str:
-    """The message with `{0}` for the first of `fields`, and so on; other braces are doubled."""
+    """Return the message with `{0}` for the first of `fields`, and so on.
+
+    Other braces are doubled.
+    """
 
     def write(found: re.Match[str]) -> str:
         return 2 * found[0] if found[1] is None else f"{{{fields.index(found[1])}}}"
@@ -66,7 +69,7 @@ def template_of(message: str, fields: Sequence[str]) -> str:
 
 
 def from_template(template: str, fields: Sequence[str]) -> str:
-    """The message of a template."""
+    """Return the message of a template."""
 
     def read(found: re.Match[str]) -> str:
         place = int(found[1] or len(fields))

@@ -1,4 +1,4 @@
-"""How the fields of a request or a file are treated: tables for refusals, tolerance and docs."""
+"""Describes how the fields of a request or a file are treated, for refusals, tolerance and docs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ EMPTY = Off(lambda value: not value, "empty")
 
 
 def one_of(*values: object) -> Off:
-    """These values only."""
+    """Return the description of a field that requests nothing by these values only."""
     return Off(lambda value: value in values, " or ".join(map(str, values)))
 
 
 def empty_or(*values: object) -> Off:
-    """These values, and all that count as false."""
+    """Return the description of a field that requests nothing by these values.
+
+    Values that count as false request nothing either.
+    """
     return Off(lambda value: not value or value in values, f"empty or {values}")
 
 
@@ -33,7 +36,8 @@ def empty_or(*values: object) -> Off:
 class Refused:
     """A field that is refused unless its value is `off`.
 
-    instead: what to do. why: why it is refused, if that does not follow.
+    instead: what to do.
+    why: why it is refused, if that is not obvious.
     """
 
     instead: str
@@ -43,10 +47,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """The fields of one surface, each in one mapping.
+    """The treatment of the fields of a request or a file; a field is in one mapping.
 
-    used: what it does. neutral: accepted; why it has no effect. Fields that a schema describes need
-    no row.
+    Fields that a schema describes need no row.
+
+    used: the effect of each field.
+    neutral: accepted fields, and why each has no effect.
     """
 
     refused: Mapping[str, Refused] = field(default_factory=dict)
@@ -54,24 +60,27 @@ class FieldTable:
     used: Mapping[str, str] = field(default_factory=dict)
 
     def first_refused(self, values: Mapping[str, Any]) -> str:
-        """The first refused field whose value requests something; "" if there is none."""
+        """Return the first refused field whose value requests something; "" if there is none."""
         for name, row in self.refused.items():
             if name in values and not row.off.holds(values[name]):
                 return name
         return ""
 
     def without(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values without neutral and refused fields."""
+        """Return the values without neutral and refused fields."""
         unused = self.neutral.keys() | self.refused.keys()
         return {name: value for name, value in values.items() if name not in unused}
 
 
 def each(reasons: Mapping[str, str]) -> dict[str, str]:
-    """The reason of each name; those with the same one are separated by spaces."""
+    """Return the reason for each name.
+
+    In `reasons`, names with the same reason are separated by spaces.
+    """
     return {name: why for why, names in reasons.items() for name in names.split()}
 
 
 def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
-    """Neighbouring names with the same reason, and that reason, for documentation."""
+    """Yield neighbouring names with the same reason, and that reason, for documentation."""
     for why, rows in groupby(reasons, reasons.__getitem__):
         yield list(rows), why

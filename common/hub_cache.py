@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 class NoHome(Exception):
-    """Why the folder is unknown, and what to do."""
+    """The cache folder is unknown; `str()` says why, and what to do."""
 
 
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """The cache folder according to the environment.
+    """Return the cache folder according to the environment.
 
     LocalAI sets both HF_HOME and HUGGINGFACE_HUB_CACHE to its models folder; the second takes
     precedence, and has no subfolder `hub`. Raises NoHome.

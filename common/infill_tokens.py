@@ -17,10 +17,11 @@ from dataclasses import dataclass
 class Family:
     """The special tokens before the prefix, the suffix and the middle (the text to write).
 
-    suffix_first: whether the suffix comes before the prefix. middle: '' for models that continue
-    the prefix without such a token. repository, file: tokens before the name of a repository and of
-    each of its files; the first that the model has is used. ends: additional tokens that end an
-    answer.
+    suffix_first: whether the suffix comes before the prefix.
+    middle: '' for models that continue the prefix without such a token.
+    repository, file: tokens before the name of a repository and of each of its files; the first
+        that the model has is used.
+    ends: additional tokens that end an answer.
     """
 
     prefix: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-# The folder that holds `backend`, `gateway` and the other packages.
+# The folder that contains `backend`, `gateway` and the other packages.
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SWITCH = "MLX_BACKEND_OPENBLAS"
 _OFF = ("0", "off", "no", "false")
@@ -39,17 +39,17 @@ _PROCESSOR_FIELDS = (
 
 
 def command(*arguments: str) -> list[str]:
-    """The command that runs Python with these arguments in this project's environment."""
+    """Return the command that runs Python with these arguments in this project's environment."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), *arguments]
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with the changes that Python needs for the packages in ROOT.
+    """Return `environ` with the changes that Python needs for the packages in ROOT.
 
-    The host's settings for Python are replaced: some would end it at its start, and without UTF-8
-    mode the libraries cannot read their own files under every locale. If OpenBLAS is preloaded, the
-    variables MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE hold the original
-    values, for child processes.
+    The host's settings for Python are replaced: some would end Python at its start, and without
+    UTF-8 mode the libraries cannot read their own files under every locale. If OpenBLAS is
+    preloaded, the variables MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE
+    have the original values, for child processes.
     """
     found = {name: value for name, value in environ.items() if name in _KEPT or not _sets(name)}
     found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
@@ -67,11 +67,11 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings for MLX's CUDA build; empty if it is not installed.
+    """Return the settings for MLX's CUDA build; empty if it is not installed.
 
-    MLX counts the shapes for which it prepares an attention or a graph. After twice as many
-    as its cache holds, every operation with a new shape fails. A server meets new shapes for as
-    long as it runs, so this check is turned off; MLX then replaces its cache's oldest entries.
+    MLX counts the shapes for which it prepares an attention kernel or a graph. After twice as many
+    as its cache can store, every operation with a new shape fails. A server meets new shapes for as
+    long as it runs, so this check is turned off; MLX then replaces the oldest shapes in its cache.
 
     MLX compiles each kernel at its first use, more than a minute in all. By default the kernels are
     below /tmp and are lost when the machine or container restarts, so another folder is set.
@@ -93,7 +93,7 @@ def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _distribution(prefix: str) -> str:
-    """The dist-info folder of an installed package that begins with `prefix`, or an empty text."""
+    """Return the dist-info folder of a package whose name begins with `prefix`, or ''."""
     for packages in sys.path:
         try:
             names = os.listdir(packages)
@@ -106,7 +106,7 @@ def _distribution(prefix: str) -> str:
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """This project's cache folder; empty if the user has no home folder."""
+    """Return this project's cache folder; empty if the user has no home folder."""
     shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
     named = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
     found = os.path.expanduser(named)
@@ -114,12 +114,12 @@ def cache_folder(environ: Mapping[str, str]) -> str:
 
 
 def _sets(name: str) -> bool:
-    """Whether the variable is one of Python's own."""
+    """Return whether the variable is one of Python's own."""
     return name.startswith("PYTHON") and name[len("PYTHON") :].isalpha()
 
 
 def openblas_folder() -> str | None:
-    """The folder of an OpenBLAS that computes correctly on this processor; None without one.
+    """Return the folder of an OpenBLAS that computes correctly on this processor; None without one.
 
     openblas.py builds the library at the first start, and tries it at the first start on each kind
     of processor.
@@ -150,7 +150,7 @@ def openblas_folder() -> str | None:
 
 
 def _openblas(*arguments: str) -> str:
-    """Run openblas.py; returns what it prints: why OpenBLAS cannot be used, or ""."""
+    """Run openblas.py. Returns what it prints: why OpenBLAS cannot be used, or ""."""
     import subprocess
 
     command = [sys.executable, "-I", os.path.join(ROOT, "common", "openblas.py"), *arguments]
@@ -159,7 +159,10 @@ def _openblas(*arguments: str) -> str:
 
 
 def _processor() -> str:
-    """What decides which kernels OpenBLAS chooses, in one line; empty if the system hides it."""
+    """Return in one line what determines the kernels that OpenBLAS chooses.
+
+    Empty if the system hides it.
+    """
     # The first of many equal parts of the file.
     lines = _read("/proc/cpuinfo", 8192).partition("\n\n")[0].splitlines()
     fields = (line.partition(":")[::2] for line in lines)
@@ -168,7 +171,7 @@ def _processor() -> str:
 
 
 def _verdicts(folder: str, key: str) -> list[str]:
-    """The files that may hold the result for `key`: beside the library, and in the cache."""
+    """Return the files that may hold the result for `key`: beside the library, and in the cache."""
     import zlib
 
     name = f"{zlib.crc32(key.encode()):08x}"
@@ -177,7 +180,10 @@ def _verdicts(folder: str, key: str) -> list[str]:
 
 
 def _stored(folder: str, key: str) -> str | None:
-    """The result of an earlier trial: why OpenBLAS cannot be used, or ""; None if there is none."""
+    """Return the result of an earlier trial: why OpenBLAS cannot be used, or "".
+
+    None if there is no such result.
+    """
     for path in _verdicts(folder, key):
         first, _, rest = _read(path).partition("\n")
         if first == key:
@@ -200,7 +206,7 @@ def _store(folder: str, key: str, problem: str) -> None:
 
 
 def _read(path: str, most: int = -1) -> str:
-    """The contents of a file; empty if it cannot be read."""
+    """Return the contents of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(most)
@@ -219,7 +225,7 @@ def run(*arguments: str) -> NoReturn:
 
 
 def mlx_backend() -> NoReturn:
-    """The `mlx-backend` command of the wheel."""
+    """Return the `mlx-backend` command of the wheel."""
     hold_interrupts()
     run("-m", "cli", *sys.argv[1:])
 

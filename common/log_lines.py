@@ -1,8 +1,8 @@
-"""The log format of every process in this project: one line per event, `time=… level=… event=…
-key=value …`.
+"""Formats the log lines of every process in this project.
 
-The caller decides what a line contains: never a prompt, a message or a secret. This module only
-formats it, and escapes values so that none can start a new line.
+There is one line per event: `time=… level=… event=… key=value …`. The caller decides what a line
+contains: never a prompt, a message or a secret. This module only formats the line, and escapes
+values so that none can start a new line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def rendered(value: object) -> str:
-    """A value as one word or in quotes, with newlines escaped."""
+    """Return a value as one word or in quotes, with newlines escaped."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -51,13 +51,13 @@ def rendered(value: object) -> str:
 
 
 def stamp(seconds: float | None = None) -> str:
-    """The beginning of a line: a time in UTC with milliseconds, by default now."""
+    """Return the beginning of a line: a time in UTC with milliseconds, by default now."""
     at = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
     return f"time={at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
 
 
 def traceback_of(failure: BaseException) -> str:
-    """An exception's traceback. Its message is shortened, because it may quote a request."""
+    """Return an exception's traceback. Its message is shortened, because it may quote a request."""
     frames = "".join(traceback.format_tb(failure.__traceback__))
     words = str(failure)[:_LONGEST_EXCEPTION]
     return f"{frames}{type(failure).__name__}: {words}"

@@ -1,7 +1,8 @@
-"""How much memory this process may use: limits of the machine, of control groups, of the process.
+"""Determines how much memory this process may use.
 
-A process that exceeds its group's limit is killed without an error, so the limit must be known in
-advance. Groups are nested, and each limits all groups inside it.
+Limits are those of the machine, of control groups, and of the process. A process that exceeds its
+group's limit is killed without an error, so the limit must be known in advance. Groups are nested,
+and each limits all groups inside it.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def machine_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that this process may use: the machine's, or its groups' limit if smaller."""
+    """Return the bytes of RAM for this process: the machine's, or its groups' limit if smaller."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([memory, *(limit for limit, _ in _group_limits(root))])
 
 
 def reserve(memory: int) -> int:
-    """The bytes of RAM to leave to other programs on a machine with `memory` bytes."""
+    """Return the bytes of RAM to leave to other programs on a machine with `memory` bytes."""
     return min(max(2 << 30, memory // 8), memory // 2)
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that is available now; all of it if the system does not report it."""
+    """Return the bytes of RAM that are available now; all if the system does not report them."""
     free = [limit - used for limit, used in _group_limits(root)]
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -51,12 +52,12 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def own_memory(root: Path = Path("/")) -> int:
-    """RAM in bytes that this process uses now; 0 if the system does not report it."""
+    """Return the bytes of RAM that this process uses; 0 if the system does not report them."""
     return _statm(root)[1]
 
 
 def kills_for_memory(root: Path = Path("/")) -> int:
-    """How many processes in this process's group the kernel has killed because memory ran out.
+    """Return how many processes in this process's group the kernel has killed for memory.
 
     0 if the system does not count them.
     """
@@ -70,7 +71,7 @@ def kills_for_memory(root: Path = Path("/")) -> int:
 
 
 def address_room(root: Path = Path("/")) -> int | None:
-    """Bytes of address space that are left to this process (RLIMIT_AS); None without a limit."""
+    """Return the bytes of address space left to this process (RLIMIT_AS); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else max(limit - _statm(root)[0], 0)
 
@@ -86,13 +87,13 @@ def return_large_blocks() -> None:
 
 
 def return_freed_memory() -> None:
-    """Have glibc return freed blocks to the system; it keeps those between blocks in use."""
+    """Have glibc return all freed blocks to the system; it retains those between used blocks."""
     with contextlib.suppress(AttributeError, OSError):  # other C libraries
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _statm(root: Path) -> tuple[int, int]:
-    """This process's bytes of address space and of RAM."""
+    """Return this process's bytes of address space and of RAM."""
     try:
         addresses, resident = (root / "proc/self/statm").read_text().split()[:2]
     except (OSError, ValueError):  # not Linux
@@ -102,7 +103,7 @@ def _statm(root: Path) -> tuple[int, int]:
 
 
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """The limit and the use of each limited group that contains this process."""
+    """Yield the limit and the use of each limited group that contains this process."""
     for name, group in _groups(root):
         folder, limit, used, _ = _VERSIONS[name]
         for part in (group, *group.parents):
@@ -114,7 +115,7 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """The groups of this process (cgroups(7)). In a container, the top one is the container's."""
+    """Yield this process's groups (cgroups(7)). In a container, the top one is the container's."""
     top = PurePosixPath("/")
     groups = dict.fromkeys(_VERSIONS, top)
     try:

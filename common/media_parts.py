@@ -14,17 +14,17 @@ _EITHER = frozenset({"multi_modal_projector", "mm_projector"})
 
 
 def has_vision(tensors: Collection[str]) -> bool:
-    """Whether weights of a vision part are among the tensors."""
+    """Return whether weights of a vision part are among the tensors."""
     return _has(tensors, _VISION)
 
 
 def has_audio(tensors: Collection[str]) -> bool:
-    """Whether weights of an audio part are among the tensors."""
+    """Return whether weights of an audio part are among the tensors."""
     return _has(tensors, _AUDIO)
 
 
 def has_media(tensors: Collection[str]) -> bool:
-    """Whether weights of a vision or audio part are among the tensors."""
+    """Return whether weights of a vision or audio part are among the tensors."""
     return _has(tensors, _VISION | _AUDIO | _EITHER)
 
 

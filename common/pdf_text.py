@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PdfText:
-    """The text, with a last line if parts of it are missing; "" if there is none.
+    """The text of a PDF, with a last line if parts of it are missing; "" if there is none.
 
-    seconds: of wall time that it took.
+    seconds: the wall time that the extraction took.
     """
 
     text: str
@@ -42,10 +42,10 @@ _NOTHING = PdfText("", 0.0)
 
 
 async def read(data: str, seconds: float) -> PdfText:
-    """The text of a PDF in base64 or a data URI, extracted within `seconds`.
+    """Return the text of a PDF in base64 or a data URI, extracted within `seconds`.
 
-    None if it is encrypted or broken, consists of images, or is no PDF. Recent ones are known. A
-    caller that is cancelled ends the process.
+    None if the PDF is encrypted or broken, consists of images, or is no PDF. The texts of recent
+    PDFs are stored. A caller that is cancelled ends the process.
     """
     reading = _Reading()
     try:
@@ -98,7 +98,7 @@ def _read(data: str, seconds: float, reading: _Reading) -> PdfText:
 
 
 def _text_of(content: bytes, cpu_seconds: float, reading: _Reading) -> str | None:
-    """The text; None if the process failed for another reason than the file."""
+    """Return the text; None if the process failed for another reason than the file."""
     task = {"cpu_seconds": max(math.ceil(cpu_seconds), 1)}
     try:
         ended = output_of(_PROGRAM, task, content, WALL_SECONDS, {}, reading.begin)

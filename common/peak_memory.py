@@ -17,7 +17,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def peak_memory() -> int:
-    """The peak resident memory in bytes."""
+    """Return the peak resident memory in bytes."""
     try:
         found = _PEAK.search(_STATUS.read_bytes())
     except OSError:

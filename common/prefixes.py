@@ -1,4 +1,4 @@
-"""The common prefix of two sequences."""
+"""Compares sequences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """The length of the common prefix."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
+    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -39,11 +39,13 @@ MEANINGS: dict[int, str] = {
 
 
 def end_of(subject: str, code: int, line: str = "", *, out_of_memory: bool = False) -> str:
-    """How a process ended and why, as one message for a person.
+    """Return how a process ended and why, as one message for a person.
 
-    subject: the process, with which the message begins. code: its exit code, negative for a signal,
-    or 128 plus the signal's number, as shells return it. line: the last line of its log that tells
-    a fault (see `tells_fault`). out_of_memory: the kernel has killed a process for lack of memory.
+    subject: the process, with which the message begins.
+    code: its exit code, negative for a signal, or 128 plus the signal's number, as shells return
+        it.
+    line: the last line of its log that reports a fault (see `tells_fault`).
+    out_of_memory: whether the kernel has killed a process for lack of memory.
     """
     cause = cause_of(line)
     if (number := _signal_of(code)) is None:
@@ -60,19 +62,19 @@ def end_of(subject: str, code: int, line: str = "", *, out_of_memory: bool = Fal
 
 
 def _signal_of(code: int) -> int | None:
-    """The number of the signal that ended a process; None for an exit of its own."""
+    """Return the number of the signal that ended a process; None if the process exited."""
     if code < 0:
         return -code
     return code - _SHELL if code - _SHELL in MEANINGS else None
 
 
 def tells_fault(line: str) -> bool:
-    """Whether a log line may say why a process ended: an error, or output in another format."""
+    """Return whether a log line may say why a process ended: an error, or an unknown format."""
     return _HARMLESS.match(line) is None
 
 
 def cause_of(line: str) -> str:
-    """The cause that a log line names, or the line."""
+    """Return the cause that a log line names, or the line."""
     if (match := _CAUSE.search(line)) is None:
         return line
     quoted, plain = match.groups()

@@ -1,4 +1,4 @@
-"""How far a download is, for a line on the terminal."""
+"""Draws how far a download is, for a line on the terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ _WIDTH = 24  # characters
 
 
 def bar(done: int, total: int) -> str:
-    """A bar with its numbers. done, total: MiB."""
+    """Return a bar with its numbers.
+
+    done, total: in MiB.
+    """
     filled = _WIDTH * done // total
     return f"[{'#' * filled:-<{_WIDTH}}] {done} of {total} MiB"

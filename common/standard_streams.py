@@ -1,4 +1,4 @@
-"""Standard streams that are closed when a process starts."""
+"""Opens the standard streams that are closed when a process starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def open_closed_streams() -> None:
-    """Open them on /dev/null, because the next file or socket would get their numbers."""
+    """Open closed streams on /dev/null, because the next file or socket would get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in pieces, and never outputs part of one.
 
-Text is held back only while it may still become a stop string; everything else is output
+Text is withheld only while it may still become a stop string; everything else is output
 immediately. The result does not depend on how the text was split.
 """
 
@@ -13,8 +13,8 @@ class StopMatcher:
     """Incremental matcher for several stop strings; empty ones are ignored.
 
     The first stop string that is complete ends the text, as if the text had been read character by
-    character; of two that end at the same character, the longer one applies. `strings`: those that
-    are not empty. `found`: the stop string that ended the text, or '' if none has.
+    character; of two that end at the same character, the longer one applies. `strings` has those
+    that are not empty, and `found` the stop string that ended the text, or ''.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ class StopMatcher:
         self.found = ""
 
     def feed(self, text: str) -> str:
-        """Add the next piece; returns the text that may be output now, '' after a match."""
+        """Add the next piece. Returns the text that may be output now, '' after a match."""
         if not self.strings:
             return text
         if self.found or not text:
@@ -41,12 +41,12 @@ class StopMatcher:
         return shown
 
     def finish(self) -> str:
-        """End the text without a match; returns the text that was held back."""
+        """End the text without a match. Returns the text that was withheld."""
         shown, self._pending = self._pending, ""
         return shown
 
     def _first_open(self) -> int:
-        """The first offset from which the pending text is the beginning of a stop string."""
+        """Return the first offset from which the pending text may become a stop string."""
         end = len(self._pending)
         for start in range(max(0, end - self._longest + 1), end):
             if any(stop.startswith(self._pending[start:]) for stop in self.strings):

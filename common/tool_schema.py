@@ -1,7 +1,7 @@
-"""Gives arguments that a format writes as bare text their types, by the tool's JSON schema.
+"""Turns arguments that were written as bare text into JSON, by the types in the tool's schema.
 
 A text such as `42` may be a number or a string; only the tool's schema says which. If the schema
-allows several types, the most specific one that fits the text is used, because templates write
+allows several types, the most specific type that fits the text is used, because templates write
 strings and numbers alike. Numbers keep the digits that the model wrote.
 """
 
@@ -58,7 +58,7 @@ class ToolSchemas:
         return list(self._parameters)
 
     def meant(self, name: str) -> str:
-        """The offered tool that a model means by a name with a prefix or with markup in it.
+        """Return the offered tool that a model means by a name with a prefix or with markup in it.
 
         Models write `functions.NAME`, `default_api:NAME`, `google:mcp:NAME`, `NAME.NAME`,
         `NAME.call`, quotes around the name, tokens before and after it, or the name without its
@@ -76,7 +76,7 @@ class ToolSchemas:
 
     @cached_property
     def _similar(self) -> Mapping[str, list[str]]:
-        """The tools that each text may mean: a name, or the end of one, in another spelling."""
+        """The tools that each string may mean: a name, or the end of one, in another spelling."""
         meanings: dict[str, list[str]] = {}
         for name in self._parameters:
             ends = [name[match.end() :] for match in _NAME_SEPARATOR.finditer(name)]
@@ -85,15 +85,15 @@ class ToolSchemas:
         return {end: names for end, names in meanings.items() if end and len(names) == 1}
 
     def properties(self, name: str) -> list[str]:
-        """The declared arguments of a tool, in order."""
+        """Return the declared arguments of a tool, in order."""
         return list(_properties(self._parameters.get(name, {})))
 
     def takes_nothing(self, name: str) -> bool:
-        """Whether a tool was offered and declares no arguments."""
+        """Return whether a tool was offered and declares no arguments."""
         return self.meant(name) in self and not self.properties(self.meant(name))
 
     def lacks(self, name: str, arguments: Iterable[str]) -> bool:
-        """Whether a required argument of the tool is missing from these."""
+        """Return whether a required argument of the tool is missing from these."""
         required = self._parameters.get(name, {}).get("required")
         given = set(arguments)
         return isinstance(required, list) and any(
@@ -101,7 +101,7 @@ class ToolSchemas:
         )
 
     def accepting(self, arguments: Iterable[str]) -> list[str]:
-        """The tools that declare all of these arguments and require no others."""
+        """Return the tools that declare all of these arguments and require no others."""
         given = set(arguments)
         return [
             name
@@ -110,7 +110,7 @@ class ToolSchemas:
         ]
 
     def typed(self, name: str, argument: str, text: str, undeclared: Undeclared) -> str:
-        """An argument that was written as bare text, as JSON."""
+        """Return an argument that was written as bare text, as JSON."""
         root = self._parameters.get(name, {})
         schema = _properties(root).get(argument, root.get("additionalProperties"))
         types = _types(schema, root)
@@ -119,7 +119,10 @@ class ToolSchemas:
         return _typed(text, types)
 
     def types_at(self, name: str, path: Sequence[str | None]) -> frozenset[str]:
-        """The declared types of an argument, or of a member or an entry (None) inside one."""
+        """Return the declared types of an argument, or of a value inside it.
+
+        path: the argument, then members by name and list items as None.
+        """
         root = self._parameters.get(name, {})
         schema: Any = root
         for step in path:
@@ -127,12 +130,12 @@ class ToolSchemas:
         return _types(schema, root) - _UNTYPED
 
     def excludes_text(self, name: str, argument: str) -> bool:
-        """Whether the argument is declared, and not as a string."""
+        """Return whether the argument is declared, and not as a string."""
         types = self.types_at(name, (argument,))
         return bool(types) and "string" not in types
 
     def retyped(self, name: str, argument: str, text: str) -> str:
-        """An argument that was written as a string, as JSON.
+        """Return an argument that was written as a string, as JSON.
 
         It has another type only if no string is allowed, and the text is a value of that type.
         """
@@ -141,7 +144,7 @@ class ToolSchemas:
         return _typed(text, self.types_at(name, (argument,)))
 
     def typed_at(self, name: str, path: Sequence[str | None], text: str) -> str:
-        """What is at this path, as JSON, if it was written as bare text."""
+        """Return the value at this path, as JSON, if it was written as bare text."""
         types = self.types_at(name, path)
         if not types:
             return _looks_like(text, only_nested=True)
@@ -150,7 +153,7 @@ class ToolSchemas:
         return _typed(text, types)
 
     def is_text(self, name: str, argument: str, begun: str, undeclared: Undeclared) -> bool:
-        """Whether `typed` returns a string for every text that begins like this."""
+        """Return whether `typed` returns a string for every text that begins like this."""
         root = self._parameters.get(name, {})
         schema = _properties(root).get(argument, root.get("additionalProperties"))
         types = _types(schema, root)
@@ -167,7 +170,7 @@ def _spelt(name: str) -> str:
 
 
 def _excludes(begun: str, kind: str) -> bool:
-    """Whether no text that begins like this can have this type."""
+    """Return whether no text that begins like this can have this type."""
     if not begun:
         return False
     match kind:
@@ -193,7 +196,10 @@ def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """A schema and all its subschemas and references, each once; references may be circular."""
+    """Yield a schema and all its subschemas and references, each once.
+
+    References may be circular.
+    """
     queue, seen = [schema], set()
     while queue:
         entry = queue.pop(0)
@@ -209,7 +215,7 @@ def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str,
 
 
 def _inner(schema: Any, root: Mapping[str, Any], step: str | None) -> Any:
-    """The schema of a member of an object, or of the entries (None) of a list."""
+    """Return the schema of a member of an object, or of the items (None) of a list."""
     for entry in _alternatives(schema, root):
         properties = entry.get("properties")
         found = properties.get(step) if isinstance(properties, Mapping) else None
@@ -280,13 +286,13 @@ def _typed(text: str, types: frozenset[str]) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """JSON that the model escaped as if it were in a string; '' if it is not."""
+    """Return JSON that the model escaped as if it were in a string; '' for other text."""
     decoded = as_json(f'"{text}"')
     return string_of(decoded) or "" if decoded else ""
 
 
 def _number(text: str) -> str | None:
-    """The text as a JSON number with the same digits; None if it is not a number."""
+    """Return the text as a JSON number with the same digits; None if it is not a number."""
     if NUMBER.fullmatch(text):
         return text
     match = _LOOSE_NUMBER.fullmatch(text)

@@ -1,7 +1,7 @@
-"""Tools, calls and results as plain text in messages, for templates that do not render them.
+"""Writes tools, calls and results as plain text into messages, for templates without tools.
 
 Calls are written in Hermes' format, so the Hermes parser can read the answers. The content of a
-message may be text or a list of parts, which may include images and sounds.
+message may be text or a list of parts, which may include images and audio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ between <tool_response> and </tool_response>. If no tool is of use, answer in wo
 
 
 def mentions_calls(messages: Iterable[Message]) -> bool:
-    """Whether the messages contain a tool call or a result."""
+    """Return whether the messages contain a tool call or a result."""
     return any(message.get("tool_calls") or message.get("role") in _RESULTS for message in messages)
 
 
@@ -38,11 +38,13 @@ def with_tools_as_text(
     system: bool = True,
     lists: bool = False,
 ) -> tuple[Message, ...]:
-    """The messages with tools, calls and results written into their content.
+    """Return the messages with tools, calls and results written into their content.
 
     Results become user messages, joined with a user message right after them, so that roles still
-    alternate. system: whether system messages are allowed; if not, the tools go into the first user
-    message. lists: content must be a list of parts.
+    alternate.
+
+    system: whether system messages are allowed; if not, the tools go into the first user message.
+    lists: whether content must be a list of parts.
     """
     rewritten: list[Message] = []
     after_results = False
@@ -60,14 +62,16 @@ def with_tools_as_text(
 
 
 def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tuple[Message, ...]:
-    """The messages in the order that strict templates require: a system message only at the
-    beginning, then user and assistant alternate.
+    """Return the messages in the order that strict templates require.
 
-    Later system messages become a user's. Consecutive messages of one role are joined, and a user's
-    text after results is joined to the last one. A call that was interrupted gets an empty result,
-    and a conversation that begins with an answer or a result gets an empty question. Calls get ids
-    of nine letters and digits, which older templates of Mistral's require, and arguments that are
-    an object, which others require. system: whether system messages are allowed at all.
+    That is a system message only at the beginning, then user and assistant alternate. Later system
+    messages become a user's. Consecutive messages of one role are joined, and a user's text after
+    results is joined to the last result. A call that was interrupted gets an empty result, and a
+    conversation that begins with an answer or a result gets an empty question. Calls get ids of
+    nine letters and digits, which older templates of Mistral's require, and arguments that are an
+    object, which others require.
+
+    system: whether system messages are allowed at all.
     """
     strict: list[Message] = []
     missing: list[Message] = []  # an empty result for each call without one
@@ -96,7 +100,10 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
 
 
 def _unanswered(missing: Sequence[Message], result: Message) -> list[Message]:
-    """The missing results without the one that has come: without a known id, the first."""
+    """Return the missing results without the one that has arrived.
+
+    A result without a known id is the first that is missing.
+    """
     ids = [each["tool_call_id"] for each in missing]
     found = result.get("tool_call_id")
     at = ids.index(found) if found in ids else 0
@@ -110,9 +117,9 @@ def _result_of(call: Mapping[str, Any], content: Any) -> Message:
 
 
 def _with_strict_calls(message: Message) -> Message:
-    """The message with short call ids; an id gets the same short id in every prompt.
+    """Return the message with short call ids; an id becomes the same short id in every prompt.
 
-    Arguments that are text, because the model did not finish them, become the value of one.
+    Arguments that are text, because the model did not finish them, become an object with that text.
     """
     changed = dict(message)
     if calls := message.get("tool_calls"):
@@ -164,7 +171,7 @@ def _introduction(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tool without `strict`, which concerns only the grammar and not the model."""
+    """Return the tool without `strict`, which concerns only the grammar and not the model."""
     function = tool.get("function")
     entry = function if isinstance(function, Mapping) else tool
     return {key: value for key, value in entry.items() if key != "strict" and value is not None}
@@ -185,7 +192,7 @@ def _introduce(messages: list[Message], text: str, role: str, *, lists: bool) ->
 
 
 def _joined(before: Any, gap: str, message: Message) -> Any:
-    """Two contents joined, with the gap between them if both are non-empty."""
+    """Return two contents joined, with the gap between them if both are non-empty."""
     after = _content(message)
     if isinstance(before, str) and isinstance(after, str):
         return before + (gap if before and after else "") + after

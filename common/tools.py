@@ -30,14 +30,17 @@ _MODES: dict[str, Mode] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must or must not call a tool; `name`: the tool that it must call."""
+    """Whether the model may, must or must not call a tool.
+
+    name: the tool that it must call.
+    """
 
     mode: Mode = "auto"
     name: str = ""
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """The tools as templates expect them. Raises BadField with an explanation."""
+    """Return the tools as templates expect them. Raises BadField with an explanation."""
     if not text.strip():
         return ()
     try:
@@ -57,7 +60,7 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
 
 
 def sorted_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools sorted by name, with their keys in OpenAI's order. Schemas keep their key order.
+    """Return the tools sorted by name, with their keys in OpenAI's order; schemas are unchanged.
 
     Programs that collect tools from several servers send them in changing order. The same tools
     must give the same prompt, or the prompt cache cannot be used after them.
@@ -75,7 +78,7 @@ def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tool_choice(text: str) -> ToolChoice:
-    """The choice. Raises BadField if it cannot be interpreted."""
+    """Return the choice. Raises BadField if it cannot be interpreted."""
     value: Any = text.strip()
     for _ in range(2):  # a JSON string may contain JSON
         if not isinstance(value, str):
@@ -112,7 +115,7 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
 
 
 def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """The choice without LocalAI's mistranslation of `required`.
+    """Return the choice without LocalAI's mistranslation of `required`.
 
     If a tool is strict, LocalAI sends the mode as the name of a function to call. A name that is a
     mode, and not a tool, is therefore read as that mode.
@@ -124,7 +127,7 @@ def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """The tools to show to the model. Raises BadField if the choice names an unknown one."""
+    """Return the tools to show to the model. Raises BadField if the choice names an unknown one."""
     if choice.mode == "none":
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:

@@ -1,4 +1,4 @@
-"""Files without names, for what is passed to child processes."""
+"""Creates files without names, for what is passed to child processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import tempfile
 
 
 def unnamed_file(purpose: str) -> int:
-    """The descriptor of an empty file, which the caller closes. Raises OSError.
+    """Return the descriptor of an empty file, which the caller closes. Raises OSError.
 
-    On Linux it is in memory, because folders for temporary files may be full or read-only.
+    On Linux the file is in memory, because folders for temporary files may be full or read-only.
     """
     if sys.platform == "linux":
         file = os.memfd_create(purpose)

@@ -9,31 +9,31 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The most similar known word, if one is similar enough."""
+    """Return the most similar known word, if one is similar enough."""
     by_folded = {folded(name): name for name in known}
     matches = difflib.get_close_matches(folded(word), by_folded, n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or '' if no known word is similar."""
+    """Return `; did you mean 'x'?`, or '' if no known word is similar."""
     match = nearest(word, known)
     return f"; did you mean {match!r}?" if match else ""
 
 
 def folded(word: str) -> str:
-    """A word without differences in case and in the kind of dash."""
+    """Return a word without differences in case and in the kind of dash."""
     return word.strip().lower().replace("-", "_")
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """A value quoted for a message, truncated to `limit` characters."""
+    """Return a value quoted for a message, truncated to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def json_fault(error: ValueError | RecursionError) -> str:
-    """Why `json.loads` refused a text, for the person who sent it."""
+    """Return why `json.loads` refused a text, for the person who sent it."""
     if isinstance(error, RecursionError):
         return "its lists and objects are nested too deeply"
     if not isinstance(error, json.JSONDecodeError):

@@ -131,7 +131,7 @@ async def _checked_lease(
             # asked for it, so a broken connection counts too. A backend may refuse and stay alive.
             error.died = error.died and (error.reached or not lease.connected())
             if error.died and (end := await lease.ending()):
-                error.said = error.end = without_folders(end)
+                error.marked = error.end = without_folders(end)
             if error.code in _LOST:
                 lease.doubt(error.code == NOT_LOADED)
             raise

@@ -32,12 +32,12 @@ _FOLDERS = re.compile(
 class ApiError(Exception):
     """A refusal: HTTP status, message, and the fields of OpenAI's error object.
 
-    said: the message, which may mark the names of fields (common/field_names).
-    param: by default the first of them.
+    marked: the message, which may mark the names of fields (common/field_names).
+    param: by default the first marked name.
     """
 
     status: int
-    said: str
+    marked: str
     type: str = INVALID
     code: str | None = None
     param: str | None = None
@@ -48,8 +48,8 @@ class ApiError(Exception):
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fields = fields_in(self.said)
-        self.said = shortened(self.said, _LONGEST, fields)
+        fields = fields_in(self.marked)
+        self.marked = shortened(self.marked, _LONGEST, fields)
         self.param = self.param or next(iter(fields), None)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class ApiError(Exception):
 
     @property
     def message(self) -> str:
-        return written(self.said)
+        return written(self.marked)
 
     @property
     def sentence(self) -> str:
@@ -73,7 +73,7 @@ class ApiError(Exception):
     def renamed(self, name_of: Callable[[str], str]) -> ApiError:
         """Return the error with other names for its fields."""
         param = self.param and name_of(self.param)
-        return replace(self, said=renamed(self.said, name_of), param=param)
+        return replace(self, marked=renamed(self.marked, name_of), param=param)
 
     def headers(self) -> dict[str, str]:
         """Includes `x-should-retry`, which OpenAI's SDKs read before the status."""
@@ -157,14 +157,14 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     """Return the error for a backend's status, with the client's names of its fields."""
     trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
     code = trailers.get(_CODE, "")
-    fields, said = error_details.unpacked(trailers.get(error_details.KEY, b""))
+    fields, message = error_details.unpacked(trailers.get(error_details.KEY, b""))
     row = CODES.get(code) or TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
     details = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         row = TOO_LARGE  # from gRPC itself: the message was never parsed
     refusal = ApiError(
         row.status,
-        row.message or without_folders(said or unmarked(details)) or _SILENT,
+        row.message or without_folders(message or unmarked(details)) or _SILENT,
         row.type,
         row.code,
         fields[0] if fields else None,

@@ -31,7 +31,7 @@ _MAX_NESTING = 8
 
 
 def gbnf_to_lark(text: str) -> str:
-    """The grammar in llguidance's Lark, with `root` as `start`. Raises GbnfError."""
+    """Return the grammar in llguidance's Lark, with `root` as `start`. Raises GbnfError."""
     try:
         rules = reachable(parse(text))
         return _lark_text(_safe_productions(rules, regular_rules(rules)))
@@ -40,7 +40,7 @@ def gbnf_to_lark(text: str) -> str:
 
 
 def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
-    """Productions that a greedy lexer reads correctly."""
+    """Return productions that a greedy lexer reads correctly."""
     if "root" in regular:
         return Productions(rules, regular)
     split: frozenset[Expr] = frozenset()
@@ -57,7 +57,7 @@ def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) ->
 
 
 def _clashes(productions: Productions, budget: list[int]) -> set[str]:
-    """The lexemes that a greedy lexer would misread somewhere. Raises TooLarge."""
+    """Return the lexemes that a greedy lexer would misread somewhere. Raises TooLarge."""
     lexemes = {
         name: Lexeme.of(expr, productions.regular) for name, expr in productions.lexemes.items()
     }

@@ -40,9 +40,9 @@ class _Part:
 
 @dataclass
 class Lexeme:
-    """A regular expression as positions: each matches one character and leads to others.
+    """A regular expression as positions: each matches one character and leads to other positions.
 
-    Counted repetitions are treated as unlimited ones, which can only report more clashes.
+    Counted repetitions are treated as unlimited, which can only report more clashes.
     """
 
     chars: list[Ranges] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Lexeme:
 
     @classmethod
     def of(cls, expr: Expr, regular: Mapping[str, Expr]) -> Lexeme:
-        """The lexeme of a regular expression. Raises TooLarge."""
+        """Return the lexeme of a regular expression. Raises TooLarge."""
         lexeme = cls()
         part = lexeme._build(expr, regular)
         lexeme.nullable, lexeme.first, lexeme.last = part.nullable, part.first, part.last
@@ -111,7 +111,7 @@ class Lexeme:
 
 
 def meet(one: Ranges, other: Ranges) -> bool:
-    """Whether the ranges have a character in common."""
+    """Return whether the ranges have a character in common."""
     return any(a <= d and c <= b for a, b in one for c, d in other)
 
 
@@ -119,8 +119,8 @@ def meet(one: Ranges, other: Ranges) -> bool:
 class Encounter:
     """How two lexemes that begin at the same position overlap.
 
-    equal: some text matches both. onward: characters with which the second can continue when the
-    first is complete.
+    equal: whether some text matches both.
+    onward: characters with which the second can continue when the first is complete.
     """
 
     equal: bool
@@ -128,9 +128,10 @@ class Encounter:
 
 
 def encounter(one: Lexeme, other: Lexeme, budget: list[int]) -> Encounter:
-    """How two lexemes overlap, by the texts that begin both.
+    """Return how two lexemes overlap, by the texts that begin both.
 
-    Each pair of positions takes one from `budget[0]`. Raises TooLarge if it is used up.
+    budget: one number, the steps that remain; each pair of positions takes one. Raises TooLarge if
+        none is left.
     """
     stack = [(p, q) for p in one.first for q in other.first]
     seen = set(stack)

@@ -45,7 +45,7 @@ class GbnfError(ValueError):
 
 
 def parse(text: str) -> dict[str, Expr]:
-    """The rules by name, with `root` and every referenced rule. Raises GbnfError."""
+    """Return the rules by name, with `root` and every referenced rule. Raises GbnfError."""
     return _Parser(text).rules()
 
 
@@ -167,7 +167,10 @@ class _Parser:
         return CharClass(tuple(ranges), negated)
 
     def _character_comes(self, end: str, start: int, what: str) -> bool:
-        """Whether another character of the literal or class follows; if not, consumes `end`."""
+        """Return whether another character of the literal or class follows.
+
+        If not, consume `end`.
+        """
         if self._at >= len(self._text):
             raise GbnfError(f"this {what} is never closed", self._text, start)
         if self._text[self._at] != end:
@@ -237,7 +240,7 @@ class _Parser:
             self._at = found.end()
 
     def _peek(self) -> str:
-        """The next character; '' at the end."""
+        """Return the next character; '' at the end."""
         return self._text[self._at : self._at + 1]
 
     def _error(self, message: str) -> GbnfError:

@@ -1,4 +1,4 @@
-"""A grammar as productions over lexemes, and which lexemes may follow each other."""
+"""Converts a grammar to productions over lexemes, and finds which lexemes may follow each other."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Item:
 class Productions:
     """`start` and the rules that it needs, each a list of alternatives.
 
-    regular: the regular rules of the grammar. split: expressions that cannot be lexemes and are
-    divided into parts. spell_all: every lexeme is a single character.
+    regular: the regular rules of the grammar.
+    split: expressions that cannot be lexemes and are divided into parts.
+    spell_all: every lexeme is a single character.
     """
 
     grammar: Mapping[str, Expr]
@@ -74,7 +75,7 @@ class Productions:
         return self._names[kind, key]
 
     def _items(self, expr: Expr) -> list[Item]:
-        """An expression as items; every maximal regular part becomes a lexeme."""
+        """Return an expression as items; every maximal regular part becomes a lexeme."""
         if self._is_regular(expr):
             return self._lexeme(expr)
         match expr:
@@ -95,7 +96,7 @@ class Productions:
         return [Item(self._rule("group", expr, expr))]
 
     def _lexeme(self, expr: Expr) -> list[Item]:
-        """A regular expression as one lexeme, or as its parts if it cannot be one."""
+        """Return a regular expression as one lexeme, or as its parts if it cannot be one."""
         if expr == Sequence(()):
             return []
         if self.spell_all or expr in self.split:
@@ -110,7 +111,7 @@ class Productions:
         return self._names["lexeme", expr]
 
     def _opened(self, expr: Expr) -> list[Item]:
-        """The parts of a regular expression, each a lexeme unless it cannot be one either."""
+        """Return the parts of a regular expression, each a lexeme or, failing that, its parts."""
         match expr:
             case Literal(text):
                 return [Item(self._named_lexeme(Literal(character))) for character in text]
@@ -128,7 +129,7 @@ class Productions:
 
 
 def successors(productions: Productions) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
-    """The lexemes that may come first, and for each lexeme those that may follow it."""
+    """Return the lexemes that may come first, and for each lexeme those that may follow it."""
     rules = productions.rules
     nullable = _nullable(rules)
     first = _spread(
@@ -172,7 +173,7 @@ def _nullable(rules: Mapping[str, list[list[Item]]]) -> set[str]:
 
 
 def _heads(option: Iterable[Item], nullable: set[str]) -> list[Item]:
-    """The items of an alternative that may come first."""
+    """Return the items of an alternative that may come first."""
     found = []
     for item in option:
         found.append(item)
@@ -184,7 +185,7 @@ def _heads(option: Iterable[Item], nullable: set[str]) -> list[Item]:
 def _spread(
     sources: Mapping[str, Iterable[str]], own: Mapping[str, set[str]]
 ) -> dict[str, set[str]]:
-    """The smallest sets with each symbol's own members and those of all its sources."""
+    """Return the smallest sets with each symbol's own members and those of all its sources."""
     found = {name: set(members) for name, members in own.items()}
     users: dict[str, list[str]] = {}
     for name, others in sources.items():

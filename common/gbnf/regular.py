@@ -24,7 +24,7 @@ from common.gbnf.syntax import (
 
 
 def reachable(rules: Mapping[str, Expr]) -> dict[str, Expr]:
-    """The rules that `root` needs, in the order of their first use."""
+    """Return the rules that `root` needs, in the order of their first use."""
     found: dict[str, Expr] = {}
     stack = ["root"]
     while stack:
@@ -36,7 +36,7 @@ def reachable(rules: Mapping[str, Expr]) -> dict[str, Expr]:
 
 
 def regular_rules(rules: Mapping[str, Expr]) -> dict[str, Expr]:
-    """The regular rules in dependency order, without references to themselves."""
+    """Return the regular rules in dependency order, without references to themselves."""
     waiting = {name: set(references(expr)) - {name} for name, expr in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, needed in waiting.items():
@@ -58,7 +58,7 @@ def regular_rules(rules: Mapping[str, Expr]) -> dict[str, Expr]:
 
 
 def _closed(name: str, expr: Expr) -> Expr | None:
-    """The rule without references to itself; None if one is not at its end."""
+    """Return the rule without references to itself; None if a reference is not at its end."""
     parts = _split(name, expr)
     if parts is None:
         return None
@@ -69,7 +69,7 @@ def _closed(name: str, expr: Expr) -> Expr | None:
 
 
 def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]] | None:
-    """The parts before a final self-reference, and the alternatives without one."""
+    """Return the parts before a final self-reference, and the alternatives without one."""
     if name not in references(expr):
         return [], [expr]
     match expr:
@@ -98,7 +98,7 @@ def _ended(before: tuple[Expr, ...], last: Expr) -> Expr:
 
 
 def nullable_rules(regular: Mapping[str, Expr]) -> frozenset[str]:
-    """The regular rules that match the empty text; they must be in dependency order."""
+    """Return the regular rules that match the empty text; they must be in dependency order."""
     found: set[str] = set()
     for name, expr in regular.items():
         if is_nullable(expr, found):
@@ -107,7 +107,7 @@ def nullable_rules(regular: Mapping[str, Expr]) -> frozenset[str]:
 
 
 def is_nullable(expr: Expr, nullable: Collection[str]) -> bool:
-    """Whether a regular expression matches the empty text, given the rules that do."""
+    """Return whether a regular expression matches the empty text, given the rules that do."""
     match expr:
         case Literal(text):
             return not text

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A literal text."""
+    """A literal string."""
 
     text: str
 
@@ -79,7 +79,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def references(expr: Expr) -> Iterator[str]:
-    """The names of the rules that an expression refers to, in order, with repetitions."""
+    """Yield the names of the rules that an expression refers to, in order, with repetitions."""
     stack = [expr]
     while stack:
         entry = stack.pop()
@@ -89,7 +89,7 @@ def references(expr: Expr) -> Iterator[str]:
 
 
 def ranges_of(characters: CharClass) -> tuple[tuple[int, int], ...]:
-    """The ranges, sorted, merged and without negation; they never contain surrogates."""
+    """Return the ranges, sorted, merged and without negation; they never contain surrogates."""
     if not characters.negated:
         return _merged(characters.ranges)
     found, start = [], 0

@@ -213,7 +213,7 @@ async def _part(
             found.results.append((kind, content))
     except ApiError as error:
         where = f"{place}.{part.field}"
-        raise replace(error, said=f"{named(where)}: {error.said}", param=where) from None
+        raise replace(error, marked=f"{named(where)}: {error.marked}", param=where) from None
     return ""
 
 
