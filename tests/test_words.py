@@ -54,6 +54,17 @@ def _comments_and_strings(source: str) -> Iterator[tuple[int, str]]:
                 yield token.start[0] + offset, line
 
 
+def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            constant = ast.get_source_segment(source, node.body[0]) or ""
+            yield from enumerate(constant.splitlines(), node.body[0].lineno)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 def _page_prose(source: str) -> Iterator[tuple[int, str]]:
     """Yield the comments and quoted texts of a script; in templates `${}` is code."""
     for number, line in enumerate(source.splitlines(), 1):
@@ -85,6 +96,46 @@ def _avoided(line: str) -> list[str]:
         line = re.sub(re.escape(allowed), "", line, flags=re.IGNORECASE)
     line = re.sub(r"`[^`]*`|\{[^{}]*\}|[\"']\w+[\"']", "", line)  # code, and keys of dictionaries
     return [word for word, pattern in WORDS.items() if re.search(pattern, line, re.IGNORECASE)]
+
+
+# Folders whose docstrings and comments do without words that have several meanings.
+PLAIN_FOLDERS = ("gateway", "backend/rpc", "backend/supervising", "cli", "common")
+OTHER_FOLDERS = ("common/formats/", "common/call_grammar/")
+_UNCLEAR = re.compile(
+    r"\b(guess(es|ed)?|rooms?|places?|entry|entries|openings?|sounds?|told|heard|held|said)\b",
+    re.IGNORECASE,
+)
+
+
+def _is_unclear(line: str) -> bool:
+    """Return whether a line has such a word, except in code and as the name of an argument."""
+    line = re.sub(r"`[^`]*`", "", line)
+    return bool(_UNCLEAR.search(re.sub(r"^\s*\w+(, \w+)*: ", "", line)))
+
+
+def test_docstrings_and_comments_have_no_unclear_words() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for folder in PLAIN_FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not (name := str(path.relative_to(ROOT))).startswith(OTHER_FOLDERS)
+        for number, line in _docstrings_and_comments(path.read_text())
+        if _is_unclear(line)
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "unclear"),
+    [
+        ("# in place of the others", True),
+        ("    One entry per token.", True),
+        ("    place: its index among the blocks", False),
+        ("# `place` is the index", False),
+    ],
+)
+def test_an_unclear_word_is_found_in_prose(line: str, unclear: bool) -> None:
+    assert _is_unclear(line) is unclear
 
 
 def test_prose_uses_the_preferred_words() -> None:

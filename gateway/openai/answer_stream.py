@@ -29,7 +29,7 @@ class Choice(Protocol):
         """
 
     def chunks(self, event: Piece | Done) -> Iterable[Json]:
-        """Return the entries for an event."""
+        """Return the items for an event."""
 
     def nothing(self) -> Json:
         """Return an item that adds nothing to the answer."""
