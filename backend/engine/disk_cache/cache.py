@@ -89,7 +89,6 @@ class DiskCache:
     def has_files(self, path: Path | None) -> bool:
         """Return whether there is a folder in which `find` can look.
 
-
         path: as for `find`.
         """
         return self._folder is not None or path is not None
@@ -173,7 +172,6 @@ class DiskCache:
     ) -> None:
         """Queue a prefix for writing. Runs on the engine thread.
 
-
         row: evaluated KV of exactly `tokens`. Clones of the row may be extended meanwhile.
         trimmable: whether the KV can be cut to any prefix.
         path: the folder that the request names; None means the model's folder, if any.
@@ -187,7 +185,9 @@ class DiskCache:
             if not fits(self._layout, layers, len(tokens)):
                 _log.debug("a prefix is not stored on disk: this kind of KV cannot be stored")
             elif save.nbytes > self._max_bytes or not self._writer.put(save):
-                _log.debug("a prefix of %d bytes is not stored on disk: too large", save.nbytes)
+                _log.debug(
+                    "a prefix of %d bytes is not stored on disk: it does not fit", save.nbytes
+                )
         except Exception:
             _log.warning("storing a prompt cache on disk failed", exc_info=True)
 

@@ -31,7 +31,6 @@ class BadEntry(Exception):
 class Prefix:
     """A token sequence whose KV is in a file or queued for writing.
 
-
     trimmable: whether the KV can be cut to any prefix.
     """
 
@@ -57,7 +56,6 @@ class Prefix:
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrefix:
     """A prefix with its KV, packed for a file or read from a file.
-
 
     arrays: the arrays of the layers, viewed as unsigned integers.
     path: the folder that a request names; None means the model's folder.

@@ -65,7 +65,6 @@ def learn_layout(model: Any) -> Layers | None:
 def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
     """Return a row's layers, and evaluated views of the used parts of its buffers.
 
-
     copy: whether to copy the buffers first. On an NVIDIA GPU, a read by the host moves a buffer to
         other memory while kernels may be using it. With unified memory, views are safe and free.
     """
@@ -95,7 +94,6 @@ def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
 def fits(model: Layers, stored: Layers, tokens: int) -> bool:
     """Return whether stored layers can be the KV of `tokens` tokens.
 
-
     model: the layers of the model's rows, as from `learn_layout`.
     """
     return len(model) == len(stored) and all(
@@ -105,7 +103,6 @@ def fits(model: Layers, stored: Layers, tokens: int) -> bool:
 
 def _fits(one_token: Layer, layer: Layer, tokens: int) -> bool:
     """Return whether a layer can be the KV of `tokens` tokens.
-
 
     one_token: the model's layer after one token, which has the same form.
     """

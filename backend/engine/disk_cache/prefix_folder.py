@@ -45,7 +45,6 @@ _LEAST_SHARE = 1 / 16
 class Entry:
     """A prefix in a file of this model.
 
-
     size: size of the file in bytes.
     """
 

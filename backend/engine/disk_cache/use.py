@@ -14,7 +14,6 @@ from common.wording import shown
 class DiskUse:
     """How a request uses the disk.
 
-
     path: the folder in PromptCachePath; None means the folder of the model's settings, if any.
     answer: whether to store the answer's KV too (PromptCacheAll).
     read_only: whether to store nothing (PromptCacheRO).

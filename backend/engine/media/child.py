@@ -25,7 +25,6 @@ def answer_of(
 ) -> tuple[dict[str, Any], memoryview]:
     """Decode a file in a child process; return the program's JSON object, and the decoded bytes.
 
-
     program: the module to run.
     task: the program's argument.
     seconds: maximum wall time.

@@ -40,7 +40,6 @@ def decode(
 ) -> Media:
     """Decode every item of a request. Raises InvalidRequest, which names the item.
 
-
     images, audios, videos: the items as they are on the wire.
     used: as for `decode_picture`.
     """
@@ -85,7 +84,6 @@ def decode(
 
 def decode_recording(text: str, limits: MediaLimits) -> np.ndarray:
     """Decode the recording of a transcription request. Raises InvalidRequest.
-
 
     text: base64, a data URI or a path. Hosts store their client's upload, and send its path.
     """

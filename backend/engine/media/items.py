@@ -15,7 +15,6 @@ SOUND_RATE = 16_000
 class Picture:
     """A decoded image: upright, RGB, with transparency replaced by white.
 
-
     digest: SHA-256 of size and pixels. Equal images from different files have equal digests.
     """
 
@@ -28,7 +27,6 @@ class Picture:
 @dataclass(frozen=True, slots=True)
 class Sound:
     """Decoded audio.
-
 
     samples: float32, (n,), one channel.
     rate: samples per second, 16,000.
@@ -43,7 +41,6 @@ class Sound:
 @dataclass(frozen=True, slots=True)
 class Video:
     """Frames of a video, all of the same size.
-
 
     places: the index of each frame in the video.
     count: number of frames in the video.

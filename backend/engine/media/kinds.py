@@ -75,7 +75,6 @@ def kind_of(content: bytes) -> str | None:
 def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
     """Return the format of a file. Raises BadItem if the format is not in `decoded`.
 
-
     noun: what the file should be, such as `image`.
     """
     name = kind_of(content)

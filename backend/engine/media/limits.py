@@ -26,7 +26,6 @@ VIDEO_MEMORY: Final = 1024 * MIB
 class MediaLimits:
     """The limits of one loaded model, for each request.
 
-
     images, videos, audios: maximum number of items.
     item_bytes: maximum size of an item's file.
     image_pixels: maximum number of pixels of an image, of a stored video frame, and of all frames
@@ -63,7 +62,6 @@ def shape_problem(width: int, height: int) -> str:
 
 def media_limits(settings: Settings, images: int, audios: int, videos: int = 0) -> MediaLimits:
     """Return the limits of a load. Raises InvalidRequest for a negative count.
-
 
     images, audios, videos: the fields Limit…PerPrompt; 0 means not set.
     """

@@ -45,7 +45,6 @@ def decode_picture(
 ) -> Picture:
     """Decode the image in a file.
 
-
     most: pixels that this request may still use.
     allowed: maximum number of pixels of an image.
     used: returns the number of pixels to which the model's processor scales a large image down;

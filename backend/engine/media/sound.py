@@ -33,7 +33,6 @@ _LARGE = f"takes more than {SOUND_MEMORY // MIB} MiB of memory to decode: send t
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     """Decode the audio in a file.
 
-
     most: seconds that this request may still use.
     allowed: maximum seconds of all audio of a request together; 0 if there is only one item.
 

@@ -38,7 +38,6 @@ _CODECS = (
 class Task:
     """What to decode, and the limits.
 
-
     kind: a key of `DEMUXERS`.
     seconds: maximum length. If the audio is longer, one more sample is written.
     channels: maximum number of channels.

@@ -40,7 +40,6 @@ def decode_video(
 ) -> Video:
     """Decode frames of a file.
 
-
     most: maximum number of pixels of all frames together. Larger frames are scaled down.
     cpu_seconds: the processor time that the request has left.
 

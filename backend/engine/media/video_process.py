@@ -48,7 +48,6 @@ _WHOLE = 0.9
 class Task:
     """What to decode, and the limits.
 
-
     kind: one of `FORMATS`.
     frames: maximum number of frames to return.
     pixels: maximum number of pixels of a stored frame.
@@ -69,7 +68,6 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Found:
     """A decoded video.
-
 
     width, height: size of the returned frames.
     places: the index of each returned frame in the video.
