@@ -162,7 +162,7 @@ def test_a_broken_template_is_named(model: Path) -> None:
         ({"model_type": "switch_layers"}, "its model type 'switch_layers' is unknown"),
         (
             {"model_type": "electra"},
-            "does not generate text, and its model type 'electra' is not among the supported ones",
+            "does not generate text, and its model type 'electra' is not supported",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "num_labels": 4},

@@ -1,1 +1,1 @@
-"""Prompt caches on disk: the KV of earlier prompts outlives the process."""
+"""Stores the KV of earlier prompts on disk, where it outlives the process."""

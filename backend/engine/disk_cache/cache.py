@@ -1,10 +1,10 @@
-"""The prompt cache on disk of one loaded model: KV that survives a restart of the process.
+"""The prompt cache on disk of a loaded model: KV that survives a restart of the process.
 
-Three kinds of threads use it. Prompt threads call `find`, wait for the disk and get plain buffers.
-The engine thread turns these into KV (`restore`) and queues KV for writing (`save`); it never waits
-for the disk. The writer's thread writes and evicts.
+Three kinds of threads use the cache. Prompt threads call `find`, wait for the disk and get buffers
+without MLX. The engine thread turns buffers into KV (`restore`) and queues KV for writing (`save`);
+it never waits for the disk. The writer's thread writes and evicts.
 
-All of this is optional work: any failure is a cache miss and at most one line in the log.
+All of this work is optional: any failure is a cache miss, and at most one line in the log.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from backend.engine.units import MIB
 
 _log = logging.getLogger(__name__)
 
-# computing fewer tokens takes about as long as finding, reading and checking a file
+# To compute fewer tokens takes about as long as to find, read and check a file.
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
 _MOST_OPENED = 64
-_SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its prompt then
+_SEARCH_SECONDS = 60.0  # after which a request no longer waits for the disk
 
 
 class DiskCache:
     """The KV of earlier prompts in files.
 
-    It keeps no reference to the model, and to rows only until they are written.
+    The cache has no reference to the model, and references rows only until they are written.
 
-    layout: the model's (`learn_layout`).
-    identity: `model_digest`.
-    folder: shared by all requests; None means that only folders named by requests are used.
+    layout: the layers of the model's rows, as from `learn_layout`.
+    identity: the model's digest, as from `model_digest`.
+    folder: the folder for all requests; None means that only folders named by requests are used.
     max_bytes: maximum size of the files in a folder.
-    copy: see `layout.pack`.
+    copy: as for `layout.pack`.
+    max_waiting: maximum bytes of KV that waits to be written, and of KV that waits to be restored.
     """
 
     def __init__(
@@ -65,26 +66,31 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._copy = copy
         self._max_waiting = max_waiting
-        self._opened: dict[Path, Folder] = {}  # those that requests name; they know their entries
+        self._opened: dict[
+            Path, Folder
+        ] = {}  # the folders that requests name, with their lists of files
         self._folder = self._open(folder) if folder else None
-        self._made = False  # whether the folder was created
+        self._made = False  # whether the folder has been created
         self._writer = Writer(self._write, max_waiting)
-        self._turn = threading.Lock()  # one search at a time
+        self._turn = threading.Lock()  # only one search runs at any time
         self._search = threading.Thread()
         self._read: list[weakref.ref[StoredPrefix]] = []
 
     @property
     def writing_bytes(self) -> int:
-        """Bytes of KV waiting to be written. For any thread."""
+        """Bytes of KV that waits to be written. May be called on any thread."""
         return self._writer.nbytes
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of KV that was read and waits to be restored. For any thread."""
+        """Bytes of KV that was read and waits to be restored. May be called on any thread."""
         return sum(stored.nbytes for reference in self._read if (stored := reference()))
 
     def has_files(self, path: Path | None) -> bool:
-        """Return whether `find` can return anything. path: as for `find`."""
+        """Return whether there is a folder in which `find` can look.
+
+        path: as for `find`.
+        """
         return self._folder is not None or path is not None
 
     def find(
@@ -95,14 +101,15 @@ class DiskCache:
         in_memory: int = 0,
         room: float = math.inf,
     ) -> StoredPrefix | None:
-        """Find the longest prefix of a prompt in an intact file of this model. For prompt threads.
-
-        path: the request's own folder, used in addition to the model's.
-        in_memory: tokens whose KV is already in memory.
-        room: free bytes of memory, of which files that were read already have taken some.
+        """Find the longest prefix of a prompt in an intact file of this model. Runs on prompt
+        threads.
 
         `candidates` decides which files are worth reading. If the disk does not answer, the search
-        is abandoned, and until it ends there is no other.
+        is abandoned, and no other search starts until it ends.
+
+        path: the folder that the request names, in addition to the model's folder.
+        in_memory: number of tokens whose KV is already in memory.
+        room: free bytes of memory, including the bytes of files that wait to be restored.
         """
         found: list[StoredPrefix | None] = []
 
@@ -112,7 +119,7 @@ class DiskCache:
             except Exception:
                 _log.warning("looking for a prompt cache on disk failed", exc_info=True)
 
-        with self._turn, suppress(RuntimeError):  # the system may allow no more threads
+        with self._turn, suppress(RuntimeError):  # the system may refuse another thread
             if not self._search.is_alive():
                 self._search = threading.Thread(target=run, name="disk-search", daemon=True)
                 self._search.start()
@@ -130,7 +137,7 @@ class DiskCache:
         entries = {entry: folder for folder in folders for entry in folder.refresh()}
         waiting = self.read_bytes
         most = min(room - waiting, self._max_bytes)
-        if waiting:  # a single file may take all the room
+        if waiting:  # a single file may use the whole budget
             most = min(most, self._max_waiting - waiting)
         for entry in candidates(entries, prompt, in_memory, LEAST_TOKENS, most):
             if stored := entries[entry].read(entry, prompt):
@@ -143,7 +150,10 @@ class DiskCache:
         return None
 
     def restore(self, stored: StoredPrefix, row: kv.RowCache) -> kv.RowCache | None:
-        """Fill a new, empty row with `stored.length` tokens; None on failure. Engine thread."""
+        """Fill a new row with `stored.length` tokens, and return it; None on failure.
+
+        Runs on the engine thread.
+        """
         try:
             unpack(stored.layers, stored.arrays, row)
             if kv.trim(row, len(stored.prefix.key) - stored.length):
@@ -160,10 +170,11 @@ class DiskCache:
         trimmable: bool,
         path: Path | None = None,
     ) -> None:
-        """Queue a prefix for writing. Engine thread.
+        """Queue a prefix for writing. Runs on the engine thread.
 
-        row: evaluated, with the KV of exactly `tokens`; clones of it may be extended meanwhile.
-        path: the request's own folder; None means the model's, if any.
+        row: evaluated KV of exactly `tokens`. Clones of the row may be extended meanwhile.
+        trimmable: whether the KV can be cut to any prefix.
+        path: the folder that the request names; None means the model's folder, if any.
         """
         if len(tokens) < LEAST_TOKENS or not self.has_files(path):
             return
@@ -174,25 +185,30 @@ class DiskCache:
             if not fits(self._layout, layers, len(tokens)):
                 _log.debug("a prefix is not stored on disk: this kind of KV cannot be stored")
             elif save.nbytes > self._max_bytes or not self._writer.put(save):
-                _log.debug("a prefix of %d bytes is not stored on disk: no room", save.nbytes)
+                _log.debug(
+                    "a prefix of %d bytes is not stored on disk: it does not fit", save.nbytes
+                )
         except Exception:
             _log.warning("storing a prompt cache on disk failed", exc_info=True)
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all saves are written; False after a timeout. Not for the engine thread."""
+        """Wait until all saves are written, and return False after a timeout.
+
+        May not be called on the engine thread.
+        """
         return self._writer.drain(timeout)
 
     def close(self, timeout: float) -> None:
-        """Accept no more saves, and drop those not begun within `timeout` seconds.
+        """Accept no more saves, and drop saves that have not begun after `timeout` seconds.
 
-        Blocks for little longer than `timeout`, so with 0 it may be called on any thread.
+        Blocks for little longer than `timeout`, so with 0 any thread may call this method.
         """
         self._writer.close(timeout)
 
     def _write(self, save: StoredPrefix) -> None:
         folder = self._open(save.path) if save.path else self._folder
         assert folder is not None
-        if save.path or not self._made:  # a folder that disappears may have been another disk
+        if save.path or not self._made:  # a folder that disappeared may be on a disk that is gone
             folder.path.mkdir(mode=0o700, parents=not save.path, exist_ok=True)
             self._made |= not save.path
         folder.write(save)
@@ -207,12 +223,12 @@ class DiskCache:
 def open_disk_cache(
     model: Any, checkpoint: Path, settings: Settings, *, copy: bool, **facts: str
 ) -> DiskCache | None:
-    """Return the disk cache of a loaded model; None if its KV cannot be stored. Engine thread.
+    """Return the disk cache of a loaded model; None if its KV cannot be stored.
 
-    copy: see `layout.pack`.
-    facts: see `model_digest`.
+    Runs on the engine thread. Raises only InvalidRequest, for a setting that cannot work.
 
-    Raises only InvalidRequest, for a setting that cannot work.
+    copy: as for `layout.pack`.
+    facts: as for `model_digest`.
     """
     folder = cache_folder(settings.prompt_cache_dir)
     try:

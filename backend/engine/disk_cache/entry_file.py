@@ -1,7 +1,7 @@
-"""One stored prefix as a safetensors file, which is used only if it is intact.
+"""Reads and writes a cached prefix as a safetensors file, which is used only if it is intact.
 
-Its tensors are `tokens` and the arrays of the layers, named by their numbers. The metadata has
-identity and layers as JSON, and the CRC-32 of everything.
+The tensors of a file are `tokens` and the arrays of the layers, named by their numbers. The
+metadata contains the identity of the model and the layers as JSON, and the CRC-32 of everything.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from backend.engine.planning.prefix_index import PrefixKey
 
 
 class BadEntry(Exception):
-    """Why a file cannot be used: a clause for the log, without a path."""
+    """A file cannot be used. The error's text is a clause for the log, without a path."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """A token sequence that is stored or queued. trimmable: its KV can be cut to any prefix."""
+    """A token sequence whose KV is in a file or queued for writing.
+
+    trimmable: whether the KV can be cut to any prefix.
+    """
 
     key: PrefixKey
     trimmable: bool
 
     def reusable(self, prompt: PrefixKey) -> int:
-        """How many tokens of a prompt would need no prefill; the last one always needs it."""
+        """Return how many tokens of a prompt need no prefill. The last token always needs it."""
         shared = min(self.key.shared(prompt), len(prompt) - 1)
         return shared if self.trimmable or shared == len(self.key) else 0
 
@@ -46,17 +49,17 @@ class Prefix:
         )
 
     def replaces(self, other: Prefix) -> bool:
-        """Return whether the other prefix is the beginning of this one, and no longer needed."""
+        """Return whether this prefix makes the other, its beginning, unnecessary."""
         return self.trimmable and self.key.shared(other.key) == len(other.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrefix:
-    """A prefix with its KV: packed for its file, or read from it.
+    """A prefix with its KV, packed for a file or read from a file.
 
-    arrays: of unsigned integers.
-    path: the folder that a request names; None means the model's.
-    length: the tokens of a prompt whose prefill it can replace.
+    arrays: the arrays of the layers, viewed as unsigned integers.
+    path: the folder that a request names; None means the model's folder.
+    length: number of tokens of a prompt that need no prefill.
     """
 
     prefix: Prefix
@@ -71,7 +74,7 @@ class StoredPrefix:
 
 
 def write_entry(path: Path, identity: str, stored: StoredPrefix) -> None:
-    """Write a file, which appears complete or not at all. Raises OSError, SafetensorError."""
+    """Write a file. Raises OSError, SafetensorError."""
     layers = [
         [kind, {name: getattr(part, "dtype", part) for name, part in parts.items()}]
         for kind, parts in stored.layers
@@ -93,9 +96,9 @@ def read_prefix(path: Path, identity: str) -> Prefix:
 
 
 def read_entry(path: Path, identity: str) -> StoredPrefix:
-    """Return a whole file. It is not mapped: a disk that fails would kill the process.
+    """Read a whole file. Raises the same exceptions as `read_prefix`.
 
-    Raises as `read_prefix` does.
+    The file is not mapped into memory, because a disk that fails would then kill the process.
     """
     facts, entry, check = _metadata(path, identity)
     tensors = load(path.read_bytes())
@@ -112,7 +115,7 @@ def read_entry(path: Path, identity: str) -> StoredPrefix:
 
 
 def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
-    """The facts, their text and the checksum. Links are not followed, and a pipe has no end."""
+    """Return the facts, their JSON and the checksum. Only regular files are opened."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise BadEntry("it is not a regular file")
     with safe_open(path, "np") as file:
@@ -124,7 +127,7 @@ def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
 
 
 def _part(part: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    """Return a part of a layer; the text of an array's type stands for the next array."""
+    """Return a part of a layer. A string is the type of the next array; other values are parts."""
     if not isinstance(part, str):
         return part
     array = next(arrays)

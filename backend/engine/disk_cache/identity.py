@@ -1,7 +1,7 @@
-"""A digest of everything that KV depends on besides the tokens.
+"""Computes a digest of everything that KV depends on besides the tokens.
 
 Models with equal digests compute the same KV for the same tokens. Everything that can change the KV
-must be part of the digest, because with another model's KV the answers are nonsense.
+must be part of the digest, because answers from another model's KV are nonsense.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, BinaryIO
 from backend.engine.loading.shards import PATTERN, read_header
 from common.version import VERSION
 
-_FORMAT = 3  # version of the entries; after a change, older files no longer match any model
-_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV, with patches of this project
+_FORMAT = 3  # of the files; after a change, older files no longer match any model
+_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # the packages that compute the KV
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 
-version = cache(metadata.version)  # it parses a long file
+version = cache(metadata.version)  # cached, because each call parses a long file
 
 
 def model_digest(checkpoint: Path, **facts: str) -> str:
     """Return the digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
 
-    facts: what KV depends on besides the files and the software: `dtype`, the type in which the
-    weights are computed (`LoadedModel.arithmetic`), `kv_kind`, the type of the KV cache, `adapter`,
-    the digest of the adapters in use, and `device`, on which MLX computes.
+    The digest includes a sample of every tensor, because a merge or fine-tune may change only some
+    tensors, and preserves names and sizes. Reading all data would take as long as a load.
 
-    A sample of every tensor is included, because a merge or fine-tune may change only some tensors
-    and preserves names and sizes. Reading everything would take as long as loading the model.
+    facts: what KV depends on besides the files and the software: `dtype`, the data type of
+        computations (`LoadedModel.arithmetic`); `kv_kind`, the type of the KV cache; `adapter`, the
+        digest of the adapters; and `device`, on which MLX computes.
     """
     digest = hashlib.blake2b(digest_size=16)
     software = [_FORMAT, VERSION, *map(version, _PACKAGES)]
@@ -61,7 +61,7 @@ def _add(digest: Any, piece: bytes) -> None:
 
 
 def _sampled(name: str, file: BinaryIO) -> Iterator[bytes]:
-    """Size, header, and pieces of each tensor of one safetensors file."""
+    """Yield the size, the header, and pieces of each tensor of a safetensors file."""
     handle = file.fileno()
     size = os.fstat(handle).st_size
     tensors, _ = read_header(name, file, size)
@@ -70,5 +70,5 @@ def _sampled(name: str, file: BinaryIO) -> Iterator[bytes]:
     for tensor in sorted(tensors):
         start, end = tensors[tensor]["data_offsets"]
         middle = (start + end) // 2
-        for place in (start, middle, max(start, end - _PIECE)):
-            yield os.pread(handle, min(_PIECE, end - place), data + place)
+        for offset in (start, middle, max(start, end - _PIECE)):
+            yield os.pread(handle, min(_PIECE, end - offset), data + offset)

@@ -1,8 +1,8 @@
-"""The structure of a model's KV as plain data, and conversion between rows and plain buffers.
+"""Describes the structure of a model's KV, and converts between rows and buffers without MLX.
 
-A right checksum shows that a file is undamaged, not that its contents are valid, so its layers are
-compared with those of the loaded model before anything reaches MLX. Functions that use MLX arrays
-run on the engine thread.
+A correct checksum shows that a file is undamaged, but not that its contents are valid. Its layers
+are therefore compared with the layers of the loaded model before anything reaches MLX. Functions
+that use MLX arrays run on the engine thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.caching.row_shift import RowShift
 
-# Classes of ours and of mlx-lm.
-_WHOLE = frozenset({"LayerKV", "QuantizedKV"})  # they store every token
+# Classes of caches, of this project and of mlx-lm.
+_WHOLE = frozenset({"LayerKV", "QuantizedKV"})  # these store every token
 _WINDOWS = frozenset({"WindowKV", "QuantizedWindowKV"})
-_GROWING = _WHOLE | _WINDOWS | {"ChunkedKVCache"}  # axis 2 of their arrays is time
+_GROWING = _WHOLE | _WINDOWS | {"ChunkedKVCache"}  # axis 2 of their arrays is the token
 KINDS = _GROWING | {"ArraysCache"}
 # NumPy has no bfloat16, so arrays are viewed as unsigned integers.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -30,14 +30,14 @@ Arrays = Sequence[NDArray[Any]]
 
 
 class ArraySpec(NamedTuple):
-    """The type and shape of an array of a cache's state."""
+    """The type and shape of an array in a cache's state."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class Layer(NamedTuple):
-    """One cache (not a CacheList): the name of its class, and the leaves of its state by path."""
+    """The class name of a cache that is not a CacheList, and the leaves of its state by path."""
 
     kind: str
     parts: dict[str, Any]  # ArraySpec, int or None
@@ -47,14 +47,14 @@ Layers = Sequence[Layer]
 
 
 def carrier(dtype: str) -> mx.Dtype:
-    """Return the type in which arrays of a type are stored."""
+    """Return the unsigned integer type as which arrays of a type are stored."""
     return _CARRIERS[getattr(mx, dtype).size]
 
 
 def learn_layout(model: Any) -> Layers | None:
     """Return the layers of a model's rows after one token; None if they cannot be stored.
 
-    Nothing is computed: the shapes are enough.
+    Nothing is computed, because the shapes are enough.
     """
     row = kv.new_row(model)
     model(mx.array([[0]]), cache=row)
@@ -65,8 +65,8 @@ def learn_layout(model: Any) -> Layers | None:
 def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
     """Return a row's layers, and evaluated views of the used parts of its buffers.
 
-    copy: copy them to buffers of their own. On an NVIDIA GPU, a read by the host moves a buffer to
-    other memory while kernels may be using it; with unified memory, views are safe and free.
+    copy: whether to copy the buffers first. On an NVIDIA GPU, a read by the host moves a buffer to
+        other memory while kernels may be using it. With unified memory, views are safe and free.
     """
     leaves = [leaf for cache in _stored(row) for leaf in _leaves(cache).values()]
     arrays = [leaf for leaf in leaves if isinstance(leaf, mx.array)]
@@ -78,7 +78,7 @@ def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
 
 
 def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
-    """Fill a new row with what was read. Call it only for layers that `fits` accepts."""
+    """Fill a new row with arrays from a file, whose layers `fits` has accepted."""
     left = iter(arrays)
     for layer, cache in zip(layers, _stored(row), strict=True):
         parts = {
@@ -91,37 +91,45 @@ def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
     kv.evaluate(row)
 
 
-def fits(mine: Layers, stored: Layers, tokens: int) -> bool:
-    """Return whether layers can be the KV of `tokens` tokens. mine: the model's `learn_layout`."""
-    return len(mine) == len(stored) and all(
-        _fits(*pair, tokens) for pair in zip(mine, stored, strict=True)
+def fits(model: Layers, stored: Layers, tokens: int) -> bool:
+    """Return whether stored layers can be the KV of `tokens` tokens.
+
+    model: the layers of the model's rows, as from `learn_layout`.
+    """
+    return len(model) == len(stored) and all(
+        _fits(*pair, tokens) for pair in zip(model, stored, strict=True)
     )
 
 
-def _fits(mine: Layer, layer: Layer, tokens: int) -> bool:
-    """Whether a layer has the form of one with 1 token, and the size and numbers for `tokens`."""
-    growing = mine.kind in _GROWING
-    if layer.kind != mine.kind or _forms(mine, growing=growing) != _forms(layer, growing=growing):
+def _fits(one_token: Layer, layer: Layer, tokens: int) -> bool:
+    """Return whether a layer can be the KV of `tokens` tokens.
+
+    one_token: the model's layer after one token, which has the same form.
+    """
+    kind, growing = one_token.kind, one_token.kind in _GROWING
+    if layer.kind != kind or _forms(one_token, growing=growing) != _forms(layer, growing=growing):
         return False
     arrays = [part for part in layer.parts.values() if isinstance(part, ArraySpec)]
     if not growing or not arrays:  # a recurrent state does not show its number of tokens
-        return not growing or layer.parts == mine.parts
+        return not growing or layer.parts == one_token.parts
     length, *uneven = {array.shape[2] for array in arrays}
     offset, *numbers = _numbers(layer)
-    _, *expected = _numbers(mine)
+    _, *expected = _numbers(one_token)
     if uneven or offset != tokens:
         return False
-    if mine.kind in _WHOLE:  # numbers: group size and bits if it is quantised
+    if kind in _WHOLE:  # numbers: group size and bits of quantised KV
         return numbers == expected and length == tokens
-    if mine.kind in _WINDOWS:  # size of the window, then as above
+    if kind in _WINDOWS:  # numbers: size of the window, then as above
         return numbers == expected and length == min(tokens, numbers[0])
     if numbers[:-1] != expected[:-1]:
         return False
-    return 0 <= numbers[1] <= tokens <= numbers[1] + length  # size of a chunk, tokens dropped
+    return (
+        0 <= numbers[1] <= tokens <= numbers[1] + length
+    )  # numbers: size of a chunk, dropped tokens
 
 
 def _forms(layer: Layer, *, growing: bool) -> dict[str, Any]:
-    """Return what the parts have in common with those of a row of any other length."""
+    """Return what parts have in common with the parts of a row of any other length."""
     return {
         path: (part.dtype, len(part.shape), part.shape[:2] + part.shape[2 + growing :])
         if isinstance(part, ArraySpec)
@@ -162,5 +170,8 @@ def _storable(layer: Layer) -> bool:
 
 
 def _stored(row: kv.RowCache) -> Iterator[Any]:
-    """The caches of a row that are stored: all but a RowShift, which is 0 for prompts of text."""
+    """Yield the caches of a row that are stored.
+
+    A RowShift is not stored, because its shift is 0 for prompts without media.
+    """
     return (cache for cache in kv.leaves(row) if not isinstance(cache, RowShift))

@@ -1,7 +1,7 @@
-"""The stored prefixes of one model in a folder that other models and processes may share.
+"""The cached prefixes of one model, in a folder that other models and processes may share.
 
-Files may appear and disappear at any time. Only files with our name pattern are counted, read or
-removed. A file of this model that is damaged is removed.
+Files may appear and disappear at any time. Only files whose names have the pattern `_NAME` are
+counted, read or removed. A damaged file of this model is removed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ from common.wording import shown
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
-_UNFINISHED = ".unfinished"  # a folder in the folder
+_UNFINISHED = ".unfinished"  # a subfolder
 _ABANDONED = 600.0  # seconds without a write after which an unfinished file counts as abandoned
-# minimum share of a file's tokens that the prompt can use: all of them are read and copied
+# Minimum share of a file's tokens that a prompt must use, because all of them are read and copied.
 _LEAST_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A prefix in a file of this model. size: bytes of the file."""
+    """A prefix in a file of this model.
+
+    size: size of the file in bytes.
+    """
 
     path: Path
     prefix: Prefix
@@ -51,10 +54,12 @@ class Entry:
 
 
 class Folder:
-    """The files of one model in a folder, for any thread. The methods wait for the disk.
+    """The files of one model in a folder.
 
-    layout: the model's (`learn_layout`).
-    max_bytes: of all files in the folder.
+    The methods wait for the disk, and may be called on any thread.
+
+    layout: the layers of the model's rows, as from `learn_layout`.
+    max_bytes: maximum size of all files in the folder.
     """
 
     def __init__(self, path: Path, identity: str, layout: Layers, max_bytes: int) -> None:
@@ -62,12 +67,12 @@ class Folder:
         self._identity = identity
         self._layout = layout
         self._max_bytes = max_bytes
-        # replaced as a whole, so threads need no lock
+        # The dictionary is never changed, only replaced, so threads need no lock.
         self._entries: dict[str, Entry] = {}
-        self._refused: set[str] = set()  # names of files that were logged
+        self._refused: set[str] = set()  # names of files about which a fault was logged
 
     def refresh(self) -> list[Entry]:
-        """List the folder again; returns its entries."""
+        """List the folder again, and return the files of this model."""
         names: list[str] = []
         with suppress(OSError):
             names = os.listdir(self.path)  # noqa: PTH208, names only: no Path for each of them
@@ -77,7 +82,7 @@ class Folder:
         return list(self._entries.values())
 
     def read(self, entry: Entry, prompt: PrefixKey) -> StoredPrefix | None:
-        """Read an entry for a prompt, and count it as used; None if it is damaged or gone."""
+        """Read a file for a prompt, and mark it as used; None if the file is damaged or gone."""
         try:
             stored = read_entry(entry.path, self._identity)
             if not fits(self._layout, stored.layers, len(stored.prefix.key)):
@@ -90,9 +95,9 @@ class Folder:
             return None
 
     def write(self, stored: StoredPrefix) -> None:
-        """Write a prefix, and remove those that it replaces; an entry that covers it is used.
+        """Write a prefix, and remove prefixes that it replaces. Raises OSError, SafetensorError.
 
-        Raises OSError, SafetensorError.
+        If a file already covers the prefix, that file is only marked as used.
         """
         prefix, entries = stored.prefix, self.refresh()
         if covering := next(
@@ -100,7 +105,7 @@ class Folder:
         ):
             _touch(covering.path)
             return
-        # Names with the same content are equal, whichever process writes.
+        # Every process gives the same content the same name.
         key = b"\1" if prefix.trimmable else b"\0"
         digest = hashlib.blake2b(prefix.key.tokens.tobytes(), digest_size=16, key=key).hexdigest()
         name = f"{self._identity}-{digest}.safetensors"
@@ -119,18 +124,20 @@ class Folder:
         self._refused.discard(name)
 
     def make_room(self, needed: int = 0) -> None:
-        """Remove entries of any model, the least recently used first, until the rest fits.
+        """Remove files of any model, the least recently used first, until the rest fits.
 
-        Files that are being written count. Those of processes that were killed are removed. Raises
+        Files that are being written count. Unfinished files of killed processes are removed. Raises
         OSError.
+
+        needed: bytes of a file that is about to be written.
         """
         now, excess = time.time(), needed - self._max_bytes
         files: list[tuple[float, int, Path]] = []
         for path in [*self.path.iterdir(), *(self.path / _UNFINISHED).glob("*")]:
             with suppress(FileNotFoundError):
                 facts = path.lstat()
-                # A time from before the clock was set back counts as long ago: otherwise each new
-                # entry would be evicted to make room for the next.
+                # A time in the future, from before the clock was set back, counts as long ago.
+                # Otherwise each new file would be evicted for the next.
                 used = facts.st_mtime if facts.st_mtime < now + _ABANDONED else 0.0
                 if path.parent != self.path and used < now - _ABANDONED:
                     path.unlink()
@@ -153,7 +160,7 @@ class Folder:
             return None
 
     def _refuse(self, name: str, fault: Exception) -> None:
-        """Log why a file is not used, and remove it unless the fault may pass."""
+        """Log why a file is not used, and remove the file unless the fault may be temporary."""
         if name not in self._refused and not isinstance(fault, FileNotFoundError):
             self._refused.add(name)
             _log.warning("prompt cache %s is not used: %s", shown(name), reason(fault))
@@ -165,15 +172,18 @@ class Folder:
 def candidates(
     entries: Iterable[Entry], prompt: PrefixKey, in_memory: int, least: int, most_bytes: float
 ) -> list[Entry]:
-    """The entries worth reading: first those that save the prefill of most tokens, then by size.
+    """Return the files worth reading, by the number of tokens that need no prefill, then by size.
 
-    Each saves at least `least` tokens beyond the `in_memory` ones, and so many of its own that
-    reading takes less time than computing. most_bytes: maximum size of a file.
+    A file is worth reading if the prompt uses a sufficient share of its tokens.
+
+    in_memory: number of tokens whose KV is already in memory.
+    least: minimum number of tokens that a file must save beyond these.
+    most_bytes: maximum size of a file.
     """
-    spared = [(file.prefix.reusable(prompt), file) for file in entries if file.size <= most_bytes]
+    saved = [(file.prefix.reusable(prompt), file) for file in entries if file.size <= most_bytes]
     serving = [
         (length, entry)
-        for length, entry in spared
+        for length, entry in saved
         if length - in_memory >= max(least, _LEAST_SHARE * len(entry.prefix.key))
     ]
     return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
@@ -186,7 +196,7 @@ def _touch(path: Path) -> None:
 
 
 def reason(fault: Exception) -> str:
-    """Return the reason as a clause without a path."""
+    """Return the reason of a fault as a clause, without a path."""
     if isinstance(fault, OSError):
         return (fault.strerror or type(fault).__name__).lower()
     known = isinstance(fault, (BadEntry, SafetensorError))

@@ -1,4 +1,4 @@
-"""How a request uses the prompt cache on disk. Pure, needs no MLX."""
+"""How a request uses the prompt cache on disk. This module does not use MLX."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from common.wording import shown
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """How one request uses the disk.
+    """How a request uses the disk.
 
-    path: the folder named by PromptCachePath; None means that of the model's settings, if any.
-    answer: store the answer's KV too (PromptCacheAll).
-    read_only: store nothing (PromptCacheRO).
+    path: the folder in PromptCachePath; None means the folder of the model's settings, if any.
+    answer: whether to store the answer's KV too (PromptCacheAll).
+    read_only: whether to store nothing (PromptCacheRO).
     """
 
     path: Path | None = None
@@ -26,8 +26,9 @@ class DiskUse:
     def saves_prompt(self, *, trimmable: bool) -> bool:
         """Return whether to save the KV at the end of the prompt.
 
-        KV that can be truncated is saved once, with the answer. KV that cannot is useful for the
-        next turn only if the template repeats the answer unchanged, so both are saved.
+        If KV can be truncated, it is saved once, with the answer. Otherwise the answer's KV is
+        useful for the next turn only if the template repeats the answer unchanged, so the prompt's
+        KV is saved too.
         """
         return not self.read_only and not (self.answer and trimmable)
 
@@ -41,17 +42,21 @@ UNSET = DiskUse()  # for a request that sets none of the three fields
 
 
 def disk_use(path: str, *, answer: bool, read_only: bool) -> DiskUse:
-    """The use that the fields of PredictOptions ask for. Raises InvalidRequest for a bad path."""
+    """Return the use that the fields of a request ask for. Raises InvalidRequest for a bad path."""
     return DiskUse(_absolute("PromptCachePath", path), answer, read_only)
 
 
 def cache_folder(setting: str) -> Path | None:
-    """The folder of the `prompt_cache_dir` setting; None when it is off. Raises InvalidRequest."""
+    """Return the folder in the setting `prompt_cache_dir`; None if unset. Raises InvalidRequest."""
     return _absolute("prompt_cache_dir", setting)
 
 
 def _absolute(name: str, text: str) -> Path | None:
-    """Paths must be absolute: the working directory depends on how the host starts the process."""
+    """Return an absolute path; None if the text is blank. Raises InvalidRequest.
+
+    Relative paths are refused, because the working directory depends on how the host starts the
+    process.
+    """
     if not text.strip():
         return None
     path = Path(text)

@@ -1,7 +1,7 @@
-"""A queue of prefixes for the disk, and the thread that writes them while there are any.
+"""Queues prefixes for the disk, and writes them in a thread that runs while the queue has any.
 
-The engine thread only appends to the queue. It is limited in bytes, because queued KV stays in
-memory. A save that does not fit is dropped, which is a cache miss later.
+The engine thread only appends to the queue. The queue is limited in bytes, because queued KV stays
+in memory. A prefix that does not fit is dropped, which is a cache miss later.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """write: called in the thread with each save. most: maximum bytes of queued KV.
+    """A queue of prefixes, and its thread.
 
-    The thread keeps the writer alive, so a writer without an owner still finishes its work.
+    The thread references the writer, so a writer without an owner still finishes its work.
+
+    write: writes a prefix; called in the thread.
+    most: maximum bytes of queued KV.
     """
 
     def __init__(self, write: Callable[[StoredPrefix], None], most: int) -> None:
@@ -38,34 +41,36 @@ class Writer:
         return sum(save.nbytes for save in self._saves)
 
     def put(self, save: StoredPrefix) -> bool:
-        """Queue a save in place of those that it replaces; False if there is no room for it."""
+        """Queue a prefix in place of prefixes that it replaces; return False if it does not fit."""
         with self._changed:
             begun, queued = self._saves[:1], self._saves[1:]
-            staying = begun + [
+            remaining = begun + [
                 other
                 for other in queued
                 if other.path != save.path or not save.prefix.replaces(other.prefix)
             ]
-            waiting = sum(other.nbytes for other in staying)
+            waiting = sum(other.nbytes for other in remaining)
             if self._closing or (waiting and waiting + save.nbytes > self._most):
                 return False
             if self._thread is None:
                 thread = threading.Thread(target=self._main, name="disk", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the system allows no more threads
+                except RuntimeError:  # the system refuses another thread
                     return False
                 self._thread = thread
-            self._saves = [*staying, save]
+            self._saves = [*remaining, save]
             return True
 
     def drain(self, timeout: float) -> bool:
-        """Wait until the queue is empty; False after `timeout` seconds."""
+        """Wait until the queue is empty, and return False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def close(self, timeout: float) -> None:
-        """Accept no more saves, and drop those not begun within `timeout` seconds."""
+        """Accept no more prefixes, and drop those whose write has not begun after `timeout`
+        seconds.
+        """
         with self._changed:
             self._closing = True
         if not self.drain(timeout):
@@ -87,7 +92,7 @@ class Writer:
                 self._saves = self._saves[1:]
 
     def _next(self) -> StoredPrefix | None:
-        """Return the next save; None if there is none, and the thread must then end."""
+        """Return the next prefix; None if there is none, after which the thread must end."""
         with self._changed:
             if self._saves:
                 return self._saves[0]

@@ -1,1 +1,1 @@
-"""Embedding, reranking and token classification models."""
+"""Models for embedding, reranking and token classification."""

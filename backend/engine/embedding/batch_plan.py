@@ -1,7 +1,8 @@
-"""Decides which waiting rows run in the same step. Pure arithmetic over lengths.
+"""Decides, from the lengths of waiting rows, which rows run in the same step.
 
-Rows are padded to the longest row of their step, so a step takes rows of similar length. A step is
-limited in padded tokens, which determine its duration, and in the bytes that attention needs.
+Rows are padded to the longest row of their step, so a step should have rows of similar length. Two
+limits apply to a step: the number of tokens with padding, which determines its duration, and the
+number of bytes that attention needs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ _SHORTEST = 16
 class ActivationCost:
     """The bytes that a forward pass needs in addition to the weights.
 
-    heads: attention heads, each with length² scores. hidden: values per token that are in memory at
-    once, besides the scores. itemsize: bytes per value.
+    heads: attention heads, each with length² scores.
+    hidden: values per token that are in memory at the same time, besides the scores.
+    itemsize: bytes per value.
     """
 
     heads: int
@@ -25,13 +27,15 @@ class ActivationCost:
     itemsize: int
 
     def of(self, rows: int, length: int) -> int:
-        """The bytes for `rows` rows, each padded to `length` tokens."""
+        """Return the bytes for `rows` rows, each padded to `length` tokens."""
         scores = 2 * self.heads * length * length
         return rows * (scores + self.hidden * length) * self.itemsize
 
 
 def bucket_of(length: int) -> int:
-    """The bucket of a length; in steps of one bucket, less than a third is padding."""
+    """Return the bucket of a length. In a step of rows of one bucket, less than a third is
+    padding.
+    """
     if length <= _SHORTEST:
         return _SHORTEST
     power = 1 << (length - 1).bit_length()
@@ -39,9 +43,10 @@ def bucket_of(length: int) -> int:
 
 
 def rows_that_fit(lengths: Iterable[int], tokens: int, cost: ActivationCost, room: int) -> int:
-    """How many rows, starting with the first, fit into one step; always at least one.
+    """Return how many rows, starting with the first, fit into one step; always at least one.
 
-    tokens: maximum number of padded tokens. room: maximum number of bytes.
+    tokens: maximum number of tokens, including padding.
+    room: maximum number of bytes.
     """
     rows = longest = 0
     for length in lengths:

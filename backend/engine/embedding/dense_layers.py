@@ -1,4 +1,4 @@
-"""The Dense layers of a sentence-transformers checkpoint, which follow its pooling."""
+"""Reads and applies the Dense layers that follow pooling in sentence-transformers checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """folder: the part of the checkpoint that has its weights. inputs, outputs: their sizes."""
+    """A Dense layer as its checkpoint describes it.
+
+    folder: the folder of the layer's weights in the checkpoint.
+    inputs, outputs: lengths of the input and output vectors.
+    activation: a key of `_ACTIVATIONS`.
+    """
 
     folder: str
     inputs: int
@@ -30,9 +35,9 @@ class DenseLayer:
 
 
 def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
-    """A checkpoint's Dense layers. Raises ModelRejected.
+    """Return a checkpoint's Dense layers. Raises ModelRejected.
 
-    Conversions of EmbeddingGemma may have the weights of its two layers and not describe them.
+    Conversions of EmbeddingGemma may have the weights of its two layers without a description.
     """
     usual: list[DenseLayer] = []
     if config["model_type"] == "gemma3_text":
@@ -45,8 +50,8 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
         return tuple(usual)
     found: list[DenseLayer] = []
     for folder in (folder for kind, folder in steps if kind == "Dense"):
-        held = files.path / folder
-        if (held / "pytorch_model.bin").exists() and not (held / "model.safetensors").exists():
+        path = files.path / folder
+        if (path / "pytorch_model.bin").exists() and not (path / "model.safetensors").exists():
             raise files.rejected(
                 f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
                 " needs PyTorch; use a version that has model.safetensors there"
@@ -57,7 +62,7 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
 
 
 def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
-    """The layer that a folder's config.json describes. Raises ModelRejected."""
+    """Return the layer that a folder's config.json describes. Raises ModelRejected."""
     stated = files.object(f"{folder}/config.json")
     activation = str(stated.get("activation_function", "Identity")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
@@ -79,36 +84,41 @@ def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
     return DenseLayer(folder, inputs, outputs, stated.get("bias", True) is True, activation)
 
 
-def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
-    """Return a subclass of a network that loads these layers as `dense`.
+def with_dense(network: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
+    """Return a subclass of a network that also loads Dense layers, as its attribute `dense`.
 
+    network: the class of the network.
+    layers: the Dense layers, in order.
     path: the checkpoint's folder.
     """
     from mlx.nn.layers.linear import Linear
 
     def begin(model: Any, config: Any) -> None:
-        own.__init__(model, config)
+        network.__init__(model, config)
         model.dense = [Linear(layer.inputs, layer.outputs, layer.bias) for layer in layers]
 
     def sanitize(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        # Conversions to MLX have them among their other weights.
+        # Conversions to MLX have the weights of Dense layers among their other weights.
         found = {name: value for name, value in weights.items() if name.startswith("dense.")}
         rest = {name: value for name, value in weights.items() if name not in found}
         for at, layer in enumerate(layers):
             if (file := path / layer.folder / "model.safetensors").exists():
-                held: Any = mx.load(str(file))
+                stored: Any = mx.load(str(file))
                 found |= {
                     f"dense.{at}.{name.removeprefix('linear.')}": value
-                    for name, value in held.items()
+                    for name, value in stored.items()
                 }
-        loaded: dict[str, mx.array] = own.sanitize(model, rest)
+        loaded: dict[str, mx.array] = network.sanitize(model, rest)
         return loaded | found
 
-    return type(own.__name__, (own,), {"__init__": begin, "sanitize": sanitize})
+    return type(network.__name__, (network,), {"__init__": begin, "sanitize": sanitize})
 
 
 def applied(layers: Sequence[DenseLayer], model: Any) -> list[Callable[[mx.array], mx.array]]:
-    """What each layer does to a vector. model: has their matrices, which may be quantised."""
+    """Return a function for each layer, which applies the layer to vectors.
+
+    model: an instance of `with_dense`, whose matrices may be quantised.
+    """
 
     def call(layer: DenseLayer, matrix: Any) -> Any:
         return lambda vectors: _ACTIVATIONS[layer.activation](matrix(vectors))

@@ -135,10 +135,12 @@ def text_embedder(
     limits: Limits,
     room: int,
 ) -> tuple[NewQueue, TextReader] | tuple[None, None]:
-    """The encoder and reader with which a generative model answers Embedding.
+    """Return the encoder and the reader with which a generative model answers Embedding requests.
 
-    Nothing is computed until the first request. None if the model has no part that ends before the
-    logits (`networks.inner_model`).
+    Nothing is computed until the first request. Returns (None, None) if no part of the model
+    returns hidden states (`networks.inner_model`).
+
+    room: bytes that are left after the weights.
     """
     if networks.inner_model(loaded.model) is None:
         return None, None
@@ -150,9 +152,9 @@ def text_embedder(
 
 
 def _opener(order: LoadOrder) -> OpenModel | None:
-    """The function that opens the model. Raises ModelRejected.
+    """Return the function that opens the model. Raises ModelRejected.
 
-    None for rerankers that answer with a token, which mlx-lm opens whole.
+    Returns None for rerankers that answer with a token, because mlx-lm opens such models.
     """
     name, kind, config = order.checkpoint.name, order.checkpoint.kind, order.checkpoint.config
     if kind is ModelKind.RERANK and not (module_of(kind, config) or has_score(config)):
@@ -265,7 +267,10 @@ def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:
 
 
 def _chat(loaded: LoadedModel, tokenizer: Any, messages: Messages | None) -> ChatEncoder:
-    """The encoder of messages. messages: how they are written; None means as plain strings."""
+    """Return the encoder of messages.
+
+    messages: how inputs become messages; None means that contents are strings.
+    """
     written = messages or Messages({}, parts=False)
     render = partial(loaded.tokenizer.apply_chat_template, tokenize=False, **written.arguments)
     return ChatEncoder(render, tokenizer, written.parts)
@@ -286,9 +291,9 @@ def _label_reader(
 
 
 def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray], list[int]]:
-    """A decoder for the likeliest label path that BIOES allows.
+    """Return a decoder for the likeliest sequence of labels that BIOES allows.
 
-    It uses the transition biases of the checkpoint.
+    The decoder uses the transition biases of the checkpoint.
     """
     from mlx_vlm.privacy_filter import ViterbiDecoder, _load_transition_biases
 
@@ -314,15 +319,15 @@ def _new_encoder(
 
 
 def _prove(run: Run, name: str) -> None:
-    """Run two short texts. Raises ModelRejected if the model cannot compute them.
+    """Run two short texts, which also compiles kernels before the first request.
 
-    This also compiles kernels before the first request.
+    Raises ModelRejected if the model fails on the texts.
     """
     from backend.engine.embedding.encoding import Piece
 
     try:
         outputs = run([Piece([0] * length, [0] * length) for length in (8, 1)])
-        sound = all(bool(np.isfinite(output).all()) for output in outputs)
+        finite = all(bool(np.isfinite(output).all()) for output in outputs)
     except EngineError:
         raise
     except Exception as fault:
@@ -332,14 +337,14 @@ def _prove(run: Run, name: str) -> None:
         ) from None
     finally:
         mx.clear_cache()
-    if not sound:
+    if not finite:
         raise ModelRejected.because(name, "its output for a first text is not finite")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:
-    """A private copy of the tokenizers.Tokenizer, without truncation and padding.
+    """Return a copy of the tokenizers.Tokenizer, without truncation and padding.
 
-    transformers changes the state of its own with every call, and calls come from two threads.
+    transformers changes the state of the original with every call, and calls come from two threads.
     """
     from tokenizers import Tokenizer
 
@@ -355,7 +360,9 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
 
 def _pad_token(loaded: LoadedModel) -> int:
-    """The padding token. RoBERTa derives positions from it; for other models any id works."""
+    """Return the padding token. RoBERTa derives positions from it; for other models any id
+    works.
+    """
     for stated in (loaded.config.get("pad_token_id"), loaded.tokenizer.pad_token_id):
         if type(stated) is int and stated >= 0:
             return stated
@@ -363,9 +370,9 @@ def _pad_token(loaded: LoadedModel) -> int:
 
 
 def _end_token(checkpoint: Checkpoint, loaded: LoadedModel) -> int | None:
-    """The token that the checkpoint tells its tokenizer to append; None for none.
+    """Return the token that the tokenizer's configuration wants appended; None if there is none.
 
-    transformers 5 ignores this where it has a class of its own for the model's tokenizer.
+    transformers 5 ignores this setting if it has a class for the tokenizers of this model type.
     """
     stated = _files(checkpoint).object("tokenizer_config.json")
     adds = stated.get("add_eos_token") is True
@@ -377,6 +384,6 @@ def _id_or_none(value: Any) -> int | None:
 
 
 def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the text part of a model."""
+    """Return the configuration of the text part of a model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "hidden_size" in inner else config

@@ -1,10 +1,10 @@
 """Runs the rows of all Embedding, Rerank and TokenClassify requests.
 
 Everything happens on the engine thread, one `step` at a time, between the decode steps of a
-generative model. Rows wait in buckets by length, in the order of their turns: in each turn, every
-request that waits has a few rows. So a request of one text does not wait for all texts of another,
-and no row starves, because later requests only get later turns. The bucket with the earliest row
-runs first. A request is answered when the last of its rows has run.
+generative model. Rows wait in buckets by length, and have numbered turns: each turn has a few rows
+of every waiting request. A request of one text therefore does not wait for all texts of another,
+and no row starves, because later requests get later turns. The bucket with the earliest row runs
+first. A request is answered when the last of its rows has run.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ Report = Callable[[str, BaseException], None]
 
 @dataclass(eq=False, slots=True)
 class _Job:
+    """A request, and the outputs of its rows so far. left: rows that have not run."""
+
     ticket: int
     outputs: list[np.ndarray | None]
     left: int
@@ -49,6 +51,13 @@ class _Job:
 
 @dataclass(eq=False, slots=True)
 class _Row:
+    """A waiting row of a request.
+
+    place: the index of the row in its request.
+    turn: the turn in which the row runs.
+    retried: whether the row runs once more, alone, after a failed allocation.
+    """
+
     job: _Job
     place: int
     piece: Piece
@@ -63,10 +72,13 @@ class _Row:
 class EncodeQueue:
     """The queue of one loaded model.
 
-    run: runs the model on one batch and returns an output per piece. pace: decides the number of
-    padded tokens per step. room: bytes that are left after the weights. publish: called with a
-    request's answer or error. report: logs a fault. short: whether the latest step got too little
-    memory; its rows then run once more, each alone.
+    run: runs the model on one batch, and returns an output for each piece.
+    cost: the memory that a batch needs.
+    pace: decides the number of tokens, including padding, in a step.
+    room: bytes that are left after the weights.
+    publish: called with a request's answer or error.
+    report: logs a fault.
+    short: whether the latest step failed for lack of memory. Its rows run once more, each alone.
     """
 
     def __init__(
@@ -99,12 +111,12 @@ class EncodeQueue:
 
     @property
     def needs(self) -> int:
-        """Bytes that the next step needs at least: those of its first row."""
+        """The minimum number of bytes that the next step needs: the bytes for its first row."""
         return self._cost.of(1, self._next[0].length) if self._buckets else 0
 
     @property
     def _next(self) -> deque[_Row]:
-        """The bucket with the earliest row; one that runs once more is the earliest."""
+        """The bucket with the earliest row. Rows that run once more come first."""
         return min(self._buckets.values(), key=lambda rows: (not rows[0].retried, rows[0].turn))
 
     def submit(self, ticket: int, pieces: Sequence[Piece]) -> None:
@@ -129,7 +141,7 @@ class EncodeQueue:
             insort(waiting, row, key=_TURN)
 
     def cancel(self, ticket: int) -> None:
-        """Drop a request. Nothing is published: the caller already knows."""
+        """Drop a request without publishing an answer, because the caller has cancelled it."""
         if (job := self._jobs.pop(ticket, None)) is not None:
             job.dropped = True
             self._drop_first_rows()
@@ -144,8 +156,8 @@ class EncodeQueue:
     def step(self, *, running: bool, room: int | None = None) -> None:
         """Run one batch.
 
-        running: whether generation streams are waiting for this step to end. room: bytes that the
-        step may use; None means all that the weights leave.
+        running: whether generation streams are waiting for this step to end.
+        room: bytes that the step may use; None means all that the weights leave.
         """
         rows = self._take(self._pace.tokens(running=running), self.room if room is None else room)
         padded = len(rows) * max(row.length for row in rows)
@@ -162,13 +174,15 @@ class EncodeQueue:
         self._pace.measured(padded, time.perf_counter() - started)
         self._gauges.prompt_tokens_processed += tokens
         for row, output in zip(rows, outputs, strict=True):
-            self._hand_out(row, output)
+            self._store(row, output)
         self._steps += 1
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
     def _failed(self, rows: Sequence[_Row], fault: Exception) -> None:
-        """Handle a failed step. After a failed allocation its rows run once more, each alone."""
+        """Handle a failed step. After a failed allocation, its rows wait to run again, each
+        alone.
+        """
         self.short = is_allocation_failure(fault)
         if self.short and not rows[0].retried:
             mx.clear_cache()
@@ -192,7 +206,7 @@ class EncodeQueue:
             self._fail(ticket, failure)
 
     def _take(self, tokens: int, room: int) -> list[_Row]:
-        """Take the rows of the next step: the earliest one and others of its bucket."""
+        """Remove and return the next step's rows: the earliest row and others of its bucket."""
         waiting = self._next
         self._turn = waiting[0].turn
         count = 1
@@ -208,7 +222,8 @@ class EncodeQueue:
         self._drop_first_rows()
         return rows
 
-    def _hand_out(self, row: _Row, output: np.ndarray) -> None:
+    def _store(self, row: _Row, output: np.ndarray) -> None:
+        """Store a row's output, and answer its request if all rows have outputs."""
         job = row.job
         if not np.isfinite(output).all():
             job.left = -1
@@ -226,9 +241,10 @@ class EncodeQueue:
         self._publish(ticket, failure)
 
     def _drop_first_rows(self) -> None:
-        """Drop the rows of dropped jobs before the first other one of each bucket.
+        """Drop rows of dropped jobs from the beginning of each bucket.
 
-        Those behind it are skipped later: many jobs of many rows may be cancelled at once.
+        Other rows of dropped jobs are skipped later, because many jobs with many rows may be
+        cancelled at once.
         """
         for size, rows in list(self._buckets.items()):
             while rows and rows[0].job.dropped:

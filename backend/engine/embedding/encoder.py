@@ -1,7 +1,7 @@
-"""The network of every encoder: BERT, RoBERTa, ModernBERT, Nomic, GTE, MPNet, DistilBERT and Jina.
+"""The network of all encoders: BERT, RoBERTa, ModernBERT, Nomic, GTE, MPNet, DistilBERT and Jina.
 
-`Shape` says which positions, norms and MLP it has, and `encoder_names` how a checkpoint names its
-weights.
+`Shape` describes the positions, norms and MLP of an encoder, and `encoder_names` the names of
+weights in checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _ACTIVATIONS = {"gelu": gelu, "silu": silu}
 
 
 class Outputs(NamedTuple):
-    """The results under mlx-vlm's names. logits: None without a head."""
+    """The results of a forward pass, under mlx-vlm's names.
+
+    last_hidden_state: (rows, longest, hidden).
+    logits: (rows, outputs), or (rows, longest, outputs) for each token; None without a head.
+    """
 
     last_hidden_state: mx.array
     logits: mx.array | None
@@ -34,9 +38,10 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `Model` is built from.
+    """The description from which `Model` is built.
 
-    outputs: number of scores or labels; 0 for no head. of_tokens: whether each token has them.
+    outputs: number of scores or labels; 0 for no head.
+    of_tokens: whether each token has scores, rather than each row.
     """
 
     shape: Shape
@@ -45,7 +50,7 @@ class Plan:
 
 
 class Model(Module):
-    """The network. Its weights have the names of `encoder_names`."""
+    """An encoder. Its weights have the names in `encoder_names`."""
 
     model_type = "encoder"
 
@@ -74,10 +79,13 @@ class Model(Module):
     def __call__(
         self, ids: mx.array, attention_mask: mx.array, token_type_ids: mx.array
     ) -> Outputs:
-        """ids, attention_mask, token_type_ids: (rows, longest); rows are padded at their end."""
+        """Run the network.
+
+        ids, attention_mask, token_type_ids: (rows, longest); rows are padded at their end.
+        """
         shape, states = self._plan.shape, self.words(ids)
         if "segments" in self:
-            # Tokenizers of models with one segment may number two.
+            # The tokenizer of a model with one segment embedding may number two segments.
             states += self.segments(mx.zeros_like(ids) if shape.segments == 1 else token_type_ids)
         if "places" in self:
             filled = (ids != shape.pad).astype(mx.int32)
@@ -110,11 +118,14 @@ class Model(Module):
         return scores
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """A checkpoint's weights under the names of the network."""
+        """Return a checkpoint's weights under the names of the network."""
         return in_own_names(weights, self, self._plan.shape.experts)
 
     def own_paths(self, layer: str) -> Sequence[str]:
-        """The layers that a checkpoint has as one, under its name for it."""
+        """Return the paths of the layers that a checkpoint stores as one layer.
+
+        layer: the name of the layer in the checkpoint.
+        """
         return own_paths(layer)
 
 
@@ -123,14 +134,14 @@ def _norm(shape: Shape) -> LayerNorm:
 
 
 class _Layer(Module):
-    """local: whether its tokens attend only nearby."""
+    """A layer of attention and MLP. local: whether its tokens attend only nearby."""
 
     def __init__(self, shape: Shape, at: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         local: Any = shape.local
         self.local = local is not None and local.layers[at]
         self.attention = _Attention(shape, local.theta if self.local else shape.theta)
-        if not shape.norms_first or at:  # the first one follows the norm of the embeddings
+        if not shape.norms_first or at:  # the first layer follows the norm of the embeddings
             self.attention_norm = _norm(shape)
         expert = shape.experts is not None and shape.experts.serve(at)
         self.mlp = _Experts(shape) if expert else _MLP(shape)
@@ -154,7 +165,7 @@ class _Attention(Module):
             self[part] = Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
         self._heads, self._size = shape.heads, shape.hidden // shape.heads
         powers = mx.arange(0, self._size, 2, dtype=mx.float32) / self._size
-        # The inverse of each pair's frequency.
+        # The inverse of the rotary frequency of each pair of values.
         self._periods = shape.stretch * theta**powers if theta else None
 
     def __call__(self, states: mx.array, mask: mx.array) -> mx.array:
@@ -185,13 +196,14 @@ def _turned(states: mx.array, periods: mx.array) -> mx.array:
 
 
 def _distance_classes(length: int, count: int) -> mx.array:
-    """The class of the distance from each token to each other, (length, length), as in MPNet.
+    """Return MPNet's class of the distance between each two tokens, (length, length).
 
-    The first half is for earlier tokens, the second for later ones. Half of either is for a single
-    distance each, the rest for ranges that grow up to a distance of 128.
+    The first half of the classes is for earlier tokens, the second half for later tokens. In each
+    half, the first classes are for a single distance each, and as many others for ranges that grow
+    up to a distance of 128.
     """
-    place = mx.arange(length)
-    distance = place[:, None] - place[None, :]
+    position = mx.arange(length)
+    distance = position[:, None] - position[None, :]
     half = count // 2
     exact = half // 2
     ahead = mx.where(distance < 0, half, 0)
@@ -219,9 +231,9 @@ class _MLP(Module):
 
 
 class _Experts(Module):
-    """Experts without biases; one bias is added to their weighted sum.
+    """Experts without biases. One bias is added to the weighted sum of the chosen experts.
 
-    The weights of the chosen experts need not add up to 1.
+    The weights of the chosen experts are not normalised to a sum of 1.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -1,7 +1,7 @@
-"""Weights of encoders under the names of our network.
+"""Translates the names of encoders' weights to the names in this project's network.
 
-The code that these models were published with, and transformers, name and divide the matrices
-differently; a file may have any of these forms, whatever its config.json looks like.
+The code with which a model was published and transformers name and divide the matrices differently.
+A file may have either form, whatever its config.json states.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAVES = {"gamma": "weight", "beta": "bias"}  # of norms, in files of earlier v
 
 
 def _by_name(names: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: own for own, listed in names.items() for name in listed.split()}
+    return {name: path for path, listed in names.items() for name in listed.split()}
 
 
 # The network's layers → their names in checkpoints, without what `_PREFIX` and `_LAYER` match.
@@ -37,7 +37,7 @@ _OUTER = _by_name({
     "head_norm": "head.norm",
     "score": "classifier classifier.out_proj",
 })  # fmt: skip
-# Several layers are those whose rows one matrix has below one another.
+# Several layers on the left: a checkpoint stacks the rows of their matrices in one matrix.
 _INNER = _by_name({
     "attention.queries attention.keys attention.values":
         "mixer.Wqkv attn.Wqkv attention.qkv_proj",
@@ -63,12 +63,15 @@ _INNER = _by_name({
     "mlp.router": "mlp.router.layer",
     "mlp": "mlp.experts",
 })  # fmt: skip
-# A matrix to which Jina's code adds adapters, and these, which `task_adapters` reads.
+# In names of Jina's weights: a matrix that is adapted, and its adapters (see `task_adapters`).
 _ADAPTED, _ADAPTER = ".parametrizations.weight.original", ".parametrizations.weight.0."
 
 
 def own_paths(layer: str) -> Sequence[str]:
-    """The network's layers for a checkpoint's layer. layer: without the names of weights in it."""
+    """Return the paths of the network's layers that a checkpoint stores as one layer.
+
+    layer: the name of the layer in the checkpoint, without the name of a weight.
+    """
     name = _PREFIX.sub("", layer)
     if not (inner := _LAYER.match(name)):
         return [_OUTER.get(name, name)]
@@ -76,7 +79,11 @@ def own_paths(layer: str) -> Sequence[str]:
 
 
 def in_own_names(weights: Weights, parts: Collection[str], experts: Experts | None) -> Weights:
-    """A checkpoint's weights as the network has them. parts: the network's outermost ones."""
+    """Return a checkpoint's weights under the network's names, divided as in the network.
+
+    parts: the names of the network's outermost modules.
+    experts: the network's experts, if some layers have experts.
+    """
     found: Weights = {}
     for full, value in weights.items():
         name = _PREFIX.sub("", full.replace(_ADAPTED, ".weight"))
@@ -96,7 +103,7 @@ def in_own_names(weights: Weights, parts: Collection[str], experts: Experts | No
 
 
 def _expert(layer: str, name: str, value: mx.array, count: int) -> Weights:
-    """The matrices of all experts, which the published weights have below one another."""
+    """Return the matrices of all experts, whose rows the published weights stack in one matrix."""
     matrices = value.reshape(count, -1, value.shape[-1])
     if name.endswith(".w1"):
         return {f"{layer}.mlp.experts.fc1.weight": matrices}

@@ -1,8 +1,8 @@
-"""The shape of an encoder such as BERT, from its config.json.
+"""Reads the shape of an encoder such as BERT from its config.json.
 
-All families are described by one table. Some were published with Python code and names of their
-own, and have other names in transformers 5; both are read here, before any weight is. What the
-network does not compute is refused by name.
+The table `FAMILIES` describes all families. Some families were published with Python code and other
+names of fields than in transformers 5; both forms are read. A value of a field that the network
+does not compute is refused, and the error names the field.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """chosen: of `count`, for each token. every: layers 1, 1 + every, … have them."""
+    """The experts in some layers of an encoder.
+
+    count: number of experts in a layer.
+    chosen: number of experts that are chosen for each token.
+    every: layers 1, 1 + every, … have experts.
+    """
 
     count: int
     chosen: int
     every: int
 
     def serve(self, layer: int) -> bool:
+        """Return whether a layer has experts."""
         return layer % self.every == 1
 
 
@@ -34,8 +40,9 @@ class Experts:
 class Local:
     """Layers whose tokens attend only nearby.
 
-    layers: for each layer whether it is one of them. reach: a token attends to the tokens that are
-    less than this far away. theta: as for `Shape`.
+    layers: for each layer of the encoder, whether its tokens attend only nearby.
+    reach: a token attends to the tokens that are less than this far away.
+    theta: as for `Shape`.
     """
 
     layers: tuple[bool, ...]
@@ -47,18 +54,21 @@ class Local:
 class Shape:
     """Sizes and parts of an encoder.
 
-    inner: width of the MLP. longest: maximum number of tokens. segments: number of segment
-    embeddings; 0 for none. gated: whether the MLP multiplies its inner values by activated ones.
-    norms_first: whether norms precede attention and MLP, and do not follow the residuals. *_bias:
-    of the layers with these names in the network.
-
-    learned: number of learned positions; 0 for none. pad: the padding token, whose id is also the
-    position before the first token's; -1 if the first token has the position 0. distances: number
-    of classes of distances between two tokens, each with a learned bias of the attention. theta:
-    the base of rotary frequencies; 0 for none. stretch: divides the frequencies.
-
-    pooled: what a reranker's head reads, `cls` or `mean`. head_norm: whether the head has the
-    activation of the MLP and a norm, in place of a tanh.
+    inner: width of the MLP.
+    longest: maximum number of tokens.
+    segments: number of segment embeddings; 0 for none.
+    gated: whether the MLP multiplies its inner values by the activation of others.
+    norms_first: whether norms precede attention and MLP, instead of following the residuals.
+    attention_bias, up_bias, down_bias, norm_bias: whether the layers of these names have biases.
+    learned: number of learned positions; 0 for none.
+    pad: the id of the padding token. The first token has the position `pad + 1`; -1 if positions
+        begin with 0.
+    distances: number of classes of distances between two tokens, each with a learned bias for
+        attention; 0 for none.
+    theta: the base of rotary frequencies; 0 for none.
+    stretch: a divisor of the rotary frequencies.
+    pooled: which vector a reranker's head reads, `cls` or `mean`.
+    head_norm: whether the head has the activation of the MLP and a norm, instead of a tanh.
     """
 
     vocabulary: int
@@ -92,10 +102,12 @@ class Shape:
 class Family:
     """How config.json describes the encoders of a family.
 
-    example: a model of the family. complete: adds to the fields those that are not just numbers.
-    only: the values that the network computes; others are refused, because they would be ignored.
-    names: fields of `Shape` under the family's own names; "" for those that it does not have.
-    usual: fields for a config.json that does not state them.
+    example: a model of the family, for messages.
+    complete: returns the fields of `Shape` that cannot be read as a number.
+    only: the supported values of keys in config.json. Other values are refused, because the network
+        would ignore them.
+    names: the family's keys for fields of `Shape`; "" for a field that the family does not have.
+    usual: the values of fields that config.json does not state.
     """
 
     example: str
@@ -110,14 +122,14 @@ def _learned(_: str, __: Mapping[str, Any], found: Fields) -> Fields:
 
 
 def _jina(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
-    """Learned or rotary positions, counted after the padding token's id."""
-    ours = config["model_type"] == "jina_embeddings_v3"
-    kind = config.get("position_embedding_type", "rotary" if ours else "absolute")
+    """Return learned or rotary positions, which begin after the padding token's id."""
+    v3 = config["model_type"] == "jina_embeddings_v3"
+    kind = config.get("position_embedding_type", "rotary" if v3 else "absolute")
     if kind == "absolute":
         return _learned(name, config, found)
     if kind != "rotary":
         raise _unsupported(name, "position_embedding_type", kind)
-    usual = 20000.0 if ours else 10000.0
+    usual = 20000.0 if v3 else 10000.0
     rotary = _rotary(name, config, {"theta": usual} | found)
     return rotary | {"longest": found["longest"] - found["pad"] - 1}
 
@@ -196,9 +208,9 @@ def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
 
 
 def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
-    """Rotary positions.
+    """Return the fields of rotary positions.
 
-    Dynamic scaling begins after the positions that the model was trained with, which `longest` is.
+    Dynamic scaling changes nothing, because it begins after the position `longest`.
     """
     theta, stated = found["theta"], config.get("rope_parameters")
     if isinstance(stated, dict):
@@ -280,7 +292,7 @@ _TYPES = {
     "nomic_bert": "nomic of transformers",
     **{family: family for family in ("bert", "modernbert", "mpnet", "distilbert")},
 }
-# Fields of `Shape` → transformers' names. The first ones must be there.
+# Fields of `Shape` → transformers' names. config.json must have the first group.
 _NEEDED = {
     "vocabulary": "vocab_size",
     "hidden": "hidden_size",
@@ -294,9 +306,9 @@ _REAL = ("epsilon", "theta")
 
 
 def family_of(config: Mapping[str, Any]) -> str:
-    """The family of an encoder, a key of `FAMILIES`; "" for other models.
+    """Return the family of an encoder, a key of `FAMILIES`; "" for other models.
 
-    Some of Jina's models have the type of XLM-RoBERTa and name code that computes something else.
+    Some of Jina's models have the model type of XLM-RoBERTa, but name code that differs from it.
     """
     model_type = str(config.get("model_type"))
     if model_type == "nomic_bert" and "n_embd" in config:
@@ -310,9 +322,9 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 
 def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
-    """The shape of a model for which `family_of` is not "". name: the model's.
+    """Return the shape of an encoder, for which `family_of` is not "". Raises ModelRejected.
 
-    Raises ModelRejected.
+    name: the model's name, for messages.
     """
     family = FAMILIES[family_of(config)]
     try:
@@ -325,8 +337,8 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
             raise ValueError(f"{family.names.get('longest', _NEEDED['longest'])} is too small")
         fits = shape.hidden % shape.heads == 0 and shape.hidden // shape.heads % 2 == 0
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        said = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"
-        raise ModelRejected.because(name, f"its config.json {said}") from None
+        why = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"
+        raise ModelRejected.because(name, f"its config.json {why}") from None
     if not fits:
         raise ModelRejected.because(
             name, f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"

@@ -1,4 +1,4 @@
-"""The data that event loop and engine thread exchange for Embedding, Rerank and TokenClassify.
+"""What the event loop and the engine thread exchange for Embedding, Rerank and TokenClassify.
 
 This module imports only the standard library, so the event loop needs neither NumPy nor MLX.
 """
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Piece:
     """One row for the model: token ids, and segment ids if the model distinguishes two segments.
 
-    cut: tokens of the input that were left out because the model reads no more. unpooled: number of
-    tokens at the beginning, a prompt's, that are not pooled.
+    cut: number of tokens that were left out because the input is too long.
+    unpooled: number of tokens at the beginning that are not pooled, because they are a prompt.
     """
 
     ids: list[int]
@@ -35,15 +35,18 @@ class Piece:
 class Encoded:
     """The model's float32 output for each piece of a request, in the order of the pieces.
 
-    Depending on the model: a vector (dim,), token vectors (tokens, dim), one score (), or label
-    probabilities (tokens, labels). For a recording: its samples.
+    An output is, depending on the model: a vector (dim,), token vectors (tokens, dim), a score (),
+    or label probabilities (tokens, labels). For a recording, the output is its samples.
     """
 
     outputs: tuple[np.ndarray, ...]
 
 
 class Encoding:
-    """The event loop's handle for one submitted request. `over`: whether it has been answered."""
+    """The event loop's handle for a submitted request.
+
+    over: whether the request has been answered.
+    """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
@@ -53,14 +56,14 @@ class Encoding:
     def over(self) -> bool:
         return self._answer.done()
 
-    def push(self, what: Event | Encoded | EngineError) -> None:
+    def push(self, answer: Event | Encoded | EngineError) -> None:
         """Set the answer. Called on the event loop."""
         if self.over:
             return
-        if isinstance(what, Encoded):
-            self._answer.set_result(what)
-        elif isinstance(what, EngineError):
-            self._answer.set_exception(what)
+        if isinstance(answer, Encoded):
+            self._answer.set_result(answer)
+        elif isinstance(answer, EngineError):
+            self._answer.set_exception(answer)
 
     def cancel(self) -> None:
         """Cancel the request; a caller that still waits for the result gets Cancelled."""

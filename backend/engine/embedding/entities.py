@@ -1,7 +1,7 @@
 """Turns token labels into named entities.
 
-Labels are those of BIO and BIOES tag sets: `B-` begins an entity, `I-` continues it, `E-` ends it,
-`S-` is an entity of one token, `O` is no entity. A label without such a mark is only a group.
+Labels are tags of BIO and BIOES: `B-` begins an entity, `I-` continues and `E-` ends the entity,
+`S-` is an entity of one token, and `O` is no entity. A label without such a mark is only a group.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _MARKS = ("B", "I", "E", "S")
 class Entity:
     """A named entity.
 
-    group: its type, such as PER. start, end: byte offsets into the text's UTF-8, half-open. score:
-    from 0 to 1.
+    group: the type of the entity, such as PER.
+    start, end: byte offsets into the text in UTF-8, half-open.
+    score: the model's confidence, from 0 to 1.
+    text: the characters of the entity.
     """
 
     group: str
@@ -39,7 +41,7 @@ class Run:
 
 
 def parted(label: str) -> tuple[str, str]:
-    """A label's mark and group: `B-PER` → B, PER; `PER` → I, PER; `O` → "", O."""
+    """Return a label's mark and group: `B-PER` → B, PER; `PER` → I, PER; `O` → "", O."""
     if label == OUTSIDE:
         return "", OUTSIDE
     mark, dash, group = label.partition("-")
@@ -47,10 +49,11 @@ def parted(label: str) -> tuple[str, str]:
 
 
 def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[str]:
-    """The labels, with all tokens of a word changed to the label of its first labelled token.
+    """Give all tokens of a word the label of its first labelled token, and return the labels.
 
-    This keeps a word such as `San`, `##ti`, `##ago` in one entity. words: the index of each token's
-    word, None for a token that belongs to no word.
+    A word of several tokens, such as `San`, `##ti`, `##ago`, is then in one entity.
+
+    words: the index of each token's word; None for a token that belongs to no word.
     """
     settled = list(labels)
     first = 0
@@ -60,13 +63,15 @@ def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[
             last += 1
         named = [label for label in labels[first:last] if label != OUTSIDE]
         if named and last - first > 1:
-            settled[first:last] = _spread(named[0], last - first)
+            settled[first:last] = _labels_of_word(named[0], last - first)
         first = last
     return settled
 
 
-def _spread(label: str, pieces: int) -> list[str]:
-    """A word's label for each of its tokens: only the first keeps a B, only the last an E."""
+def _labels_of_word(label: str, pieces: int) -> list[str]:
+    """Return a word's label for each of its tokens: only the first keeps a B, only the last an
+    E.
+    """
     mark, group = parted(label)
     begins = "B" if mark in ("B", "S") else "I"
     ends = "E" if mark in ("E", "S") else "I"
@@ -74,7 +79,7 @@ def _spread(label: str, pieces: int) -> list[str]:
 
 
 def runs_of(labels: Sequence[str]) -> list[Run]:
-    """The entities as runs of tokens: in order, none empty, none overlapping."""
+    """Return the entities as runs of tokens: in order, none empty, none overlapping."""
     runs: list[Run] = []
     group, first = OUTSIDE, 0
 
@@ -98,10 +103,10 @@ def runs_of(labels: Sequence[str]) -> list[Run]:
 def entities_of(
     text: str, runs: Sequence[Run], offsets: Sequence[tuple[int, int]], scores: Sequence[float]
 ) -> list[Entity]:
-    """The runs as entities of the text, without white space at their ends.
+    """Return runs as entities, without white space at the ends and without overlaps.
 
-    offsets: the character range of each token, half-open. scores: one per run. Tokens of the same
-    character have the same range; a run that would overlap the one before it is left out.
+    offsets: the character range of each token, half-open.
+    scores: the score of each run.
     """
     bytes_before = [0, *accumulate(len(character.encode()) for character in text)]
     found: list[Entity] = []
@@ -112,7 +117,7 @@ def entities_of(
             start += 1
         while end > start and text[end - 1].isspace():
             end -= 1
-        if start >= end or start < reached:
+        if start >= end or start < reached:  # tokens of one character have the same range
             continue
         reached = end
         found.append(

@@ -1,7 +1,8 @@
 """Decides the kind of a checkpoint from its configuration and the names of its files.
 
-This happens before a download and before any weight is read, so nothing here needs MLX. The user's
-option `type` takes precedence over the files; a load request's flags are only checked against it.
+This happens before a download and before any weight is read, so this module does not need MLX. The
+user's option `type` takes precedence over the files. A load request's flags are checked against the
+result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from common.field_names import named
 from common.model_kind import SPEECH_TYPES, ModelKind
 from common.wording import shown
 
-# The value of `module_of` for the encoders of ours.
+# The value of `module_of` for the encoders of this project.
 OURS = "encoder"
 # `model_type` in config.json → the module of mlx-vlm that computes it.
 _OF_VLM = {
@@ -26,12 +27,12 @@ _OF_VLM = {
     "lfm2": "lfm2_embedding",
     "openai_privacy_filter": "openai_privacy_filter",
 }
-# Models whose type is another in mlx-lm, which computes them.
+# Model types that mlx-lm computes, and their names in mlx-lm.
 OF_MLX_LM = {"llama_bidirec": "llama"}
-# Types of text models whose tokens always attend in both directions.
+# Text models whose tokens always attend in both directions, by model type.
 _BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3")
 _ROBERTAS = ("xlm-roberta", "roberta", "camembert")
-# `model_type` in config.json, besides the text models of mlx-lm.
+# Supported values of `model_type` in config.json, besides the text models of mlx-lm.
 FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     ModelKind.EMBEDDING: frozenset({
         "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "jina_embeddings_v3",
@@ -44,18 +45,21 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     }),
     ModelKind.TRANSCRIBE: SPEECH_TYPES,
 }  # fmt: skip
-# The kinds that text models of mlx-lm serve: pooled, or by the token with which they answer.
+# The kinds that text models of mlx-lm serve, by pooling or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
 _BOTH_WAYS = "modeling_qwen.Qwen2Model"
-# Rerankers whose prompt is known where their files do not state it; only the load request
-# distinguishes them from generating models.
+# Rerankers whose prompt is known even if their files do not state it. Only the load request
+# distinguishes them from models that generate text.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
 
 
 def with_flags(
     kind: ModelKind, config: Mapping[str, Any], *, embeddings: bool, reranking: bool
 ) -> ModelKind:
-    """The kind, given a load request's flags Embeddings and Reranking. Raises InvalidRequest."""
+    """Return the kind of a model, given the load request's flags. Raises InvalidRequest.
+
+    kind: the kind as the files show it.
+    """
     if reranking and kind is ModelKind.TEXT and config["model_type"] in ANSWERING_RERANKERS:
         kind = ModelKind.RERANK
     if reranking and kind is not ModelKind.RERANK:
@@ -72,7 +76,7 @@ def with_flags(
 
 
 def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None:
-    """Raise InvalidRequest for the option `task` with a model whose adapters are not read."""
+    """Raise InvalidRequest if the option `task` is set for a model without adapters for tasks."""
     has_tasks = family_of(config) == "jina" or is_jina_v4(config)
     if task and (kind is not ModelKind.EMBEDDING or not has_tasks):
         what = "has no tasks" if kind is ModelKind.EMBEDDING else kind.words
@@ -82,14 +86,14 @@ def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None
 
 
 def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
-    """The module of mlx-vlm that computes a model; OURS, or "" for mlx-lm's."""
+    """Return the module of mlx-vlm that computes a model, OURS, or "" for models of mlx-lm."""
     if config["model_type"] not in FAMILIES[kind]:
         return ""
     return OURS if family_of(config) else _OF_VLM.get(config["model_type"], "")
 
 
 def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
-    """Raise ModelRejected for a model that would not be computed, or computed wrongly."""
+    """Raise ModelRejected for a model that cannot be computed, or would be computed wrongly."""
     families = FAMILIES[kind]
     model_type = config["model_type"]
     if kind is ModelKind.EMBEDDING and is_jina_v4(config):
@@ -97,27 +101,27 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         return
     generates = model_type not in families and kind in _OF_TEXT_MODELS and is_text_model(config)
     if model_type not in families and not generates:
-        others = "; text models of mlx-lm" if kind in _OF_TEXT_MODELS else ""
+        others = ", or a text model of mlx-lm" if kind in _OF_TEXT_MODELS else ""
         raise ModelRejected.because(
             name,
-            f"it {kind.words}, and its model type {shown(model_type)} is not among the supported"
-            f" ones: {', '.join(sorted(families))}{others}; load one of those",
+            f"it {kind.words}, and its model type {shown(model_type)} is not supported: load"
+            f" a model of one of the types {', '.join(sorted(families))}{others}",
         )
     if kind is ModelKind.RERANK and (not generates or has_score(config)):
         _require_one_score(name, config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
         raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
-    if own := ENCODERS.get(family_of(config)):
-        _require_values(name, config, own.only, own.example)
+    if family := ENCODERS.get(family_of(config)):
+        _require_values(name, config, family.only, family.example)
         shape_of(name, config)
     elif generates:
         _require_values(name, config, {"use_sliding_window": False}, "Qwen3-Embedding-0.6B")
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether the tokens of a text model attend to earlier ones only.
+    """Return whether the tokens of a text model attend only to earlier tokens.
 
-    The code of gte-Qwen2, which stella-en-1.5B and others name too, lets them attend to all.
+    In the code of gte-Qwen2, which stella-en-1.5B and others name too, tokens attend to all tokens.
     """
     if config["model_type"] in _BOTH_WAYS_TYPES:
         return False
@@ -128,7 +132,7 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 
 
 def is_text_model(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm computes it, and it reads nothing but text."""
+    """Return whether mlx-lm computes a model, and the model reads only text."""
     model_type = str(config["model_type"])
     return (
         model_type in model_types()
@@ -151,7 +155,7 @@ def _require_values(
 
 
 def has_score(config: Mapping[str, Any]) -> bool:
-    """Whether it was converted to give a score instead of an answer."""
+    """Return whether a model was converted to return a score instead of an answer."""
     names = config.get("architectures") or ()
     return any(str(name).endswith("ForSequenceClassification") for name in names)
 
@@ -167,7 +171,7 @@ def _require_one_score(name: str, config: Mapping[str, Any]) -> None:
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a classifier's outputs, in order; empty unless all of them have names."""
+    """Return the names of a classifier's outputs, in order; empty unless all of them have names."""
     named = config.get("id2label")
     if not isinstance(named, dict):
         return ()

@@ -1,7 +1,7 @@
-"""TokenClassify: splits a text of any length into rows, and turns token labels into entities.
+"""Splits a text of any length into rows for TokenClassify, and turns labels into entities.
 
-A row is a window of at most the model's context. Windows overlap, and each token's label comes from
-the window in which it is further from an edge, so that it has context on both sides.
+A row is a window, at most as long as the model's context. Windows overlap. A token's label comes
+from the window in which the token is further from an edge, so that it has context on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A row with the tokens `first` to `last` of a text, of which `kept` to `until` are labelled.
+    """A row with the tokens `first` to `last` of a text. Labels of `kept` to `until` are used.
 
     Both ranges are half-open.
     """
@@ -39,9 +39,10 @@ class Window:
 
 
 def windows(length: int, size: int) -> list[Window]:
-    """Windows of at most `size` tokens.
+    """Return the windows of a text of `length` tokens, each of at most `size` tokens.
 
-    Neighbours overlap by a quarter, but each token is labelled from only one window."""
+    Neighbouring windows overlap by a quarter of `size`. Each token's label comes from one window.
+    """
     if length <= size:
         return [Window(0, length, 0, length)] if length else []
     shared = size // 4
@@ -55,7 +56,11 @@ def windows(length: int, size: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A tokenised text: its rows, and each token's characters (`offsets`) and word (`words`)."""
+    """A tokenised text and its rows.
+
+    offsets: the character range of each token, half-open.
+    words: the index of each token's word; None for a token that belongs to no word.
+    """
 
     text: str
     pieces: list[Piece]
@@ -66,10 +71,13 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class LabelReader:
-    """tokenizer: of the tokenizers package. labels: in the order of the model's outputs.
+    """Reads texts for token classification, and turns the model's output into entities.
 
-    path: returns the label index of each token, given probabilities (tokens, labels). before,
-    after: ids around every row. by_word: whether the tokens of a word share a label.
+    tokenizer: a tokenizers.Tokenizer.
+    labels: the names of labels, in the order of the model's outputs.
+    path: returns the label index of each token, given probabilities, (tokens, labels).
+    before, after: token ids at the beginning and at the end of every row.
+    by_word: whether all tokens of a word have the same label.
     """
 
     rpc: ClassVar[str] = "TokenClassify"
@@ -97,7 +105,7 @@ class LabelReader:
         )
 
     def answer(self, read: LabelledText, encoded: Encoded, threshold: float) -> list[Entity]:
-        """The entities with a score of at least `threshold`, in the order of the text."""
+        """Return the entities with a score of at least `threshold`, in the order of the text."""
         import numpy as np
 
         if not read.pieces:
@@ -117,8 +125,8 @@ class LabelReader:
         return [entity for entity in found if entity.score >= threshold]
 
     def _score(self, shares: np.ndarray, run: Run) -> float:
-        """The mean probability that the run's tokens belong to its group."""
+        """Return the mean probability that the run's tokens belong to its group."""
         columns = [
-            place for place, label in enumerate(self.labels) if parted(label)[1] == run.group
+            index for index, label in enumerate(self.labels) if parted(label)[1] == run.group
         ]
         return float(shares[run.first : run.last, columns].sum(axis=1).mean())

@@ -1,7 +1,8 @@
-"""Opens a checkpoint as an encoder of ours, or as a text model of mlx-lm or mlx-vlm.
+"""Opens a checkpoint as an encoder of this project, or as a text model of mlx-lm or mlx-vlm.
 
-A text model of mlx-lm embeds without its projection to logits, which many embedding checkpoints do
-not have, and under the names of its inner model, as sentence-transformers writes them.
+A text model of mlx-lm embeds without its projection to logits, whose weights many embedding
+checkpoints lack. Its weights may have the names that sentence-transformers writes, which begin
+inside the model.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from backend.engine.patching import patch
 from common.model_kind import ModelKind
 
 Weights = dict[str, mx.array]
-# Fields in addition to those of config.json, and what gives the classes of model and arguments.
+# Fields to add to config.json, and a function that returns the classes of model and arguments.
 _Source = tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, Any]]]
 _WHOLE = ("model.", "language_model.", "transformer.", "backbone.")
 _HEADS = ("lm_head.", "score.")
-_JINA_V4_LONGEST = 32768  # tokens that its code reads of a text
+_JINA_V4_LONGEST = 32768  # tokens; its code truncates longer texts
 _JINA_V4_TEXT = re.compile(
     r"^(?:model\.)?(?:language_model\.)?(?:model\.)?((?:embed_tokens|layers|norm)\..+)$"
 )
@@ -40,9 +41,13 @@ _JINA_V4_TEXT = re.compile(
 def open_network(
     name: str, config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a network, its weights still lazy, and config.json with the fields that others read.
+    """Return a network with lazy weights, and config.json under the names that this project reads.
 
-    name: the model's. Raises ModelRejected, and ValueError for what mlx-vlm cannot express.
+    name: the model's name, for messages.
+    dense: the Dense layers to load with the network.
+    path: the checkpoint's folder.
+
+    Raises ModelRejected, and ValueError for a field that mlx-vlm cannot express.
     """
     from mlx_lm.utils import load_model
 
@@ -54,10 +59,10 @@ def open_network(
         stated, classes = _of_mlx_lm(name, config, kind)
 
     def with_layers(config: dict[str, Any]) -> tuple[Any, Any]:
-        own, arguments = classes(config)
-        return with_dense(own, dense, path), arguments
+        network, arguments = classes(config)
+        return with_dense(network, dense, path), arguments
 
-    # None: it names code in the checkpoint, which is not run.
+    # model_file names code in the checkpoint, which is not run.
     stated = {"model_file": None, **stated}
     model, read = load_model(path, lazy=True, model_config=stated, get_model_classes=with_layers)
     if not module and read["model_type"] == "gemma":
@@ -89,25 +94,29 @@ def _of_vlm(module: str, config: Mapping[str, Any]) -> _Source:
 
 
 def _of_mlx_lm(name: str, config: Mapping[str, Any], kind: ModelKind) -> _Source:
-    """A text model of mlx-lm without its projection; a reranker has `score` in its place."""
+    """Open a text model of mlx-lm without its projection. A reranker has `score` instead."""
     of_jina = is_jina_v4(config)
     other = OF_MLX_LM.get(config["model_type"])
     stated = _of_jina_v4(name, config) if of_jina else {"model_type": other} if other else {}
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
-        own, arguments = mlx_lm_classes(config)
+        network, arguments = mlx_lm_classes(config)
         prepare = _text_of_jina_v4 if of_jina else dict
-        return _without_head(own, prepare, kind is ModelKind.RERANK), arguments
+        return _without_head(network, prepare, kind is ModelKind.RERANK), arguments
 
     return stated, classes
 
 
-def _without_head(own: Any, prepare: Callable[[Weights], Weights], ranks: bool) -> Any:
-    """Return a subclass of mlx-lm's without its projection. ranks: whether it has a score."""
+def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bool) -> Any:
+    """Return a subclass of a network of mlx-lm that has no projection to logits.
+
+    prepare: changes the checkpoint's weights first.
+    ranks: whether the subclass has a layer `score`.
+    """
     from mlx.nn.layers.linear import Linear
 
     def begin(model: Any, arguments: Any) -> None:
-        own.__init__(model, arguments)
+        network.__init__(model, arguments)
         if ranks:
             model.score = Linear(arguments.hidden_size, 1, bias=False)
 
@@ -116,18 +125,20 @@ def _without_head(own: Any, prepare: Callable[[Weights], Weights], ranks: bool) 
         weights = prepare({name: value for name, value in weights.items() if name not in heads})
         if not any(name.startswith(_WHOLE) for name in weights):
             weights = {f"model.{name}": value for name, value in weights.items()}
-        if hasattr(own, "sanitize"):
-            weights = own.sanitize(model, weights)
+        if hasattr(network, "sanitize"):
+            weights = network.sanitize(model, weights)
         model.pop("lm_head", None)
         weights = {name: value for name, value in weights.items() if "lm_head." not in name}
         scores = {name: value for name, value in heads.items() if ranks and "score." in name}
         return weights | scores
 
-    return type(own.__name__, (own,), {"__init__": begin, "sanitize": sanitize})
+    return type(network.__name__, (network,), {"__init__": begin, "sanitize": sanitize})
 
 
 def _mend_gemma(model: Any) -> None:
-    """Give Gemma the approximate GELU of the reference, where mlx-lm has the exact one."""
+    """Let Gemma use the approximate GELU, as the reference does, where mlx-lm uses the exact
+    GELU.
+    """
     from mlx.nn.layers.activations import gelu_approx
 
     def call(_: Any, mlp: Any, states: mx.array) -> Any:
@@ -138,7 +149,7 @@ def _mend_gemma(model: Any) -> None:
 
 
 def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the text part of jina-embeddings-v4, Qwen2.5-VL's language model.
+    """Return the configuration of the text part of jina-embeddings-v4, Qwen2.5-VL's language model.
 
     mlx-lm's Qwen2 computes it, because the three positions of a text's token are the same number.
     """
@@ -146,12 +157,14 @@ def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise ModelRejected.because(name, "its config.json has no text_config")
     stated = text | earlier_fields(text, ("rope_theta",)) | {"model_type": "qwen2"}
-    stated |= {"rope_scaling": None, "rope_parameters": None}  # say how images are numbered
+    stated |= {"rope_scaling": None, "rope_parameters": None}  # they number positions in images
     longest = min(_JINA_V4_LONGEST, int(text["max_position_embeddings"]))
     return stated | {"max_position_embeddings": longest}
 
 
 def _text_of_jina_v4(weights: Weights) -> Weights:
-    """The weights of the language model, without those for images and for several vectors."""
+    """Return the weights of the language model, without those for images and for several
+    vectors.
+    """
     found = ((_JINA_V4_TEXT.match(name), value) for name, value in weights.items())
     return {match[1]: value for match, value in found if match}

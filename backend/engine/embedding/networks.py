@@ -1,7 +1,7 @@
-"""Forward passes: padded rows in, float32 NumPy arrays out, one for each row.
+"""Makes forward passes that accept padded rows, and return a float32 NumPy array for each row.
 
-They run on the engine thread. mlx-vlm's embedding models pool by rules of their own and ignore the
-checkpoint's, so only their hidden states are used; the rest of their graph is never evaluated.
+Passes run on the engine thread. mlx-vlm's embedding models ignore the checkpoint's pooling rule, so
+only their hidden states are used; the rest of their graph is never evaluated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Hidden = Callable[[PaddedRows], mx.array]
 
 
 def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token: int) -> Run:
-    """Computes a vector (dim,) for each row, or (tokens, dim) with the pooling mode `none`."""
+    """Return a pass that computes a vector, (dim,), for each row.
+
+    With the pooling mode `none`, the pass computes the vectors of all tokens, (tokens, dim).
+    """
 
     def vectors_of(rows: PaddedRows) -> mx.array:
         vectors = hidden(rows)
@@ -47,9 +50,11 @@ def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token:
 
 
 def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
-    """Computes a cross-encoder's score for each pair, (): its logit if `raw`, else from 0 to 1.
+    """Return a pass that computes a cross-encoder's score, (), for each pair.
 
-    The score of a text model is that of the last token.
+    A text model computes the score from its last token.
+
+    raw: whether scores are logits; otherwise they are from 0 to 1.
     """
     inner = inner_model(model)
 
@@ -64,14 +69,16 @@ def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
 
 
 def token_classifier(model: Any, pad_token: int) -> Run:
-    """Computes the label probabilities of each row, (tokens, labels)."""
+    """Return a pass that computes the label probabilities of each row, (tokens, labels)."""
     return _run(lambda rows: mx.softmax(_logits(model, rows), axis=-1), pad_token, per_token=True)
 
 
 def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
-    """Computes a score for each prompt, (), from the logits of one or two tokens that may be next.
+    """Return a pass that computes a score, (), for each prompt, from logits of the next token.
 
-    raw: whether it is the logit, or the difference of both; otherwise it is between 0 and 1.
+    tokens: the token or the two tokens whose logits are used.
+    raw: whether the score is the logit, or the difference of both logits; otherwise it is from 0
+        to 1.
     """
     inner, head = inner_model(model), getattr(model, "lm_head", None)
     project = head or inner.embed_tokens.as_linear
@@ -87,7 +94,10 @@ def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
 
 
 def _run(compute: Hidden, pad_token: int, *, per_token: bool = False) -> Run:
-    """Computes an output for each row. per_token: whether it has one for each token."""
+    """Return a pass that pads rows, and returns an output for each row.
+
+    per_token: whether an output has a vector for each token, so that padding must be removed.
+    """
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
         rows = padded(pieces, pad_token)
@@ -100,7 +110,11 @@ def _run(compute: Hidden, pad_token: int, *, per_token: bool = False) -> Run:
 
 
 def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
-    """Hidden states of an embedding model. module: from `module_of`. config: its config.json."""
+    """Return a function that computes the hidden states of an embedding model.
+
+    module: the result of `module_of`.
+    config: the model's config.json.
+    """
     if config["model_type"] == "gemma3_text":
         one_way = not config.get("use_bidirectional_attention")
         return lambda rows: _gemma3(model, rows, causal=one_way)
@@ -110,13 +124,16 @@ def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
 
 
 def causal(model: Any) -> Hidden:
-    """Hidden states of a generative model; with a causal mask, padding at the end has no effect."""
+    """Return a function that computes the hidden states of a causal model.
+
+    With a causal mask, padding at the end has no effect.
+    """
     inner = inner_model(model)
     return lambda rows: inner(rows.ids)
 
 
 def both_ways(model: Any) -> Hidden:
-    """Hidden states of a generative model of mlx-lm whose tokens attend in both directions."""
+    """Return a function for hidden states of a model of mlx-lm that attends in both directions."""
     inner = inner_model(model)
 
     def hidden(rows: PaddedRows) -> mx.array:
@@ -128,9 +145,11 @@ def both_ways(model: Any) -> Hidden:
 
 
 def _gemma3(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
-    """Hidden states of Gemma 3, whose local layers attend within a window in both directions.
+    """Compute the hidden states of Gemma 3, whose local layers attend within a window.
 
-    mlx-lm scales embeddings by a factor in bfloat16.
+    mlx-lm's pass is not used, because it rounds the scale of embeddings to bfloat16.
+
+    causal: whether tokens attend only to earlier tokens.
     """
     config, inner = model.args, model.model
     states = inner.embed_tokens(rows.ids) * config.hidden_size**0.5
@@ -143,7 +162,7 @@ def _gemma3(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
 
 
 class _NoCache:
-    """Stands in for a layer's KV cache, and so determines the mask of mlx-lm's models."""
+    """A cache that stores nothing, and returns a mask to the models of mlx-lm."""
 
     offset = 0
 
@@ -158,7 +177,9 @@ class _NoCache:
 
 
 def inner_model(model: Any) -> Any:
-    """The part of an mlx-lm model that returns hidden states; None if it has no such part."""
+    """Return the part of an mlx-lm model that returns hidden states; None if it has no such
+    part.
+    """
     return getattr(getattr(model, "language_model", model), "model", None)
 
 

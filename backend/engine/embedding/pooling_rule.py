@@ -1,6 +1,6 @@
-"""How the vectors of a text's tokens are pooled to one vector, as the checkpoint states it.
+"""Reads from a checkpoint how the vectors of a text's tokens are pooled to one vector.
 
-Sentence-transformers checkpoints list their steps in modules.json and describe pooling in a
+Checkpoints of sentence-transformers list their steps in modules.json, and describe pooling in a
 separate folder.
 """
 
@@ -20,8 +20,8 @@ from common.wording import shown
 
 Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
 
-# The names in sentence-transformers (flags before version 5, names since) → ours. Of several flags,
-# the poolings follow one another in this order.
+# Names in sentence-transformers (flags before version 5, names since) → modes. The vectors of
+# several flags are joined in the order of this table.
 _FLAGS: Mapping[str, Mode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -38,15 +38,17 @@ _NAMES: Mapping[str, Mode] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-# For checkpoints without a rule. In a causal model, only the last token attends to the whole text.
+# The modes of checkpoints that state none; `mean` for other families. In a causal model, it is
+# `last`, because only the last token attends to the whole text.
 _FAMILY: Mapping[str, Mode] = {"lfm2": "cls", "new": "cls", "gte": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingRule:
-    """modes: poolings whose vectors follow one another; `none` keeps the vectors of the tokens.
+    """How the vectors of a text's tokens become the answer.
 
-    normalize: whether to scale each vector to length 1.
+    modes: poolings whose vectors are joined; `none` returns the vectors of all tokens.
+    normalize: whether each vector is scaled to length 1.
     """
 
     modes: tuple[Mode, ...]
@@ -59,25 +61,25 @@ class PoolingRule:
 
 
 def pooling_of_text_model(settings: Settings) -> PoolingRule:
-    """The rule for a generative model: by default, the last token, scaled to length 1."""
+    """Return the rule for a generative model: by default, the last token, scaled to length 1."""
     return _overridden(PoolingRule(("last",), True), settings)
 
 
 def pooling_of_checkpoint(
     files: SentenceFiles, config: Mapping[str, Any], settings: Settings
 ) -> PoolingRule:
-    """The rule of an embedding checkpoint, overridden by the user's options.
+    """Return the rule of an embedding checkpoint, overridden by the user's options.
 
     Raises ModelRejected for steps that are not supported.
     """
     # The code of jina-embeddings-v4 pools and scales in its first step.
-    own, model_type = is_jina_v4(config), str(config["model_type"])
+    pools_itself, model_type = is_jina_v4(config), str(config["model_type"])
     generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and is_causal(config)
-    family: Mode = "last" if generates and not own else _FAMILY.get(model_type, "mean")
+    family: Mode = "last" if generates and not pools_itself else _FAMILY.get(model_type, "mean")
     if (steps := files.steps) is None:
         return _overridden(PoolingRule(_modes(files, "1_Pooling") or (family,), True), settings)
     modes: tuple[Mode, ...] = (family,)
-    normalize, pooled = own, False
+    normalize, pooled = pools_itself, False
     for kind, folder in steps:
         if kind == "Pooling":
             found = _modes(files, folder)
@@ -94,7 +96,7 @@ def pooling_of_checkpoint(
                 " is not supported"
             )
         pooled = pooled or kind == "Pooling"
-    if not (pooled or own or settings.pooling):
+    if not (pooled or pools_itself or settings.pooling):
         raise _unpooled(files, "the step Pooling in modules.json")
     return _overridden(PoolingRule(modes, normalize), settings)
 
@@ -107,9 +109,9 @@ def _unpooled(files: SentenceFiles, missing: str) -> ModelRejected:
 
 
 def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
-    """The rule with the options `pooling` and `normalize` applied.
+    """Return the rule with the options `pooling` and `normalize` applied.
 
-    Without pooling, vectors are not normalised by default, because hosts do so after pooling.
+    Vectors of tokens are not normalised by default, because hosts pool and normalise them.
     """
     if settings.pooling:
         rule = replace(rule, modes=(cast(Mode, settings.pooling),))
@@ -118,7 +120,7 @@ def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
 
 
 def _modes(files: SentenceFiles, folder: str) -> tuple[Mode, ...] | None:
-    """Read a Pooling step's configuration; None if there is none. Its own default is the mean."""
+    """Return the modes in a Pooling step's configuration; None if there is no configuration."""
     stated = files.value(f"{folder}/config.json")
     if not isinstance(stated, dict):
         return None

@@ -1,7 +1,7 @@
 """Turns requests into rows of tokens, and the model's output into answers.
 
-Readers run on the prompt threads and on the event loop, never on the engine thread. An input that
-is too long loses its end, as in sentence-transformers, unless the request refuses that.
+Readers run on the prompt threads and on the event loop, never on the engine thread. The end of an
+input that is too long is cut off, as in sentence-transformers, unless the request forbids it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from common.field_names import named
 
 LARGEST_TEXT = 1 << 20  # characters; tokenising takes a second
 
-# Encodes a prompt and a text, or a query and a document, into a row of at most so many tokens; None
-# means of any number.
+# Encodes a prompt and a text, or a query and a document, into a row. The third argument is the
+# maximum number of tokens; None means no maximum.
 EncodeRow: TypeAlias = Callable[[str, str, int | None], Piece]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """context: maximum number of tokens in a row. vocabulary: number of token ids."""
+    """What a model can read.
+
+    context: maximum number of tokens in a row.
+    vocabulary: number of token ids.
+    """
 
     context: int
     vocabulary: int
 
     def bounded(self, name: str, text: str, *, truncate: bool) -> str:
-        """Return a text that does not take long to tokenise. Raises TooLong."""
+        """Return a text, cut if `truncate` is true to a length that can be tokenised. Raises
+        TooLong.
+        """
         if len(text) <= LARGEST_TEXT:
             return text
         if truncate:
@@ -49,13 +55,14 @@ class Limits:
             )
 
     def check_known(self, name: str, ids: Sequence[int], *, listed: bool = False) -> None:
-        """Raise InvalidRequest for a token without an embedding: MLX would read beyond the table.
+        """Raise InvalidRequest for a token without an embedding, for which MLX would read wrong
+        memory.
 
-        listed: whether the request has the ids, not their text.
+        listed: whether the request contains token ids, not a text.
         """
-        for place, token in enumerate(ids):
+        for index, token in enumerate(ids):
             if not 0 <= token < self.vocabulary:
-                field = f"{name}[{place}]" if listed else name
+                field = f"{name}[{index}]" if listed else name
                 raise InvalidRequest(
                     f"{named(field)} {'is' if listed else 'has'} the token {token}, but the model's"
                     f" vocabulary ends at {self.vocabulary - 1}",
@@ -64,10 +71,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The answer to Embedding.
+    """The answer to an Embedding request.
 
-    values: `rows` vectors of `dim` numbers, row-major. per_token: whether they are token vectors.
-    truncated: tokens of the text that were left out.
+    values: `rows` vectors of `dim` numbers, row-major.
+    per_token: whether each vector is the vector of a token.
+    truncated: number of tokens of the text that were left out.
     """
 
     values: list[float]
@@ -87,7 +95,10 @@ class Ranked:
 
 
 class Reader(Protocol):
-    """Converts one kind of request other than generation. rpc: the name of the call."""
+    """A converter for one kind of request other than generation.
+
+    rpc: the name of the gRPC method.
+    """
 
     rpc: ClassVar[str]
 
@@ -96,8 +107,8 @@ class Reader(Protocol):
 class TextReader:
     """Reads one text into one row.
 
-    prompts: those that may be put in front of the text. truncates: whether a request that does not
-    say so allows to cut its text.
+    prompts: the prompts that may precede the text.
+    truncates: whether texts are cut if the request does not state it.
     """
 
     rpc: ClassVar[str] = "Embedding"
@@ -115,8 +126,7 @@ class TextReader:
         prompt = self.prompts.default
         if prompt_name is not None:
             if prompt_name not in self.prompts.named:
-                sentence = unknown_prompt(prompt_name, self.prompts.named)
-                raise InvalidRequest(sentence, "prompt_name")
+                raise InvalidRequest(unknown_prompt(prompt_name, self.prompts.named), "prompt_name")
             prompt = self.prompts.named[prompt_name]
         text = self.limits.bounded("Embeddings", text, truncate=truncate)
         piece = self.encode(prompt, text, self.limits.context if truncate else None)
@@ -129,16 +139,16 @@ class TextReader:
         return [piece]
 
     def read_tokens(self, tokens: Sequence[int], *, truncate: bool | None = None) -> list[Piece]:
-        """Use ids as they were sent, without adding any. Raises TooLong, InvalidRequest."""
-        kept = list(tokens)
+        """Use token ids as the client sent them. Raises TooLong, InvalidRequest."""
+        ids = list(tokens)
         if self.truncates if truncate is None else truncate:
-            kept = kept[: self.limits.context]
-        self.limits.check("EmbeddingTokens", len(kept))
-        self.limits.check_known("EmbeddingTokens", kept, listed=True)
-        return [Piece(kept, [0] * len(kept), len(tokens) - len(kept))]
+            ids = ids[: self.limits.context]
+        self.limits.check("EmbeddingTokens", len(ids))
+        self.limits.check_known("EmbeddingTokens", ids, listed=True)
+        return [Piece(ids, [0] * len(ids), len(tokens) - len(ids))]
 
     def answer(self, pieces: Sequence[Piece], encoded: Encoded) -> Embedded:
-        """The vector or vectors of the one row."""
+        """Return the vector of the text, or the vectors of its tokens."""
         (output,) = encoded.outputs
         rows = output.shape[0] if self.per_token else 1
         return Embedded(
@@ -153,7 +163,11 @@ class TextReader:
 
 @dataclass(frozen=True)
 class PairReader:
-    """Reads a query and its documents, one row per document. encode: turns a pair into a row."""
+    """Reads a query and its documents, into one row for each document.
+
+    encode: turns a query and a document into a row.
+    truncates: whether pairs are cut if the request does not state it.
+    """
 
     rpc: ClassVar[str] = "Rerank"
     encode: EncodeRow
@@ -177,7 +191,10 @@ class PairReader:
         return pieces
 
     def answer(self, encoded: Encoded, top_n: int) -> list[Ranked]:
-        """The documents by score, equal ones in the order of the request. top_n: 0 means all."""
+        """Return the documents by score, and documents of equal score in the order of the request.
+
+        top_n: maximum number of documents; 0 means all.
+        """
         ranked = [Ranked(index, float(score)) for index, score in enumerate(encoded.outputs)]
         ranked.sort(key=lambda result: -result.score)
         return ranked[:top_n] if top_n else ranked

@@ -1,8 +1,8 @@
-"""Encodes texts and pairs into rows, as the checkpoint's tokenizer or its chat template joins them.
+"""Encodes texts and pairs into rows, with the checkpoint's tokenizer or its chat template.
 
-Rows that are too long are truncated as sentence-transformers does it: of a text the end, of a pair
-the end of the longer text, and of a rendered chat the end of what precedes the template's last
-words. The tokens that a tokenizer or a template adds stay.
+Rows that are too long are truncated as in sentence-transformers: a text loses its end, a pair the
+end of the longer text, and a rendered chat the end of the contents, before the template's last
+words. The tokens that a tokenizer or a template adds are never removed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def text_encoder(
     end_token: int | None = None,
     pools_prompt: bool = True,
 ) -> EncodeRow:
-    """Encodes single texts.
+    """Return an encoder of single texts.
 
-    tokenizer: a tokenizers.Tokenizer. lower: whether texts are turned into lower case. end_token:
-    appended to rows that do not end with it; None for none. pools_prompt: whether the tokens of a
-    prompt are pooled.
+    tokenizer: a tokenizers.Tokenizer.
+    lower: whether texts are turned into lower case.
+    end_token: a token that is appended to rows that do not end with this token; None for no token.
+    pools_prompt: whether the tokens of a prompt are pooled.
     """
 
     def tokens(text: str) -> Any:
@@ -56,10 +57,10 @@ def id_encoder(
     special: Collection[int] = (),
     end_token: int | None = None,
 ) -> EncodeRow:
-    """Encodes single texts with a function that does not tell which tokens it adds.
+    """Return an encoder of single texts that uses a function from texts to token ids.
 
-    special: the ids of special tokens; one at the end stays if a row is truncated. end_token: as
-    for `text_encoder`.
+    special: ids of special tokens. A special token at the end stays if a row is truncated.
+    end_token: as for `text_encoder`.
     """
 
     def encode(prompt: str, text: str, limit: int | None) -> Piece:
@@ -81,10 +82,11 @@ def _single(
 
 
 def pair_encoder(tokenizer: Any, *, segments: bool, prompt: str = "") -> EncodeRow:
-    """Encodes pairs for a cross-encoder.
+    """Return an encoder of pairs for a cross-encoder.
 
-    tokenizer: a tokenizers.Tokenizer. segments: whether the model uses segment ids (BERT does,
-    RoBERTa does not). prompt: put in front of the query.
+    tokenizer: a tokenizers.Tokenizer.
+    segments: whether the model uses segment ids (BERT does, RoBERTa does not).
+    prompt: a text in front of the query.
     """
 
     def encode(query: str, document: str, limit: int | None) -> Piece:
@@ -98,24 +100,27 @@ def pair_encoder(tokenizer: Any, *, segments: bool, prompt: str = "") -> EncodeR
 def _truncated(
     ids: list[int], types: list[int], owners: Sequence[int | None], limit: int | None
 ) -> Piece:
-    """owners: for each token the index of its text; None if the tokenizer added it."""
+    """Return a row of at most `limit` tokens.
+
+    owners: for each token, the index of its text; None for a token that the tokenizer has added.
+    """
     if limit is None or len(ids) <= limit:
         return Piece(ids, types)
     first, second = owners.count(0), owners.count(1)
     room = max(limit - (len(ids) - first - second), 0)
     left = list(_shares(first, second, room))
     kept = []
-    for place, owner in enumerate(owners):
+    for index, owner in enumerate(owners):
         if owner is not None:
             left[owner] -= 1
             if left[owner] < 0:
                 continue
-        kept.append(place)
+        kept.append(index)
     return Piece([ids[at] for at in kept], [types[at] for at in kept], len(ids) - len(kept))
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts stay, if the longer one is shortened first."""
+    """Return how many tokens of two texts stay if the longer text is shortened first."""
     if first > second:
         return _shares(second, first, room)[::-1]
     second = first if first > room else max(first, room - first)
@@ -128,8 +133,9 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
 class ChatEncoder:
     """Encodes messages as the chat template renders them.
 
-    render: turns messages into text. tokenizer: a tokenizers.Tokenizer. parts: whether a content is
-    a list of parts instead of a string.
+    render: turns messages into a prompt.
+    tokenizer: a tokenizers.Tokenizer.
+    parts: whether the content of a message is a list of parts instead of a string.
     """
 
     render: Callable[[list[dict[str, Any]]], str]
@@ -137,7 +143,10 @@ class ChatEncoder:
     parts: bool = False
 
     def encode(self, contents: Mapping[str, str], limit: int | None) -> Piece:
-        """Encode a message of each role. contents: by role; an empty system message is left out."""
+        """Encode one message of each role.
+
+        contents: contents of the messages by role. An empty system message is left out.
+        """
         ids = self._ids(contents)
         if limit is None or len(ids) <= limit:
             return Piece(ids, [0] * len(ids))
@@ -146,11 +155,14 @@ class ChatEncoder:
         return Piece(kept, [0] * len(kept), len(ids) - len(kept))
 
     def encode_text(self, prompt: str, text: str, limit: int | None) -> Piece:
-        """Encode a text as the user's message. prompt: the system's."""
+        """Encode a text as a user message.
+
+        prompt: the system message.
+        """
         return self.encode({"system": prompt, "user": text}, limit)
 
     def pairs(self, prompt: str) -> EncodeRow:
-        """Encodes a query and a document as two messages after the system's."""
+        """Return an encoder of a query and a document as two messages after the system message."""
         return lambda query, document, limit: self.encode(
             {"system": prompt, "query": query, "document": document}, limit
         )
@@ -161,7 +173,7 @@ class ChatEncoder:
         words = {"query": "the-query-7", "document": "the-document-8"}
         try:
             text = self._text(words)
-        except Exception:  # a template raises what it likes for a role that it does not know
+        except Exception:  # a template may raise anything for an unknown role
             return False
         return all(word in text for word in words.values())
 
@@ -180,19 +192,20 @@ class ChatEncoder:
         return list(self.tokenizer.encode(self._text(contents), add_special_tokens=False).ids)
 
     def _last_words(self, contents: Mapping[str, str]) -> list[int]:
-        """The tokens after the contents: those that two renderings have in common."""
-        one, other = (
+        """Return the tokens after the contents, which end the rendering of any contents."""
+        first, second = (
             self._ids({role: contents[role] if role == "system" else text for role in contents})
             for text in ("0", "1 2 3 4")
         )
         count = 0
-        while count < min(len(one), len(other)) and one[-1 - count] == other[-1 - count]:
+        shorter = min(len(first), len(second))
+        while count < shorter and first[-1 - count] == second[-1 - count]:
             count += 1
-        return one[len(one) - count :] if count < min(len(one), len(other)) else []
+        return first[len(first) - count :] if count < shorter else []
 
 
 def qwen3_prompt(tokenizer: Any) -> EncodeRow:
-    """Encodes pairs in the prompt format of Qwen3-Reranker's model card."""
+    """Return an encoder of pairs in the prompt format of Qwen3-Reranker's model card."""
 
     def render(messages: list[dict[str, Any]]) -> str:
         query, document = (message["content"] for message in messages)

@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers state about a checkpoint's inputs and scores."""
+"""Reads what the files of sentence-transformers state about a checkpoint's inputs and scores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.settings import Settings
 from common.wording import shown
 
-# The names that the file of the Transformer step has had, by the family of the first models.
+# The configuration of the Transformer step has had several names.
 _TRANSFORMER = tuple(
     f"sentence_{family}_config.json"
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _STATED = "config_sentence_transformers.json"
-# The last parts of the names of PyTorch's functions, in the two places where a score's is stated.
+# The last parts of the names of PyTorch's functions that turn a logit into a score.
 _RAW, _LOGISTIC = "Identity", "Sigmoid"
-# Families of mlx-lm whose layers attend further than the reference's, in texts beyond the window.
+# Families whose layers in mlx-lm ignore the window of the reference, so longer texts are cut.
 _WITHOUT_WINDOW = ("gemma2", "mistral")
 
 
@@ -29,7 +29,9 @@ _WITHOUT_WINDOW = ("gemma2", "mistral")
 class Prompts:
     """Texts to put in front of an input.
 
-    default: of inputs whose request names no prompt. pooled: whether their tokens are pooled.
+    default: the prompt of requests that name none.
+    named: prompts by name.
+    pooled: whether the tokens of prompts are pooled.
     """
 
     default: str = ""
@@ -39,7 +41,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The tokens whose logits make a score: the first one's, less that of the second, if any."""
+    """The tokens whose logits make a score: the logit of `yes` minus the logit of `no`, if any."""
 
     yes: int
     no: int | None
@@ -49,7 +51,8 @@ class Answers:
 class Messages:
     """How inputs become messages for the chat template.
 
-    arguments: of the template. parts: whether a content is a list of parts instead of a string.
+    arguments: arguments of the template.
+    parts: whether the content of a message is a list of parts instead of a string.
     """
 
     arguments: Mapping[str, Any]
@@ -58,17 +61,20 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """The JSON files of a checkpoint's folder. name: the model's, for messages."""
+    """The JSON files of a checkpoint's folder.
+
+    name: the model's name, for messages.
+    """
 
     path: Path
     name: str
 
     def rejected(self, reason: str) -> ModelRejected:
-        """The error for a checkpoint that is not served."""
+        """Return the error for a checkpoint that is not served."""
         return ModelRejected.because(self.name, reason)
 
     def value(self, file: str) -> Any:
-        """The JSON in a file; None if there is no such file. Raises ModelRejected."""
+        """Return the JSON in a file; None if there is no such file. Raises ModelRejected."""
         try:
             return json.loads((self.path / file).read_bytes())
         except FileNotFoundError:
@@ -77,20 +83,20 @@ class SentenceFiles:
             raise self.rejected(f"{file} is not valid JSON") from None
 
     def object(self, file: str) -> Mapping[str, Any]:
-        """The JSON object in a file; empty if there is none. Raises ModelRejected."""
+        """Return the JSON object in a file; empty without such an object. Raises ModelRejected."""
         value = self.value(file)
         return value if isinstance(value, dict) else {}
 
     @property
     def steps(self) -> list[tuple[str, str]] | None:
-        """The kind and the folder of each step of modules.json; None without it.
+        """The kind and the folder of each step in modules.json; None without this file.
 
         Raises ModelRejected.
         """
         modules = self.value("modules.json")
         if not isinstance(modules, list):
             return None
-        if not all(isinstance(one, dict) for one in modules):
+        if not all(isinstance(module, dict) for module in modules):
             raise self.rejected("its modules.json is not a list of objects")
         return [
             (str(module.get("type", "")).rpartition(".")[2], Path(str(module.get("path", ""))).name)
@@ -125,14 +131,14 @@ def prompts_of(files: SentenceFiles, settings: Settings) -> Prompts:
 
 
 def unknown_prompt(wanted: str, named: Mapping[str, str]) -> str:
-    """Return the message for a name that is not among a model's prompts."""
+    """Return the message for a name that is not the name of a model's prompt."""
     names = ", ".join(map(shown, named))
     there = f"the model's prompts are {names}" if named else "the model has no prompts"
     return f"prompt_name is {shown(wanted)}, but {there}: send one of these, or leave it out"
 
 
 def answers_of(files: SentenceFiles) -> Answers | None:
-    """Return the tokens that the step LogitScore compares; None without it.
+    """Return the tokens that the step LogitScore compares; None without this step.
 
     Raises ModelRejected.
     """
@@ -149,7 +155,7 @@ def answers_of(files: SentenceFiles) -> Answers | None:
 
 
 def messages_of(stated: Mapping[str, Any]) -> Messages | None:
-    """Return how inputs become messages; None if they are plain texts.
+    """Return how inputs become messages; None if inputs are not rendered as messages.
 
     stated: the configuration of the Transformer step.
     """
@@ -166,7 +172,7 @@ def messages_of(stated: Mapping[str, Any]) -> Messages | None:
 
 
 def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
-    """Whether a reranker's scores are its logits; otherwise the logistic function is applied.
+    """Return whether a reranker's scores are logits, without the logistic function.
 
     Raises ModelRejected for another function.
     """
@@ -176,7 +182,9 @@ def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
         legacy.get("activation_fn") if isinstance(legacy, dict) else None,
         config.get("sbert_ce_default_activation_function"),
     ):
-        if not str(function).startswith("torch."):  # others are code that is not run
+        if not str(function).startswith(
+            "torch."
+        ):  # the names of other functions name code, which is not run
             continue
         last = str(function).rpartition(".")[2]
         if last not in (_RAW, _LOGISTIC):
@@ -189,7 +197,7 @@ def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
 
 
 def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
-    """The checkpoint's maximum sequence length in tokens; 0 if it states none."""
+    """Return the checkpoint's maximum sequence length in tokens; 0 if it states none."""
     limits: list[int] = []
     if family_of(config):
         limits.append(shape_of(files.name, config).longest)

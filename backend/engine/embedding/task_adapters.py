@@ -1,8 +1,8 @@
-"""The adapters that an embedding checkpoint has for its tasks, and the one that a load asks for.
+"""Finds the adapter of an embedding checkpoint for the task that a load asks for.
 
-Jina embeddings v3 has them in its weights, one behind another, and names them in config.json.
-Its conversion for transformers 5 has a folder for each, as PEFT writes it. Jina embeddings v4 has
-one such folder for all of them, and is always used with one.
+Jina embeddings v3 has the adapters of its tasks stacked in its weights, and names the tasks in
+config.json. Its conversion for transformers 5 has a folder in PEFT's format for each task. Jina
+embeddings v4 has one such folder for all tasks, and is always used with a task.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from common.wording import shown
 
 
 def task_adapter(path: Path, name: str, config: Mapping[str, Any], wanted: str) -> Adapter | None:
-    """The adapter for a task; None without one. name: the model's. wanted: the option `task`.
+    """Return the adapter for a task; None if no task is set.
 
-    Spellings with dots, hyphens and underscores are the same. Raises InvalidRequest, ModelRejected.
+    Dots, hyphens and underscores in a task's name are equivalent.
+
+    name: the model's name, for messages.
+    wanted: the option `task`; '' if it is not set.
+
+    Raises InvalidRequest, ModelRejected.
     """
     needed = is_jina_v4(config)
     if not (wanted or needed):
@@ -47,7 +52,7 @@ def task_adapter(path: Path, name: str, config: Mapping[str, Any], wanted: str) 
 
 
 def is_jina_v4(config: Mapping[str, Any]) -> bool:
-    """Whether it is jina-embeddings-v4, which has the model type of Qwen2.5-VL."""
+    """Return whether a model is jina-embeddings-v4, which has the model type of Qwen2.5-VL."""
     names = config.get("architectures") or ()
     return config.get("model_type") == "qwen2_5_vl" and "JinaEmbeddingsV4Model" in names
 
@@ -57,7 +62,7 @@ def _plain(task: str) -> str:
 
 
 def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, Callable[[], Adapter]]:
-    """What finds the adapter of each task."""
+    """Return, for each task, a function that returns its adapter."""
     named, stacked = config.get("task_names"), config.get("lora_adaptations")
     if is_jina_v4(config) and isinstance(named, list):
         shared = path / "adapters"
@@ -73,14 +78,14 @@ def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, Callab
     if not isinstance(stacked, list):
         return {}
     return {
-        str(task): partial(_stacked, path, name, config, str(task), place)
-        for place, task in enumerate(stacked)
+        str(task): partial(_stacked, path, name, config, str(task), index)
+        for index, task in enumerate(stacked)
     }
 
 
-def _stacked(path: Path, name: str, config: Mapping[str, Any], task: str, place: int) -> Adapter:
+def _stacked(path: Path, name: str, config: Mapping[str, Any], task: str, index: int) -> Adapter:
     try:
-        peft = replace(read_peft({"lora_alpha": config.get("lora_alpha")}), place=place)
+        peft = replace(read_peft({"lora_alpha": config.get("lora_alpha")}), place=index)
     except ValueError as error:
         raise ModelRejected.because(
             name, f"its adapters for tasks cannot be read: {error}"

@@ -1,6 +1,6 @@
-"""Padded rows on the device, and pooling of their token vectors.
+"""Pads rows to arrays on the device, and pools the vectors of their tokens.
 
-Rows are padded at their end, so a row's tokens are its first `lengths[row]` columns.
+Rows are padded at their end, so a row's tokens are in the first `lengths[row]` columns.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import mlx.core as mx
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.pooling_rule import Mode
 
-_TINY = 1e-12  # torch.nn.functional.normalize's bound
+_TINY = 1e-12  # the smallest divisor, as in torch.nn.functional.normalize
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """ids, mask, segments: int32, (rows, longest); mask is 1 for tokens and 0 for padding.
+    """Rows as arrays, int32, (rows, longest).
 
-    pooled: the mask, but 0 for tokens at the beginning that are not pooled.
+    mask: 1 for tokens and 0 for padding.
+    pooled: 1 for tokens that are pooled; 0 for padding and for prompts that are not pooled.
+    segments: the segment ids of the tokens.
+    lengths: number of tokens in each row.
     """
 
     ids: mx.array
@@ -31,7 +34,7 @@ class PaddedRows:
 
 
 def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
-    """The rows, padded to the longest."""
+    """Return rows that are padded to the longest row."""
     longest = max(len(piece.ids) for piece in pieces)
 
     def rectangle(rows: Sequence[list[int]], filler: int) -> mx.array:
@@ -51,17 +54,18 @@ def attention_masks(
 ) -> tuple[mx.array, mx.array]:
     """Return the boolean masks of global and local layers, (rows, 1, 1 or longest, longest).
 
-    tokens: (rows, longest), 1 for tokens and 0 for padding. reach: a token of a local layer attends
-    to the tokens that are less than this far away. causal: whether it attends to earlier ones only.
-    In local layers padding attends to everything. The softmax of nothing is NaN, and NaN in a
-    padded column would reach the tokens of its row.
+    tokens: (rows, longest), 1 for tokens and 0 for padding.
+    reach: a token of a local layer attends to the tokens that are less than this far away.
+    causal: whether tokens attend only to earlier tokens.
     """
-    place = mx.arange(tokens.shape[1])
-    distance = place[:, None] - place[None, :]
+    position = mx.arange(tokens.shape[1])
+    distance = position[:, None] - position[None, :]
     everywhere = tokens.astype(mx.bool_)[:, None, None, :]
     if causal:
         everywhere = everywhere & (distance >= 0)
     nearby = everywhere & (mx.abs(distance) < reach)
+    # Padding attends to everything: the softmax of no scores is NaN, and NaN in a column of padding
+    # would reach the tokens of its row.
     return everywhere, nearby | (tokens == 0)[:, None, :, None]
 
 
@@ -71,7 +75,7 @@ def _pooled(piece: Piece) -> list[int]:
 
 
 def last_tokens(hidden: mx.array, rows: PaddedRows) -> mx.array:
-    """The vector of each row's last token, (rows, dim)."""
+    """Return the vector of each row's last token, (rows, dim)."""
     last = mx.array([length - 1 for length in rows.lengths])
     return hidden[mx.arange(len(rows.lengths)), last]
 
@@ -95,5 +99,5 @@ def pool(hidden: mx.array, rows: PaddedRows, mode: Mode) -> mx.array:
 
 
 def normalized(vectors: mx.array) -> mx.array:
-    """Vectors along the last axis scaled to length 1."""
+    """Scale vectors along the last axis to length 1."""
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), _TINY)

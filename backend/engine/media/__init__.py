@@ -1,5 +1,6 @@
-"""A request's media: from text on the wire to pixels and audio samples, within limits; without MLX.
+"""Decodes a request's media, from strings on the wire to pixels and audio samples, without MLX.
 
-A child process decodes each video: a hostile file that crashes the decoder must not end the
-backend, and the decoder's own limits do not cover all of its time and memory.
+Everything is limited in size and time. A child process decodes each video, because a hostile file
+that crashes the decoder must not end the backend, and the decoder does not limit all of its time
+and memory.
 """

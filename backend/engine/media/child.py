@@ -1,4 +1,4 @@
-"""Runs the programs that decode one file each in a child process, and reads their answers."""
+"""Runs a program that decodes one file, as a child process, and reads its answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ def answer_of(
     slow: str,
     large: str,
 ) -> tuple[dict[str, Any], memoryview]:
-    """Return what a program says of a file, and the bytes that it has decoded.
+    """Decode a file in a child process; return the program's JSON object, and the decoded bytes.
 
-    seconds: of wall time. nouns: what it decodes, such as `videos`. slow, large: why a file is
-    refused that takes too long, or too much memory.
+    program: the module to run.
+    task: the program's argument.
+    seconds: maximum wall time.
+    nouns: what the program decodes, for messages, such as `videos`.
+    slow, large: the error for a file that takes too long, or too much memory.
 
     Raises BadItem, also if decoding crashes, and EngineFailed if the file is not the cause.
     """

@@ -1,8 +1,8 @@
-"""Decodes a request's media within limits; the entry point of this package.
+"""Decodes a request's media within limits. This module is the entry point of the package.
 
-Runs on a prompt thread and does not use MLX. An item that cannot be decoded ends the request with
-an error that names it. No item is ever dropped, because an answer about an image that the model
-has not seen is worse than no answer.
+It runs on a prompt thread and does not use MLX. An item that cannot be decoded ends the request
+with an error that names the item. No item is ever dropped, because an answer about an image that
+the model has not seen is worse than no answer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def decode(
 ) -> Media:
     """Decode every item of a request. Raises InvalidRequest, which names the item.
 
+    images, audios, videos: the items as they are on the wire.
     used: as for `decode_picture`.
     """
     for kind, items, most in (
@@ -68,7 +69,7 @@ def decode(
             if most < limits.video_frames * LEAST_PIXELS:
                 raise BadItem(
                     f"has {most} pixels left of the {pixels} that the images and videos of a"
-                    " request may have: send fewer or smaller ones"
+                    " request may have: send fewer or smaller items"
                 )
             films.append(decode_video(read(text), most, limits, cpu_seconds))
         left -= sum(frame.width * frame.height for frame in films[-1].frames)
@@ -82,9 +83,9 @@ def decode(
 
 
 def decode_recording(text: str, limits: MediaLimits) -> np.ndarray:
-    """Decode the recording of a transcription. Raises InvalidRequest.
+    """Decode the recording of a transcription request. Raises InvalidRequest.
 
-    It may be a path, because that is what hosts send: they store the upload of their client.
+    text: base64, a data URI or a path. Hosts store their client's upload, and send its path.
     """
     with _naming("dst"):
         content = item_bytes(text, limits.item_bytes, allow_paths=True)

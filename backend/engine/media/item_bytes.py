@@ -1,8 +1,8 @@
-"""Reads the bytes of a file from an item's text on the wire.
+"""Reads the bytes of a file from an item's string on the wire.
 
 Hosts send bare base64, a client's data URI, or an absolute path if the host stores files on this
-machine. Nothing is ever fetched. Bare base64 of a JPEG begins with a slash, like a path, so text is
-a path only if it is not base64 of a file in a known format.
+machine. Nothing is ever downloaded. Bare base64 of a JPEG begins with a slash, like a path, so a
+string is a path only if it is not base64 of a file in a known format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER = 64  # characters of base64 that are enough to recognise a file format
 
 
 def item_bytes(text: str, most: int, *, allow_paths: bool) -> bytes:
-    """Read the bytes of an item, at most `most`. Raises BadItem."""
+    """Return the bytes of an item, at most `most`. Raises BadItem."""
     start = text[:_LONGEST_PATH].lstrip()
     if not start:
         raise BadItem("is empty: send base64 or a data URI")
@@ -54,7 +54,7 @@ def _begins_a_known_file(start: str) -> bool:
 def _of_data_uri(text: str, most: int) -> bytes:
     """Return the bytes in a data URI.
 
-    Its media type is ignored: hosts write image/png for every format.
+    The media type is ignored, because hosts write image/png for every format.
     """
     label, comma, payload = text.partition(",")
     if not comma:
@@ -68,7 +68,7 @@ def _of_data_uri(text: str, most: int) -> bytes:
 
 
 def _of_base64(text: str, most: int) -> bytes:
-    """Decode a slice at a time: one call for many MiB would block all other threads."""
+    """Decode slices, because one call for many MiB would block all other threads."""
     body = text.rstrip(_BLANKS + "=")
     if not body:
         raise BadItem("is neither base64 nor a data URI: it has no data")
@@ -77,9 +77,9 @@ def _of_base64(text: str, most: int) -> bytes:
     for start in range(0, len(body), _SLICE):
         digits = body[start : start + _SLICE].translate(_BLANK).translate(_TO_STANDARD)
         if other := _NO_DIGIT.search(digits):
-            place = count + other.start() + 1
+            position = count + other.start() + 1
             raise BadItem(
-                f"is neither base64 nor a data URI: its character {place} is {other[0]!r}"
+                f"is neither base64 nor a data URI: its character {position} is {other[0]!r}"
             )
         count += len(digits)
         left += digits

@@ -13,9 +13,9 @@ SOUND_RATE = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image: upright, RGB, with transparency replaced by white.
+    """A decoded image: upright, RGB, with transparency replaced by white.
 
-    digest: SHA-256 of size and pixels, so equal images from different files have equal digests.
+    digest: SHA-256 of size and pixels. Equal images from different files have equal digests.
     """
 
     pixels: Image
@@ -26,7 +26,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """One recording: float32 samples of shape (n,), one channel at `rate` (16,000) per second."""
+    """Decoded audio.
+
+    samples: float32, (n,), one channel.
+    rate: samples per second, 16,000.
+    digest: SHA-256 of rate and samples.
+    """
 
     samples: Any
     rate: int
@@ -35,10 +40,12 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames of one video, all of the same size.
+    """Frames of a video, all of the same size.
 
-    places: the index of each frame in the video, which has `count` frames at `rate` per second.
-    digest: SHA-256 of frames and places.
+    places: the index of each frame in the video.
+    count: number of frames in the video.
+    rate: frames per second in the video.
+    digest: SHA-256 of frames, `places`, `count` and `rate`.
     cost: processor time that decoding took, in seconds.
     """
 
@@ -52,7 +59,7 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A request's decoded media, in the order in which they were sent."""
+    """A request's decoded media, each kind in the order of the request."""
 
     pictures: tuple[Picture, ...] = ()
     videos: tuple[Video, ...] = ()
@@ -63,4 +70,6 @@ class Media:
 
 
 class BadItem(Exception):
-    """Why an item cannot be used, as the rest of a sentence whose subject is the item."""
+    """An item cannot be used. The error's text is the rest of a sentence whose subject is the
+    item.
+    """

@@ -73,7 +73,7 @@ def kind_of(content: bytes) -> str | None:
 
 
 def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
-    """Return the format of a file if it is one of `decoded`. Raises BadItem.
+    """Return the format of a file. Raises BadItem if the format is not in `decoded`.
 
     noun: what the file should be, such as `image`.
     """
@@ -82,7 +82,7 @@ def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
     if name is None:
         raise BadItem(f"is not in a known {noun} format: {choice}")
     if name not in decoded:
-        raise BadItem(f"is in the format {name}, which is not decoded here: {choice}")
+        raise BadItem(f"is in the format {name}, which this backend does not decode: {choice}")
     return name
 
 
@@ -99,7 +99,10 @@ def _of_brands(content: bytes) -> str:
 
 
 def _of_frame(content: bytes) -> str | None:
-    """The format of an MPEG audio frame: eleven set bits, then the layer, which is 0 for AAC."""
+    """Return the format of a file that begins with an MPEG audio frame; None for other files.
+
+    Such a frame begins with eleven set bits. The layer after them is 0 for AAC.
+    """
     if len(content) < 4 or content[0] != 0xFF or content[1] & 0xE0 != 0xE0:
         return None
     if content[1] & 0xF6 == 0xF0:

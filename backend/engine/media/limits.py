@@ -1,4 +1,4 @@
-"""Limits on the media of a request, checked before anything is decoded."""
+"""The limits on the media of a request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ DEFAULT_COUNT = 16
 MAX_SIDE = 16_384
 MAX_RATIO = 200
 PICTURES_IN_ALL = 4
-LEAST_PIXELS = 32 * 32  # of a video frame: the minimum that the families' processors accept
-RECORDING_SECONDS = 7200  # of a recording to transcribe, which is never in one prompt
+LEAST_PIXELS = 32 * 32  # of a video frame; no processor accepts smaller frames
+RECORDING_SECONDS = 7200  # of a recording to transcribe, which is divided among prompts
 SOUND_CPU_SECONDS: Final = 60
 SOUND_MEMORY: Final = 512 * MIB
 VIDEO_CPU_SECONDS: Final = 30
@@ -26,14 +26,14 @@ VIDEO_MEMORY: Final = 1024 * MIB
 class MediaLimits:
     """The limits of one loaded model, for each request.
 
-    images, videos, audios: number of items.
-    item_bytes: size of one item's file.
-    image_pixels: pixels of one image, of one stored video frame, and of all frames used of one
-        video together; all images and videos of a request together may have `PICTURES_IN_ALL` times
-        as many.
-    video_frames: frames used of one video.
-    video_seconds: length of one video.
-    audio_seconds: length of all sounds of a request together.
+    images, videos, audios: maximum number of items.
+    item_bytes: maximum size of an item's file.
+    image_pixels: maximum number of pixels of an image, of a stored video frame, and of all frames
+        together that are used of a video. All images and videos of a request together may have
+        `PICTURES_IN_ALL` times as many.
+    video_frames: maximum number of frames that are used of a video.
+    video_seconds: maximum length of a video.
+    audio_seconds: maximum length of all audio of a request together.
     allow_paths: whether an item may be the path of a file on this machine.
     """
 
@@ -49,10 +49,10 @@ class MediaLimits:
 
 
 def shape_problem(width: int, height: int) -> str:
-    """Return why an image or frame of this size in pixels is refused; "" if it is not."""
+    """Return why an image or frame of this size in pixels is refused; "" if it is accepted."""
     size = f"is {width} x {height} pixels"
     if min(width, height) < 1:
-        return f"{size}: it has no content"
+        return f"{size}, so it is empty"
     if max(width, height) > MAX_SIDE:
         return f"{size}, but a side may have at most {MAX_SIDE}: send it smaller"
     if max(width, height) > MAX_RATIO * min(width, height):
@@ -61,9 +61,9 @@ def shape_problem(width: int, height: int) -> str:
 
 
 def media_limits(settings: Settings, images: int, audios: int, videos: int = 0) -> MediaLimits:
-    """The limits of a load, from its settings and its Limit…PerPrompt fields; 0 means not set.
+    """Return the limits of a load. Raises InvalidRequest for a negative count.
 
-    Raises InvalidRequest for a negative count.
+    images, audios, videos: the fields Limit…PerPrompt; 0 means not set.
     """
     for kind, count in (("Image", images), ("Video", videos), ("Audio", audios)):
         if count < 0:

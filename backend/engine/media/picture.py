@@ -1,9 +1,9 @@
-"""Decodes an image file to pixels: upright, RGB, within limits, from untrusted bytes.
+"""Decodes an image file from untrusted bytes to pixels: upright, RGB, within limits.
 
-Pillow may use only the format that the first bytes show, so none of its plugins that start other
-programs can run. All limits are checked against the header, before pixels take memory. A JPEG is
-decoded at a half, a quarter or an eighth of its size if the model does not use more pixels or if
-more are not allowed; the other formats do not support that.
+Pillow may use only the format that the first bytes show, so plugins of Pillow that start other
+programs cannot run. All limits are checked against the header, before pixels need memory. A JPEG is
+decoded at a half, a quarter or an eighth of its size if the model does not use more pixels, or if
+more pixels are not allowed. The other formats do not support this.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from backend.engine.media.limits import PICTURES_IN_ALL, shape_problem
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 LARGE = 4 << 20  # pixels; larger JPEGs may be decoded at a reduced size
 _REDUCTIONS = (1, 2, 4, 8)
-_SPARE = 2  # decode at this multiple of the needed sides, as Pillow's thumbnails do, for quality
-_STRIP = 1 << 22  # bytes that are hashed at a time
+_SPARE = 2  # JPEGs are decoded at this multiple of the needed sides, as Pillow's thumbnails are
+_STRIP = 1 << 22  # bytes that are hashed in one call
 _SCAN = b"\xff\xda"  # the marker before each scan, which cannot occur in a scan's data
-_SCANS = 200  # maximum number of scans in a JPEG; ten are usual, and each is a pass over all pixels
+_SCANS = 200  # maximum number of scans in a JPEG; ten are usual, and each processes all pixels
 _WHITE = (255, 255, 255, 255)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _PLAIN = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
@@ -45,10 +45,10 @@ def decode_picture(
 ) -> Picture:
     """Decode the image in a file.
 
-    most: pixels that are left for it in this request.
-    allowed: pixels that any one image may have.
-    used: returns the pixels to which the model's processor scales a large image down, or None if
-        that is unknown.
+    most: pixels that this request may still use.
+    allowed: maximum number of pixels of an image.
+    used: returns the number of pixels to which the model's processor scales a large image down;
+        None if this number is unknown.
 
     Raises BadItem.
     """
@@ -66,7 +66,7 @@ def decode_picture(
 
 
 def picture_of(pixels: Image.Image) -> Picture:
-    """Return the pixels of an RGB image."""
+    """Return an RGB image with its size and digest."""
     width, height = pixels.size
     digest = hashlib.sha256(f"{width}x{height}:".encode())
     rows = max(_STRIP // (3 * width), 1)
@@ -78,9 +78,9 @@ def picture_of(pixels: Image.Image) -> Picture:
 def _opened(
     content: bytes, name: str, most: int, allowed: int, used: Callable[[], int | None]
 ) -> Image.Image:
-    """Return the opened image: its size has been checked, and its pixels have not been read."""
+    """Open an image, and check its size before its pixels are read."""
     if name == "WebP":
-        # Pillow allocates the whole canvas as soon as it opens a WebP file.
+        # Pillow allocates memory for all pixels as soon as it opens a WebP file.
         _require_size(*_webp_size(content), most, allowed)
     if name == "JPEG" and (scans := content.count(_SCAN)) > _SCANS:
         raise BadItem(
@@ -102,13 +102,16 @@ def _opened(
 
 
 def _decodes_by_rows(image: JpegImageFile, content: bytes) -> bool:
-    """Whether all components are in one scan; other JPEGs need memory for all pixels at once."""
+    """Return whether all components of a JPEG are in one scan.
+
+    Other JPEGs need memory for all pixels at the same time.
+    """
     whole = _SCAN + (6 + 2 * image.layers).to_bytes(2, "big") + bytes([image.layers])
     return "progressive" not in image.info and content.count(whole) == content.count(_SCAN)
 
 
 def _reduce(image: Image.Image, most: int, used: int | None) -> None:
-    """Set a JPEG to be decoded at a reduced size if it may be."""
+    """Let a JPEG be decoded at a reduced size if fewer pixels are used or allowed."""
     width, height = image.size
 
     def least(pixels: float, reduction: int) -> bool:
@@ -121,7 +124,7 @@ def _reduce(image: Image.Image, most: int, used: int | None) -> None:
 
 
 def _webp_size(content: bytes) -> tuple[int, int]:
-    """Width and height from the header (RFC 9649). Raises BadItem."""
+    """Return the width and height in the header (RFC 9649). Raises BadItem."""
 
     def number(data: bytes) -> int:
         return int.from_bytes(data, "little")
@@ -149,14 +152,14 @@ def _require_size(width: int, height: int, most: int, allowed: int) -> None:
     if width * height > most:
         raise BadItem(
             f"{size}, but the images of a request may have {allowed * PICTURES_IN_ALL} in all, of"
-            f" which {most} are left: send fewer or smaller ones"
+            f" which {most} are left: send fewer or smaller images"
         )
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image with its pixels read, and turned as its EXIF orientation says.
+    """Read the image's pixels, and turn the image as its EXIF orientation states.
 
-    If the orientation cannot be read, the image stays as it is stored, as in every viewer.
+    If the orientation cannot be read, the image is not turned, as in every viewer.
     """
     image.load()
     with suppress(Exception):
@@ -165,7 +168,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Return the image in RGB. Raises BadItem for samples of an unknown range."""
+    """Convert the image to RGB, on white. Raises BadItem for samples of an unknown range."""
     mode = image.mode
     if mode in _SIXTEEN_BITS:
         high = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
@@ -176,15 +179,15 @@ def _on_white(image: Image.Image) -> Image.Image:
     if mode not in _PLAIN:
         raise BadItem(f"has pixels of the kind {mode}: save it with 8 or 16 bits per channel")
     if mode == "RGB" and isinstance(image, JpegImageFile):
-        image.info.clear()  # so that no later code turns it again
-        return image  # converting it would copy it
+        image.info.clear()  # so that no later code turns the image again
+        return image  # a conversion would copy it
     return image.convert("RGB")
 
 
 def _why(fault: Any) -> str:
-    """Pillow's reason, without addresses of objects and cut to one short line."""
+    """Return Pillow's reason in one line; a general reason if it is long or contains an address."""
     if isinstance(fault, MemoryError):
-        return "it needs more memory than there is"
+        return "it needs more memory than is available"
     text = " ".join(str(fault).split())
     if not text or "<" in text or len(text) > 120:
         return "its data is broken"

@@ -1,7 +1,7 @@
 """Decodes an audio file to samples: one channel, 16 kHz, float32, within limits.
 
-The container is recognised by its bytes. Samples are read in blocks and mixed down immediately, so
-a small file with hours of silence costs no more than the allowed seconds.
+The container is recognised by its bytes. Samples are read in blocks and mixed to one channel
+immediately, so a small file with hours of silence costs no more than the allowed seconds.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from backend.engine.media.limits import SOUND_CPU_SECONDS, SOUND_MEMORY
 from backend.engine.media.sound_process import DEMUXERS, Task
 from backend.engine.units import MIB
 
-_OWN = ("WAV", "FLAC", "OGG", "MP3", "AIFF")  # which libsndfile decodes in this process
-FORMATS = (*_OWN, *DEMUXERS)
+_HERE = ("WAV", "FLAC", "OGG", "MP3", "AIFF")  # libsndfile decodes these in this process
+FORMATS = (*_HERE, *DEMUXERS)
 RATES = range(4_000, 192_001)
 MAX_CHANNELS = 8
 _BLOCK = 1 << 16
 _PROGRAM = "backend.engine.media.sound_process"
-_SLOW = f"is a sound that takes more than {SOUND_CPU_SECONDS} seconds to decode: send a part of it"
-_LARGE = f"is a sound that takes more than {SOUND_MEMORY // MIB} MiB to decode: send it as MP3"
+_SLOW = f"takes more than {SOUND_CPU_SECONDS} seconds to decode: send a part of the audio"
+_LARGE = f"takes more than {SOUND_MEMORY // MIB} MiB of memory to decode: send the audio as MP3"
 
 
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     """Decode the audio in a file.
 
-    most: seconds that are left for it in this request.
-    allowed: seconds that all sounds of a request may have together; 0 if there is only one.
+    most: seconds that this request may still use.
+    allowed: maximum seconds of all audio of a request together; 0 if there is only one item.
 
     Raises BadItem.
     """
-    name = require_format(content, "sound", FORMATS)
-    mixed, rate = (_read if name in _OWN else _read_apart)(content, name, most, allowed)
+    name = require_format(content, "audio", FORMATS)
+    mixed, rate = (_read if name in _HERE else _read_in_child)(content, name, most, allowed)
     samples = resampled(mixed, rate)
     if not len(samples):
         raise BadItem(f"is too short: it has no sample at {SOUND_RATE} per second")
@@ -51,9 +51,9 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
 
 
 class _File(BytesIO):
-    """A file for libsndfile that accepts seeks to before its beginning, which broken files cause.
+    """A file for libsndfile that accepts seeks before its beginning, which broken files cause.
 
-    An exception cannot pass through libsndfile's callbacks: it would be printed on stderr.
+    An exception in libsndfile's callbacks would be printed on stderr and not raised.
     """
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -76,7 +76,7 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
             if file.channels > MAX_CHANNELS:
                 raise BadItem(
                     f"has {file.channels} channels, but at most {MAX_CHANNELS} are mixed: send"
-                    " fewer"
+                    " fewer channels"
                 )
             left = int(most * rate)
             while True:
@@ -91,29 +91,29 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
     except BadItem:
         raise
     except Exception as fault:
-        raise BadItem(f"is a {name} sound that cannot be decoded: {_why(fault)}") from None
+        raise BadItem(f"is {name} audio that cannot be decoded: {_why(fault)}") from None
     found = sum(map(len, blocks))
     if not found:
-        raise BadItem(f"is a {name} sound without any samples")
+        raise BadItem(f"is {name} audio without any samples")
     if name == "FLAC" and found < declared:
-        raise BadItem(f"is a truncated FLAC sound: it has {found} of {declared} samples")
+        raise BadItem(f"is truncated FLAC audio: it has {found} of {declared} samples")
     return np.concatenate(blocks), rate
 
 
-def _read_apart(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
-    """The same for a file that FFmpeg decodes, in a process of its own."""
+def _read_in_child(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
+    """Return the same as `_read` for a file that FFmpeg decodes, in a child process."""
     task = Task(name, most, MAX_CHANNELS, SOUND_CPU_SECONDS)
     wall = 2 * SOUND_CPU_SECONDS
     try:
-        answer, samples = answer_of(_PROGRAM, asdict(task), content, wall, "sounds", _SLOW, _LARGE)
+        answer, samples = answer_of(_PROGRAM, asdict(task), content, wall, "audio", _SLOW, _LARGE)
     except BadItem as bad:
         broken = str(bad).startswith("cannot")
-        raise BadItem(f"is a {name} sound that {bad}") if broken else bad from None
+        raise BadItem(f"is {name} audio that {bad}") if broken else bad from None
     rate: int = answer["rate"]
     _require_rate(rate)
     mixed = np.frombuffer(samples, np.float32)
     if not len(mixed):
-        raise BadItem(f"is a {name} sound without any samples")
+        raise BadItem(f"is {name} audio without any samples")
     if len(mixed) > most * rate:
         raise _too_long(most, allowed)
     return mixed, rate
@@ -122,7 +122,7 @@ def _read_apart(content: bytes, name: str, most: float, allowed: int) -> tuple[A
 def _require_rate(rate: int) -> None:
     if rate not in RATES:
         raise BadItem(
-            f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
+            f"has {rate} samples per second: send audio with {RATES.start} to {RATES.stop - 1}"
         )
 
 
@@ -130,13 +130,13 @@ def _too_long(most: float, allowed: int) -> BadItem:
     if not allowed:
         return BadItem(f"is longer than {most:g} seconds: divide it into several recordings")
     return BadItem(
-        f"is longer than {most:g} seconds, but the sounds of a request may have {allowed} together:"
+        f"is longer than {most:g} seconds, but the audio of a request may have {allowed} together:"
         " send less, or load the model with a larger max_audio_seconds"
     )
 
 
 def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:
-    """Samples of one channel at another rate, in float32."""
+    """Return samples of one channel at another rate, in float32."""
     if rate == target_rate:
         return mixed
     import soxr
@@ -145,6 +145,6 @@ def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:
 
 
 def _why(fault: Exception) -> str:
-    """libsndfile's reason, without the file object that soundfile prepends to it."""
+    """Return libsndfile's reason, without the file object that soundfile writes before it."""
     text = " ".join(str(getattr(fault, "error_string", "") or "").split()).rstrip(".")
     return text if 0 < len(text) < 120 else "its data is broken"

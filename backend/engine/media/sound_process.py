@@ -1,8 +1,8 @@
-"""The program that decodes the sound of one file, run as a child process; see `sound`.
+"""The program that decodes the audio of one file, run as a child process; see `sound`.
 
-It decodes what libsndfile does not: the recordings of telephones and browsers, and the sound of
-videos. Standard input is the file; the first argument is `Task` as JSON. It writes one line of
-JSON, `refusal` or the sample rate, followed by float32 samples of one channel.
+It decodes formats that libsndfile does not: recordings of telephones and browsers, and the audio of
+videos. Standard input is the file; the first argument is `Task` as JSON. The program writes one
+line of JSON, with `refusal` or the sample rate, followed by float32 samples of one channel.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The limits for decoding a sound.
+    """What to decode, and the limits.
 
-    kind: one of DEMUXERS.
-    seconds: maximum length; one more sample is written if the sound is longer.
-    channels: their maximum number.
+    kind: a key of `DEMUXERS`.
+    seconds: maximum length. If the audio is longer, one more sample is written.
+    channels: maximum number of channels.
     cpu_seconds: maximum processor time.
     """
 
@@ -52,7 +52,7 @@ class Task:
 
 def main() -> None:
     task = Task(**json.loads(sys.argv[1]))
-    import av.audio.resampler  # noqa: F401 # here, because what it needs is not the file's memory
+    import av.audio.resampler  # noqa: F401 # before the limit, which is for the file's memory alone
     import numpy as np  # noqa: F401
 
     limit_own_process(task.cpu_seconds, SOUND_MEMORY)
@@ -64,13 +64,16 @@ def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
     codec = stream.codec_context
     if codec is None or codec.name not in _CODECS:
         name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
-        raise RefusedError(f"has {name}, which is not decoded here: send AAC, Opus, MP3 or FLAC")
+        raise RefusedError(
+            f"has {name}, which this backend does not decode: send AAC, Opus, MP3 or FLAC"
+        )
     if codec.channels > task.channels:
         raise RefusedError(
             f"has {codec.channels} channels, but at most {task.channels} are mixed: send fewer"
+            " channels"
         )
     codec.thread_count = 1
-    # A lower rate than the file's, because hours of samples are passed on in one piece.
+    # At most the rate that models need, because hours of samples are in memory at the same time.
     rate = min(int(codec.sample_rate), SOUND_RATE)
     parts = _parts(file, stream, rate)
     first = next(parts, None)
@@ -80,14 +83,14 @@ def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
 
 
 def _parts(file: Any, stream: Any, rate: int) -> Iterator[Any]:
-    """The samples of one frame after the other, mixed to one channel, as far as they are whole."""
+    """Yield the samples of all undamaged frames, mixed to one channel."""
     import av
     import numpy as np
     from av.audio.resampler import AudioResampler
 
     resampler = AudioResampler(format="fltp", rate=rate)
     for packet in file.demux(stream):
-        with suppress(av.FFmpegError):  # of a damaged packet: the next ones may be whole
+        with suppress(av.FFmpegError):  # a damaged packet; the next packets may be intact
             for frame in packet.decode():
                 for part in resampler.resample(frame):
                     yield part.to_ndarray().mean(axis=0, dtype=np.float32)

@@ -1,6 +1,6 @@
 """Decodes a video file to evenly spaced frames, within limits.
 
-A child process decodes it (`video_process`), because no codec limits all of its own time and
+A child process decodes the file (`video_process`), because no codec limits all of its time and
 memory, and a file that crashes a decoder must not crash the backend. The format is recognised by
 the file's bytes.
 """
@@ -29,7 +29,7 @@ from backend.engine.units import MIB
 _PROGRAM = "backend.engine.media.video_process"
 _SLOW = (
     f"takes too long to decode: the videos of a request may take {VIDEO_CPU_SECONDS} seconds of"
-    " processor time together; send fewer, shorter or smaller ones, or save them with more key"
+    " processor time together; send fewer, shorter or smaller videos, or save them with more key"
     " frames"
 )
 _LARGE = f"takes more than {VIDEO_MEMORY // MIB} MiB of memory to decode: send it smaller"
@@ -38,10 +38,10 @@ _LARGE = f"takes more than {VIDEO_MEMORY // MIB} MiB of memory to decode: send i
 def decode_video(
     content: bytes, most: int, limits: MediaLimits, cpu_seconds: float = VIDEO_CPU_SECONDS
 ) -> Video:
-    """Decode the frames of a file.
+    """Decode frames of a file.
 
-    most: pixels that the frames may have together; larger frames are scaled down.
-    cpu_seconds: the rest of the request's VIDEO_CPU_SECONDS.
+    most: maximum number of pixels of all frames together. Larger frames are scaled down.
+    cpu_seconds: the processor time that the request has left.
 
     Raises BadItem, also if decoding crashes or exceeds a limit, and EngineFailed if the video is
     not the cause.

@@ -1,12 +1,12 @@
 """The program that extracts frames from one video, run as a child process; see `video`.
 
 Standard input is the video as a regular file; the first argument is `Task` as JSON. The program
-writes one line of JSON: `refusal`, or the fields of `Found`, followed by the frames (8-bit RGB, row
-by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit code
-TOO_LARGE (memory); see `common.bounded_process`.
+writes one line of JSON, with `refusal` or the fields of `Found`, followed by the frames (8-bit RGB,
+row by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit
+code TOO_LARGE (memory); see `common.bounded_process`.
 
-FFmpeg (through PyAV) may use only the containers and codecs listed here, and opens nothing: it
-reads standard input through this process.
+FFmpeg (through PyAV) may use only the containers and codecs in this module, and cannot open files:
+it reads standard input through this process.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ _DEMUXERS = {
 FORMATS = tuple(_DEMUXERS)
 _CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4", "mpeg2video", "h263", "mjpeg", "gif")
 BROKEN = "cannot be decoded: its data is broken"
-# minimum share of the frames that the header states; with fewer, the video counts as truncated
+# Minimum share of the frames that the header states. With fewer, the video counts as truncated.
 _WHOLE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The limits for decoding a video.
+    """What to decode, and the limits.
 
-    kind: one of FORMATS.
+    kind: one of `FORMATS`.
     frames: maximum number of frames to return.
-    pixels: maximum of one stored frame.
-    kept_pixels: maximum of all returned frames together, which are scaled down to it.
+    pixels: maximum number of pixels of a stored frame.
+    kept_pixels: maximum number of pixels of all returned frames together, which are scaled down if
+        they have more.
     seconds: maximum length of the video.
     cpu_seconds: maximum processor time.
     """
@@ -68,8 +69,10 @@ class Task:
 class Found:
     """A decoded video.
 
-    width, height: of the returned frames.
-    places: the index of each of them in the video, which has `count` frames at `rate` per second.
+    width, height: size of the returned frames.
+    places: the index of each returned frame in the video.
+    count: number of frames in the video.
+    rate: frames per second in the video.
     cost: processor time of decoding, in seconds.
     """
 
@@ -82,11 +85,11 @@ class Found:
 
 
 class RefusedError(Exception):
-    """Why a file is refused, as the rest of a sentence whose subject is the file."""
+    """A file is refused. The error's text is the rest of a sentence whose subject is the file."""
 
 
 def main() -> None:
-    import PIL.Image  # noqa: F401 # here, because what it needs is not the video's memory
+    import PIL.Image  # noqa: F401 # before the limit, which is for the video's memory alone
 
     task = Task(**json.loads(sys.argv[1]))
     limit_own_process(task.cpu_seconds, VIDEO_MEMORY)
@@ -99,7 +102,7 @@ def main() -> None:
 
 
 def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -> None:
-    """Write what was decoded: a line of JSON, then bytes; or a line with the refusal."""
+    """Decode, and write a line of JSON, then bytes; or a line with the refusal."""
     import av
 
     try:
@@ -117,11 +120,11 @@ def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -
 def opened(
     medium: Literal["audio", "video"], demuxer: str, codecs: Sequence[str]
 ) -> tuple[InputContainer, Any]:
-    """Return the file of standard input, and its main stream of a medium. Raises RefusedError."""
+    """Open the file on standard input, and its main stream of a medium. Raises RefusedError."""
     import av
 
     allowed = {
-        "protocol_whitelist": "",  # files that the file names are not opened
+        "protocol_whitelist": "",  # files that this file names are not opened
         "format_whitelist": demuxer,
         "codec_whitelist": ",".join(codecs),
     }
@@ -142,7 +145,7 @@ def opened(
 
 
 def _extract(task: Task) -> tuple[Found, list[Image]]:
-    """Evenly spaced frames, including the first and the last. Raises RefusedError."""
+    """Return evenly spaced frames, including the first and the last. Raises RefusedError."""
     video, stream = _opened(task)
     packets = _packets(video, stream)
     times = sorted(packet.pts for packet in packets if not packet.is_discard)
@@ -160,12 +163,12 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
     share = task.kept_pixels / len(places)
     frames = [_image(frame, share) for frame in _at(stream, packets, [times[at] for at in places])]
     if len(frames) < len(places):
-        # Some packets have no frame that is shown, or a damaged one: the frames are counted.
-        there = sum(1 for _ in _decoded(stream, packets))
-        _require_whole(there, count)
-        count, places = there, _even(there, task.frames)
-        taken, shown = set(places), enumerate(_decoded(stream, packets))
-        frames = [_image(frame, share) for at, frame in shown if at in taken]
+        # Some packets have no visible frame, or a damaged frame, so the frames are counted.
+        intact = sum(1 for _ in _decoded(stream, packets))
+        _require_whole(intact, count)
+        count, places = intact, _even(intact, task.frames)
+        chosen, shown = set(places), enumerate(_decoded(stream, packets))
+        frames = [_image(frame, share) for at, frame in shown if at in chosen]
     width, height = frames[0].size
     if any(frame.size != (width, height) for frame in frames):
         raise RefusedError("has frames of different sizes: encode it with one frame size")
@@ -173,13 +176,13 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
 
 
 def _opened(task: Task) -> tuple[InputContainer, Any]:
-    """Return the video of standard input, and its main stream. Raises RefusedError."""
+    """Open the video on standard input, and its main stream. Raises RefusedError."""
     video, stream = opened("video", _DEMUXERS[task.kind], _CODECS)
     codec = stream.codec_context
     if codec is None or codec.name not in _CODECS:
         name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
         raise RefusedError(
-            f"has {name}, which is not decoded here: send H.264, HEVC, VP8, VP9 or MPEG-4"
+            f"has {name}, which this backend does not decode: send H.264, HEVC, VP8, VP9 or MPEG-4"
         )
     codec.thread_count = 1
     if problem := shape_problem(codec.width, codec.height):
@@ -193,20 +196,20 @@ def _opened(task: Task) -> tuple[InputContainer, Any]:
 
 
 def _even(count: int, most: int) -> list[int]:
-    """The indices of at most `most` evenly spaced frames, from the first to the last of `count`."""
-    taken = min(count, most)
-    return [round(at * (count - 1) / max(taken - 1, 1)) for at in range(taken)]
+    """Return the indices of at most `most` evenly spaced frames among `count` frames."""
+    chosen = min(count, most)
+    return [round(at * (count - 1) / max(chosen - 1, 1)) for at in range(chosen)]
 
 
-def _require_whole(there: int, count: int) -> None:
-    if not there:
+def _require_whole(found: int, count: int) -> None:
+    if not found:
         raise RefusedError(BROKEN)
-    if there < _WHOLE * count:
-        raise RefusedError(f"is truncated: it has {there} of {count} frames")
+    if found < _WHOLE * count:
+        raise RefusedError(f"is truncated: it has {found} of {count} frames")
 
 
 def _packets(video: InputContainer, stream: Any) -> list[Any]:
-    """The stream's packets in the order in which they are decoded, as far as they can be read."""
+    """Return the stream's readable packets, in the order of decoding."""
     import av
 
     packets: list[Any] = []
@@ -219,19 +222,19 @@ def _packets(video: InputContainer, stream: Any) -> list[Any]:
 
 
 def _decoded(stream: Any, packets: Sequence[Any]) -> Iterator[VideoFrame]:
-    """The frames of these packets in the order in which they are shown, without damaged ones."""
+    """Yield the undamaged frames of packets, in the order in which they are shown."""
     import av
 
     stream.codec_context.flush_buffers()
-    for packet in chain(packets, [None]):  # None: the frames that the decoder holds back
+    for packet in chain(packets, [None]):  # None makes the decoder return its last frames
         with suppress(av.FFmpegError):
             yield from stream.decode(packet)
 
 
 def _at(stream: Any, packets: Sequence[Any], times: Sequence[int]) -> Iterator[VideoFrame]:
-    """Yield the frames that are shown at these ascending times, up to the first that is not found.
+    """Yield the frames at these ascending times, and stop if a frame is not found.
 
-    Decodes only from the last key frame before each of them.
+    Decoding starts at the last key frame before each frame.
     """
     keys = [(-math.inf, 0)]
     keys += sorted((packet.pts, at) for at, packet in enumerate(packets) if packet.is_keyframe)
@@ -252,7 +255,7 @@ def _at(stream: Any, packets: Sequence[Any], times: Sequence[int]) -> Iterator[V
 
 
 def _image(frame: Any, most_pixels: float) -> Image:
-    """Return a frame as it is shown: scaled down to this number of pixels, and rotated."""
+    """Return a frame as an image: rotated, and scaled down to at most `most_pixels`."""
     from PIL.Image import Resampling, Transpose
 
     image: Image = frame.to_image(interpolation="BICUBIC", threads=1)

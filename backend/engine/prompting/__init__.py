@@ -1,1 +1,1 @@
-"""From messages to tokens: chat templates, quoted text, infill. Never needs MLX."""
+"""Turns messages into tokens: chat templates, quoted text, infill. No module uses MLX."""

@@ -1,4 +1,4 @@
-"""The chat format for a loaded model: the one that the options name, or else detected."""
+"""Chooses the chat format of a loaded model: as the options name it, or else as detected."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ def chat_format(
     reasoning_parser: str = "",
     response_template: Any = None,
 ) -> ChatFormat:
-    """Return the chat format. If a parser name is unknown, it is logged and the format is detected.
+    """Return the chat format of a model.
 
-    response_template: the description of answers in tokenizer_config.json, if there is one; it
-    gives the tags of reasoning, and the calls of a model of no known family.
+    If the name of a parser is unknown, the format is detected, and the name is logged. The model is
+    not refused, because LocalAI's importer writes names from another table into model files.
 
-    A model is not refused for an unknown name, because LocalAI's importer writes names from a table
-    of its own into model files.
+    chat_template: the source of the model's template; None if it has none.
+    vocabulary: all tokens.
+    tool_parser, reasoning_parser: the options; '' if not set.
+    response_template: the description of answers in tokenizer_config.json; None if there is none.
+        Its tags of reasoning are used, and its calls if the model's family is unknown.
     """
     detected = ChatFormat.detect(chat_template, vocabulary)
     family = described(response_template)

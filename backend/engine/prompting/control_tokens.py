@@ -1,10 +1,10 @@
-"""Which texts a tokenizer reads as control tokens, and how a message quotes them.
+"""Knows the strings that a tokenizer reads as control tokens, and quotes them in messages.
 
-A user who writes `<|im_end|>` in a question must not end the message with it: in the text of users
-and tools it is plain text. So before the chat template renders such a string, a mark is inserted: a
-character that occurs in no text. It distinguishes the template's own text from text that the
-template quotes. `backend.engine.prompting.quoted_text` removes the marks and tokenises the two
-kinds differently.
+A user who writes `<|im_end|>` in a question must not end the message with this string: in messages
+of users and tools, it is ordinary text. So before the chat template renders a message, a mark is
+inserted into such strings: a character that occurs in no text. The mark distinguishes what the
+template writes from what it quotes. `backend.engine.prompting.quoted_text` removes the marks, and
+tokenises the two kinds of text differently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 
-# Unicode's noncharacters: for internal use by programs, never in text.
+# Unicode's noncharacters, which are for internal use by programs and never occur in text.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _TRUSTED = frozenset({"system", "developer", "assistant"})
 _MARKUP = re.compile(r"[<\[].*[>\]]", re.DOTALL)
@@ -29,18 +29,21 @@ _HTML = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """Messages whose control strings are interrupted by `mark`; it is '' if they have none."""
+    """Messages whose control strings contain `mark`; the mark is '' if they have no such
+    strings.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     mark: str
 
 
 class ControlTokens:
-    """The control strings of one tokenizer.
+    """The control strings of a tokenizer.
 
-    added: its added tokens by id, with `content` and `special` (tokenizers.AddedToken). Special
-    ones are control strings, and so are others that look like markup; words and runs of spaces in
-    the same list are not. ids: the ids of the control strings.
+    added: the tokenizer's added tokens by id (tokenizers.AddedToken). Special tokens are control
+        strings, and so are other tokens that look like markup. Words and runs of spaces are not.
+    tokens: the added tokens by control string.
+    ids: the token ids by control string.
     """
 
     def __init__(self, added: Mapping[int, Any]) -> None:
@@ -54,7 +57,7 @@ class ControlTokens:
         self._starts = re.compile("|".join(starts)) if self.tokens else None
 
     def quote(self, messages: tuple[Mapping[str, Any], ...]) -> Quoted:
-        """Insert a mark into the control strings that users and tools wrote.
+        """Insert a mark into control strings that users and tools have written.
 
         Raises InvalidRequest.
         """
@@ -78,7 +81,7 @@ class ControlTokens:
         return Quoted(quoted, mark)
 
     def written(self, mark: str) -> re.Pattern[str]:
-        """Return a pattern for control strings without a mark; it prefers the longest match."""
+        """Return a pattern for control strings without a mark, which prefers the longest string."""
         longest = sorted(self.tokens, key=len, reverse=True)
         return re.compile(f"(?:{'|'.join(map(re.escape, longest))})(?!{mark})")
 

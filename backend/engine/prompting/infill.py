@@ -1,4 +1,4 @@
-"""Fill-in-the-middle prompts: the model writes the text between a prefix and a suffix."""
+"""Builds fill-in-the-middle prompts, for text between a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LEAD = "☺"  # a character that no tokenizer joins to the next
 
 
 class Infill:
-    """Builds fill-in-the-middle prompts for one model.
+    """Builds fill-in-the-middle prompts for a model.
 
-    ends: tokens that end such an answer in addition to the model's end tokens.
+    ends: tokens that end such an answer, in addition to the model's end tokens.
     """
 
     def __init__(self, family: Family, vocabulary: Mapping[str, int]) -> None:
@@ -30,7 +30,10 @@ class Infill:
         self.ends = frozenset(token for token in found if token is not None)
 
     def tokens(self, prompt: InfillPrompt, encode: Encode) -> list[int]:
-        """Return the prompt, without a BOS token. encode: tokenises text without control tokens."""
+        """Return the tokens of a prompt, without a BOS token.
+
+        encode: tokenises a text, and reads no control tokens in it.
+        """
         family = self._family
         prefix = [self._vocabulary[family.prefix], *encode(prompt.prefix)]
         suffix = [self._vocabulary[family.suffix], *self._bare(prompt.suffix, encode)]
@@ -39,10 +42,10 @@ class Infill:
         return [*self._files(prompt, encode), *parts, *middle]
 
     def _bare(self, text: str, encode: Encode) -> list[int]:
-        """Return the text without the space that SentencePiece puts before every text.
+        """Return the tokens of a text without the space that SentencePiece writes before a text.
 
-        CodeLlama and Codestral were trained without it, because the suffix continues in the middle
-        of a line.
+        CodeLlama and Codestral were trained without this space, because the suffix continues in the
+        middle of a line.
         """
         lead = encode(_LEAD)
         if not lead or lead[0] != self._vocabulary.get("▁"):
@@ -50,7 +53,7 @@ class Infill:
         return encode(_LEAD + text)[len(lead) :]
 
     def _files(self, prompt: InfillPrompt, encode: Encode) -> Iterator[int]:
-        """Other files of the same repository, the way llama.cpp writes them."""
+        """Yield the tokens of other files of the repository, in llama.cpp's form."""
         if not prompt.files:
             return
         if self._repository is not None and self._file is not None:
@@ -72,7 +75,7 @@ class Infill:
 
 
 def infill_of(vocabulary: Mapping[str, int]) -> Infill | None:
-    """The prompt builder for a model whose vocabulary has all tokens of a family; else None."""
+    """Return a prompt builder if the vocabulary has all tokens of a family; otherwise None."""
     for family in FAMILIES:
         needed = (family.prefix, family.suffix, *([family.middle] if family.middle else []))
         if all(name in vocabulary for name in needed):

@@ -1,10 +1,10 @@
 """Predicts how many tokens of a chat prompt later prompts will share.
 
 A cache that cannot be truncated can be reused only at lengths where a snapshot was taken, so these
-lengths must be known before the prompt is computed. Chat templates do not only append: they remove
-the text that opens an answer, remove reasoning when the next question comes, and move tools. So the
-usual continuations of a conversation are rendered with the template, and the length that the prompt
-shares with each of them is a place for a snapshot.
+lengths must be known before the prompt is computed. Chat templates do not only append to a prompt:
+with the next question, they remove the text that begins an answer, remove reasoning, and move
+tools. So this module renders the usual continuations of a conversation with the template. The
+length that the prompt shares with a continuation is a position for a snapshot.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
-# A noncharacter of Unicode, which text never contains, so no prompt contains it by chance.
+# A noncharacter of Unicode, which never occurs in text.
 _OTHER_TEXT = "\ufdee"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "call", "arguments": {}}}
-_LONGEST_STRETCH = 1 << 16  # maximum number of characters that are tokenised again to find a cut
+_LONGEST_STRETCH = 1 << 16  # maximum number of characters that are tokenised again for a cut
 
 
 def continuations(
     messages: tuple[Message, ...], *, lists: bool = False, calls: bool = False
 ) -> Iterator[tuple[Message, ...]]:
-    """Conversations that share a prefix with this one, the likeliest first.
+    """Yield conversations that share a prefix with this conversation, the likeliest first.
 
     They are: the next question; more messages in the same turn, as in an agent's loop; another
-    conversation with the same system prompt and tools; this one with its last message edited.
+    conversation with the same system prompt and tools; and the conversation with its last message
+    changed.
 
-    lists: whether every content must be a list of parts.
-    calls: whether the model may call tools, whose calls some templates open in another way than
-        other answers.
+    lists: whether the content of every message must be a list of parts.
+    calls: whether the model may call tools. Some templates begin a call differently from an answer.
     """
     content: Any = [{"type": "text", "text": _OTHER_TEXT}] if lists else _OTHER_TEXT
     question = {"role": "user", "content": content}
@@ -61,12 +61,15 @@ def shared_text(text: str, other: str) -> int:
 
 
 class TokenPlaces:
-    """Maps positions in a rendered prompt's text to token counts, without tokenising it again.
+    """Maps positions in a prompt's text to numbers of tokens, without tokenising the whole text
+    again.
 
     Tokenizers split text at control tokens first, so the text after a control token does not change
-    the tokens before it. The control strings in the text are matched with those among the tokens,
-    in order.
+    the tokens before it. The control strings in the text are matched in order with the control
+    tokens in the prompt.
 
+    text: the rendered prompt.
+    tokens: the tokens of the rendered prompt.
     control: the ids of the control strings.
     encode: tokenises a piece of text.
     """
@@ -80,16 +83,20 @@ class TokenPlaces:
     ) -> None:
         self._text, self._tokens, self._encode = text, tokens, encode
         known = {token: string for string, token in control.items()}
-        at = [place for place, token in enumerate(tokens) if token in known]
-        strings = sorted({known[tokens[place]] for place in at}, key=len, reverse=True)
+        at = [index for index, token in enumerate(tokens) if token in known]
+        strings = sorted({known[tokens[index]] for index in at}, key=len, reverse=True)
         found = list(re.finditer("|".join(map(re.escape, strings)), text)) if strings else []
-        # If they differ, the tokenizer does not simply split at control strings.
-        self._paired = [control[match[0]] for match in found] == [tokens[place] for place in at]
+        # If this is False, the tokenizer does not simply split at control strings.
+        self._paired = [control[match[0]] for match in found] == [tokens[index] for index in at]
         self._ends = [0, *(match.end() for match in found)]
-        self._lengths = [0, *(place + 1 for place in at)]
+        self._lengths = [0, *(index + 1 for index in at)]
 
     def of(self, cuts: Iterable[int]) -> tuple[int, ...]:
-        """For each cut, the number of tokens before it that later text cannot change; distinct."""
+        """Return the distinct numbers of tokens before cuts that the text after a cut cannot
+        change.
+
+        cuts: positions in the text.
+        """
         if not self._paired:
             return ()
         return tuple(dict.fromkeys(length for cut in cuts if (length := self._length(cut))))

@@ -1,6 +1,6 @@
 """Turns prompts into tokens: chat template, BOS token, context limit.
 
-Runs on the prompt threads, because rendering and tokenising a long prompt may take seconds.
+This happens on prompt threads, because a long prompt may take seconds to render and tokenise.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ REASONING_WORDS: Mapping[str, Sequence[Any]] = {
     "reasoning_effort": ("low", "high"),
     "thinking_budget": (512, 4096),
 }
-"""Template variables that control reasoning, each with different values to test it with."""
+"""Template variables that control reasoning, each with different values for a test."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
-_MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message holds 50 MiB
-_COUNTED_CONTEXTS = 16  # a prompt that is only counted may be this many times the context
+_MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message may have 50 MiB
+_COUNTED_CONTEXTS = 16  # maximum length, in contexts, of a prompt whose tokens are only counted
 _SHOWN = frozenset({"user", "tool"})
 _TAIL = 512  # characters of the prompt's end that show which block the model continues
 # Unicode's noncharacters do not occur in text, and no client knows the random number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
-# Templates written in Python use assert, and raise NotImplementedError for unknown roles.
+# Templates written in Python use assert, or raise NotImplementedError for unknown roles.
 _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
@@ -74,8 +74,8 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 class BuiltPrompt:
     """A prompt in tokens.
 
-    tail: the end of its text, which shows whether reasoning is open.
-    media: images and sounds among the tokens, if any.
+    tail: the end of the prompt's text, which shows whether the answer begins inside reasoning.
+    media: the media among the tokens, if any.
     places: for models that need snapshots, lengths of prefixes that later prompts are likely to
         share, the likeliest first.
     """
@@ -98,13 +98,13 @@ def require_returnable(tokens: int, alternatives: int) -> None:
 
 
 def _open_ended(messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages, with a mark at the end of the last one's text."""
+    """Return the messages with a mark at the end of the last message's text."""
     last = messages[-1]
     return (*messages[:-1], {**last, "content": f"{last['content']}{_END}"})
 
 
 def _up_to_the_end(rendered: str) -> str:
-    """Return the rendered text before the mark. Raises InvalidRequest if there is no mark."""
+    """Return the rendered text before the mark. Raises InvalidRequest if the mark is missing."""
     text, mark, _ = rendered.rpartition(_END)
     if not mark:
         raise InvalidRequest(
@@ -115,7 +115,7 @@ def _up_to_the_end(rendered: str) -> str:
 
 
 def _trimmed_length(text: str) -> int:
-    """`len(text.strip())` without a copy of the text."""
+    """Return `len(text.strip())` without a copy of the text."""
     begin, end = 0, len(text)
     while begin < end and text[begin].isspace():
         begin += 1
@@ -133,13 +133,12 @@ class BrokenTemplate(InvalidRequest):
 
 
 class PromptBuilder:
-    """Turns prompts into token ids for one loaded model.
+    """Turns prompts into token ids for a loaded model.
 
     tokenizer: mlx-lm's TokenizerWrapper.
-    context_size: tokens of prompt and output together.
-    model_vocabulary: number of ids that the model has; a tokenizer may have more.
-    trims: whether the model's caches can be truncated to any length; if not, prompts are built with
-        `places`.
+    context_size: maximum number of tokens of prompt and output together.
+    model_vocabulary: number of token ids of the model. A tokenizer may have more.
+    trims: whether the model's caches can be truncated to any length. If not, prompts have `places`.
     """
 
     def __init__(
@@ -147,18 +146,18 @@ class PromptBuilder:
     ) -> None:
         self._trims = trims
         self._media: MediaPrompts | None = None
-        self._opening = ""
+        self._bos = ""  # with which the model's processor begins every prompt
         self._support: ToolSupport | None = None
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
-        vocabulary = tokenizer.get_vocab()  # each call makes another copy
+        vocabulary = tokenizer.get_vocab()  # each call returns a new copy
         self._vocabulary_size = max(vocabulary.values(), default=-1) + 1
-        # What the tokenizer puts before a text. Some also append EOS, after which a model would not
-        # continue the text.
-        plain = self._encode("a", special=False)
+        # The tokens that the tokenizer adds before a text. Some tokenizers also append EOS, after
+        # which a model would not continue the text, so EOS is not used.
+        bare = self._encode("a", special=False)
         whole = self._encode("a", special=True)
-        starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+        starts = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
         self._first = whole[: next(starts, 0)]
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._control = ControlTokens(
@@ -175,16 +174,16 @@ class PromptBuilder:
         """The control strings of the tokenizer."""
         return self._control
 
-    def take_media(self, media: MediaPrompts, *, opens: bool) -> None:
-        """Accept images and sounds in prompts from now on.
+    def accept_media(self, media: MediaPrompts, *, adds_bos: bool) -> None:
+        """Accept media in prompts from now on.
 
-        opens: whether the model's processor begins every prompt with the BOS token.
+        adds_bos: whether the model's processor begins every prompt with the BOS token.
         """
         self._media = media
-        self._opening = (self._tokenizer.bos_token or "") if opens else ""
+        self._bos = (self._tokenizer.bos_token or "") if adds_bos else ""
 
     def write_tools(self, support: ToolSupport) -> None:
-        """From now on, describe tools and calls as text if the template does not render them."""
+        """Describe tools and calls as text from now on, if the template does not render them."""
         self._support = support
 
     def build(
@@ -196,7 +195,7 @@ class PromptBuilder:
     ) -> BuiltPrompt:
         """Build a prompt. Raises InvalidRequest.
 
-        counted: its tokens are only counted, so it need not fit in the context.
+        counted: whether the prompt's tokens are only counted, so that it may exceed the context.
         """
         most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
         shown: list[Shown] = []
@@ -214,7 +213,9 @@ class PromptBuilder:
             text = prompt.text
             if shown and self._media is not None:
                 items = list(chain.from_iterable(shown))
-                text = self._opened(self._media.surrounded(self._media.marked(text, shown), items))
+                text = self._with_bos(
+                    self._media.surrounded(self._media.marked(text, shown), items)
+                )
             bos = self._tokenizer.bos_token
             self._require_short(len(text), most)
             begun = bool(bos) and text.startswith(bos)
@@ -224,12 +225,12 @@ class PromptBuilder:
         else:
             # Each step below copies the text, and the search for control strings blocks all other
             # threads, so messages that cannot fit are refused first. The prompt is at least as long
-            # as what users and tools say, because templates strip only the space around it.
+            # as the messages of users and tools without the white space around them.
             rendered = (
                 message["content"] for message in prompt.messages if message["role"] in _SHOWN
             )
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
-            # A template writes its own BOS; adding the tokenizer's would double it.
+            # No BOS is added, because templates write it.
             messages = prompt.messages
             if attachments is not None and self._media is not None:
                 messages, items = self._media.placed(messages, attachments, shown)
@@ -268,16 +269,16 @@ class PromptBuilder:
         self._require_known(tokens)
         if media is not None and media.spans[-1].stop == len(tokens):
             raise InvalidRequest(
-                "the prompt ends with an image, a video or a sound: write text after it"
+                "the prompt ends with an image, a video or audio: write text after it"
             )
         return BuiltPrompt(tokens, text[-seen:], media, places)
 
     def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:
         if self.infill is None:
             raise InvalidRequest(
-                f"{named('Metadata mlx.infill')} asks for the text between two others, but the"
-                " loaded model has no tokens for that: load a model such as Qwen2.5-Coder, or"
-                " leave it out",
+                f"{named('Metadata mlx.infill')} asks for the text between a prefix and a suffix,"
+                " but the loaded model has no tokens for that: load a model such as Qwen2.5-Coder,"
+                " or leave it out",
             )
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
         self._require_short(sum(map(len, texts)), most)
@@ -285,13 +286,16 @@ class PromptBuilder:
         return [*self._first, *tokens]
 
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
-        """The number of characters that each likely continuation shares with a rendered prompt."""
+        """Yield how many characters of a rendered prompt each likely continuation shares.
+
+        text: the rendered prompt.
+        """
         lists = self._media is not None and self._media.lists
         for messages in continuations(prompt.messages, lists=lists, calls=bool(prompt.tools)):
             try:
                 # No generation prompt, because nothing answers these conversations.
-                goes_on = replace(prompt, messages=messages, continues=True)
-                other = self.render(self._with_tools_as_text(goes_on))
+                continued = replace(prompt, messages=messages, continues=True)
+                other = self.render(self._with_tools_as_text(continued))
             except InvalidRequest:
                 continue
             if items and self._media is not None:
@@ -299,7 +303,7 @@ class PromptBuilder:
             yield shared_text(text, other.replace(_END, ""))
 
     def render(self, prompt: ChatPrompt, *, changes: bool = True) -> str:
-        """Return the chat template's text for these messages. Raises InvalidRequest.
+        """Render a prompt with the chat template. Raises InvalidRequest.
 
         changes: whether to rearrange the turns of messages that the template refuses.
         """
@@ -323,7 +327,7 @@ class PromptBuilder:
             )
         try:
             apply = self._apply_strictly if changes else self._apply
-            text = self._opened(apply(prompt, arguments))
+            text = self._with_bos(apply(prompt, arguments))
         except RecursionError:
             raise InvalidRequest(TOO_DEEP) from None
         except CostlyTemplate as cost:
@@ -341,12 +345,12 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {unmarked(str(fault))}"
             ) from None
-        # The JSON of a call's arguments may have escaped half of a surrogate pair, as an agent does
-        # that cuts a text in the middle of an emoji.
+        # The JSON of a call's arguments may contain half of a surrogate pair, if an agent has cut a
+        # text in the middle of an emoji.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
-        """Render the prompt, in stricter turns if the template refuses it as it is."""
+        """Render the prompt. If the template refuses its turns, merge or move them."""
         try:
             return self._apply(prompt, arguments)
         except (CostlyTemplate, TemplateSyntaxError):
@@ -362,10 +366,10 @@ class PromptBuilder:
             raise refusal from None
 
     def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
-        """Render the prompt without the arguments that a template does not accept.
+        """Render the prompt without arguments that the template does not accept.
 
         Jinja ignores unknown arguments, but a template written in Python raises TypeError. Unknown
-        arguments are removed one at a time, but never `tools`.
+        arguments are then removed one by one, but never `tools`.
         """
         while True:
             try:
@@ -381,11 +385,11 @@ class PromptBuilder:
                 unknown = _UNKNOWN_ARGUMENT.search(str(fault))
                 if unknown is None or unknown[1] not in arguments or unknown[1] == "tools":
                     raise
-                _log.warning("the chat template has no argument %s: it is left out", unknown[1])
+                _log.warning("the chat template has no argument %s, which is left out", unknown[1])
                 del arguments[unknown[1]]
 
     def _with_tools_as_text(self, prompt: ChatPrompt) -> ChatPrompt:
-        """Return the prompt with tools and calls described as text if the template omits them."""
+        """Describe tools and calls as text if the template does not render them."""
         support = self._support
         if support is None or not (
             prompt.tools or (not support.calls and mentions_calls(prompt.messages))
@@ -402,10 +406,10 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """Return a short conversation as the template renders it; '' if the template cannot.
+        """Render a short conversation; return '' if the template cannot.
 
-        Raises CostlyPrompt, because a template that fails so on this conversation would fail on
-        every prompt.
+        Raises CostlyPrompt, because a template that costs too much for a short conversation would
+        fail for every prompt.
         """
         try:
             if self._media is not None:
@@ -420,29 +424,29 @@ class PromptBuilder:
             return ""
 
     def known_words(self) -> frozenset[str]:
-        """Return which of `REASONING_WORDS` change what the template renders."""
+        """Return the keys of `REASONING_WORDS` that change what the template renders."""
         found = set()
         for word, values in REASONING_WORDS.items():
-            given = ({"enable_thinking": True, word: value} for value in values)
-            prompts = (ChatPrompt(_SAMPLE, template_arguments=arguments) for arguments in given)
+            choices = ({"enable_thinking": True, word: value} for value in values)
+            prompts = (ChatPrompt(_SAMPLE, template_arguments=chosen) for chosen in choices)
             with suppress(InvalidRequest):
                 if len(set(map(self.render, prompts))) > 1:
                     found.add(word)
         return frozenset(found)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are recognised, and none is added.
+        """Return the token ids of a text. Raises UnreadableText.
 
-        Raises UnreadableText.
+        Special tokens in the text are recognised, and no special token is added.
         """
         return self._encode(text, special=False)
 
     def detokenize(self, tokens: list[int]) -> str:
-        """Text of token ids. Raises InvalidRequest."""
-        for place, token in enumerate(tokens):
+        """Return the text of token ids. Raises InvalidRequest."""
+        for index, token in enumerate(tokens):
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
-                    f"{named(f'tokens[{place}]')} is {token}, but the vocabulary ends at"
+                    f"{named(f'tokens[{index}]')} is {token}, but the vocabulary ends at"
                     f" {self._vocabulary_size - 1}",
                 )
         with tokenizing():
@@ -464,8 +468,8 @@ class PromptBuilder:
                 f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
             )
 
-    def _opened(self, text: str) -> str:
-        return text if text.startswith(self._opening) else self._opening + text
+    def _with_bos(self, text: str) -> str:
+        return text if text.startswith(self._bos) else self._bos + text
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         with tokenizing():
@@ -474,8 +478,8 @@ class PromptBuilder:
             ]
 
     def _require_short(self, characters: int, most: int) -> None:
-        # No token is longer than the longest piece of the vocabulary. This refuses a text that is
-        # far too long without tokenising it, which could take minutes.
+        # No token is longer than the longest string in the vocabulary. A text that is far too long
+        # is refused without being tokenised, which could take minutes.
         at_least = characters // self._longest_piece
         if at_least >= most:
             note = f"the fewest that {characters} characters can be"

@@ -1,9 +1,9 @@
 """Tokenises a rendered prompt in which control strings are quoted.
 
-`engine.prompting.control_tokens` inserts the marks. The text is cut at the control tokens that the
-template wrote. A piece with a mark goes through a second tokenizer, equal to the first except that
-it knows no control tokens; everything else goes through the first, exactly as if nothing were
-quoted.
+`engine.prompting.control_tokens` inserts the marks. The text is divided at the control tokens that
+the template has written. Pieces with a mark are tokenised by a second tokenizer, which differs from
+the first only in that it knows no control tokens. The first tokenises everything else, as if
+nothing were quoted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from common.field_names import named
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A piece of the prompt. quotes: whether it quotes control strings; its marks are removed."""
+    """A piece of the prompt.
+
+    text: the piece without marks.
+    quotes: whether the piece quotes control strings.
+    begins: whether a quoting piece is at the beginning of the prompt.
+    """
 
     text: str
     quotes: bool
@@ -31,10 +36,10 @@ class _Stretch:
 
 
 class QuotedText:
-    """The two tokenizers of one model; the second is built when it is first needed.
+    """The two tokenizers of a model. The second is built when it is first needed.
 
-    backend: the underlying `tokenizers.Tokenizer`, or None if the tokenizer has none.
-    encode: the first tokenizer.
+    backend: the underlying `tokenizers.Tokenizer`; None if the tokenizer has none.
+    encode: tokenises a text with the first tokenizer.
     """
 
     def __init__(
@@ -50,42 +55,44 @@ class QuotedText:
         self._hidden, self._boundary = f"\ufdd0{secret}\ufdd0", f"\ufdd0{secret}\ufdd1"
 
     def tokenize(self, text: str, mark: str) -> list[int]:
-        """Return the tokens of a text that was rendered with marks. Raises InvalidRequest."""
+        """Return the tokens of a prompt that was rendered with marks. Raises InvalidRequest."""
         tokens: list[int] = []
         for stretch in self._stretches(text, mark):
             tokens += self._literally(stretch) if stretch.quotes else self._encode(stretch.text)
         return tokens
 
     def literal(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows a control token and contains none."""
+        """Return the tokens of a text after a control token, and read no control tokens in the
+        text.
+        """
         return self._literally(_Stretch(text, quotes=True)) if text else []
 
     def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
-        plain = start = 0
+        unquoted = start = 0
         strip_next = False
         for found in [*self._control.written(mark).finditer(text), None]:
             end = len(text) if found is None else found.start()
             token = None if found is None else self._control.tokens[found[0]]
             between = text[start:end]
             if mark in between:
-                if plain < start:
-                    yield _Stretch(text[plain:start], quotes=False)
+                if unquoted < start:
+                    yield _Stretch(text[unquoted:start], quotes=False)
                 # Control tokens may absorb adjacent spaces.
                 between = between.lstrip() if strip_next else between
                 between = between.rstrip() if token is not None and token.lstrip else between
                 yield _Stretch(between.replace(mark, ""), quotes=True, begins=start == 0)
-                plain = end
+                unquoted = end
             strip_next = token is not None and token.rstrip
             start = end if found is None else found.end()
-        if plain < len(text):
-            yield _Stretch(text[plain:], quotes=False)
+        if unquoted < len(text):
+            yield _Stretch(text[unquoted:], quotes=False)
 
     def _literally(self, stretch: _Stretch) -> list[int]:
         tokenizer = self._literal_tokenizer()
-        # A tokenizer may treat the beginning of a text differently, so unless the piece is the
-        # beginning of the prompt, it is tokenised after another token.
+        # A tokenizer may treat the beginning of a text differently, so a piece that does not begin
+        # the prompt is tokenised after another token.
         before = "" if stretch.begins else self._boundary
-        # Unlike `encode`, a batch is tokenised without the interpreter's lock.
+        # Unlike `encode`, `encode_batch` releases the interpreter's lock.
         with tokenizing():
             (encoding,) = tokenizer.encode_batch([before + stretch.text], add_special_tokens=False)
         tokens: list[int] = encoding.ids
@@ -109,7 +116,8 @@ class QuotedText:
 
 
 def _without(tokenizer: str, control: set[str], hidden: str) -> str:
-    """The tokenizer's JSON with the control strings renamed to strings that no text contains.
+    """Return the tokenizer's JSON with the control strings renamed to strings that no text
+    contains.
 
     All ids stay the same. The strings may also be in the tokenizer model's own vocabulary, so they
     are renamed there too.

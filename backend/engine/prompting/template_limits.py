@@ -1,9 +1,9 @@
 """Limits the time and memory of chat templates, which come with a checkpoint and may be hostile.
 
-Jinja's sandbox protects our objects, but does not prevent endless loops or gigabytes of output.
-`limit_templates` makes `transformers` compile templates in an environment that does: loops and
-calls check the time, what is assigned or returned counts towards a total, and operations that could
-create a large value at once are checked before they run.
+Jinja's sandbox protects this program's objects, but prevents neither endless loops nor gigabytes of
+output. `limit_templates` makes `transformers` compile templates in an environment that does: loops
+and calls check the time, values that are assigned or returned count towards a total, and operations
+that could create a large value are checked before they run.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-SECONDS = 5.0  # of the thread's own processor time
+SECONDS = 5.0  # of the thread's processor time
 _LONGEST = 1 << 25  # characters of one value; each item of a list counts as _ITEM
 _ITEM = 32
-_TOGETHER = 1 << 29  # characters of all values that count
-_UNCOUNTED = 1 << 12  # characters of a text that does not count
-_REPEATED = 1 << 18  # characters that one multiplication may make
+_TOGETHER = 1 << 29  # characters of all counted values
+_UNCOUNTED = 1 << 12  # characters; values up to this length are not counted
+_REPEATED = 1 << 18  # characters of the result of a multiplication
 _CONSTANT = 1 << 24  # characters of all values that are computed while a template is compiled
 _MOST_BITS = 1 << 12
 _MOST_ITEMS = 1 << 17
-_MOST_SOURCE = 1 << 20  # characters of the template itself
-_DEEPEST = 100  # generators that read from one another in a chain: CPython crashes on long ones
-_AT_ONCE = 64  # iterations between two looks at the clock, and additions between two checks
-# A format string with such a width, or one among its arguments, could write gigabytes.
+_MOST_SOURCE = 1 << 20  # characters of the template's source
+_DEEPEST = 100  # generators in a chain; CPython crashes on long chains
+_AT_ONCE = 64  # iterations between two checks of the time, and additions between two checks
+# A format string with such a width, or with a width among its arguments, could write gigabytes.
 _WIDTH = re.compile(r"\d{5}|(?:^|[^%])(?:%%)*%[-+ #.\d]*\*")
 _GROWS = "it makes values that are too large"
 _UNITS = {str: 1, Markup: 1, Undefined: 0} | dict.fromkeys((list, tuple, dict, range), _ITEM)
@@ -45,9 +45,9 @@ _GROWING = frozenset(
     "batch center expandtabs format format_map indent join ljust replace rjust slice split rsplit"
     " splitlines tojson wordwrap zfill".split()
 )
-# Filters that do other work for each item, and return before they do it.
+# Filters that return before they process their items.
 _LAZY = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
-# Methods from one character to many, and to values that are not text.
+# Methods that make many characters of one, or values that are not strings.
 _UNSAFE = frozenset(("encode", "from_bytes", "to_bytes", "translate"))
 _CHECKED = _GROWING | _UNSAFE
 
@@ -57,6 +57,12 @@ class CostlyTemplate(TemplateError):
 
 
 class _Budget:
+    """What a template may still use.
+
+    left: characters of counted values.
+    soonest, until: the limits of the clock and of the thread's processor time.
+    """
+
     def __init__(self, most: int) -> None:
         self.left = most
         self.soonest, self.until = monotonic() + SECONDS, thread_time() + SECONDS
@@ -72,14 +78,14 @@ class _Template(Template):
 
 
 class _Namespace(Namespace):
-    """A namespace whose text does not grow: its values may change after they are counted."""
+    """A namespace of constant length as a string, because its values change after being counted."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 class _Guards(NodeTransformer):
-    """Adds filters where values grow and where time passes; the sandbox sees only calls."""
+    """Adds filters to a template where values grow or time passes outside of calls."""
 
     additions = 0
 
@@ -96,21 +102,23 @@ class _Guards(NodeTransformer):
                 self.additions += 1
                 return node if self.additions % _AT_ONCE else _filter(node, "_counted")
             case nodes.List() | nodes.Tuple() | nodes.Dict() if getattr(node, "ctx", "") != "store":
-                # A list of variables may contain another list many times over.
+                # A list of variables may contain another list many times.
                 weighs = any(node.find_all((nodes.Name, nodes.Getattr))) or len(node.items) > _ITEM
                 return _filter(node, "_weighed") if weighs else node
         return node
 
 
 def _filter(node: Any, name: str) -> Any:
-    """Return the node with a filter, which Jinja does not compute when it compiles the template."""
+    """Add a filter to a node that is not a constant. The filter runs only when the template
+    does.
+    """
     if isinstance(node, nodes.Const):
         return node
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with bounds on time and sizes."""
+    """Jinja's sandbox with limits on time and sizes."""
 
     template_class = _Template
     intercepted_binops = frozenset({"*", "**", "%"})
@@ -129,8 +137,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         try:
             return super().from_string(*args, **kwargs)
         except (RecursionError, SyntaxError, MemoryError):
-            # Jinja recurses into the template's nesting, and Python limits that of the compiled
-            # code: its parser reports a full stack as a MemoryError.
+            # Jinja recurses into the template's nesting, and Python limits the nesting of the
+            # compiled code: its parser reports a full stack as a MemoryError.
             raise CostlyTemplate("its blocks or brackets are nested too deeply") from None
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -145,7 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Return the output of a template, a macro or a block."""
+        """Join the output of a template, a macro or a block."""
         texts = parts if type(parts) is list else list(parts)
         if sum(map(len, texts)) > _LONGEST:
             raise CostlyTemplate(_GROWS)
@@ -188,32 +196,32 @@ def limit_templates() -> None:
 
 
 class _Filters(dict[str, Any]):
-    """Filters by name, each of them limited, also if it is added later."""
+    """A dictionary of filters that limits every filter it receives."""
 
     def __setitem__(self, name: str, work: Callable[..., Any]) -> None:
-        place = 1 if hasattr(work, "jinja_pass_arg") else 0
+        first = 1 if hasattr(work, "jinja_pass_arg") else 0
 
         @wraps(work)
         def limited(*args: Any, **kwargs: Any) -> Any:
             if name in _LAZY:
-                return work(*args[:place], _timed(args[place]), *args[place + 1 :], **kwargs)
+                return work(*args[:first], _timed(args[first]), *args[first + 1 :], **kwargs)
             if name in _GROWING:
-                _require_small(name, args[place], (*args[place + 1 :], *kwargs.values()))
+                _require_small(name, args[first], (*args[first + 1 :], *kwargs.values()))
             return _counted(work(*args, **kwargs))
 
         super().__setitem__(name, limited)
 
 
-def _require_small(name: str, owner: Any, given: tuple[Any, ...]) -> None:
+def _require_small(name: str, owner: Any, arguments: tuple[Any, ...]) -> None:
     """Raise CostlyTemplate for a call whose result may be far larger than its arguments."""
-    largest = max(map(_width, given), default=0)
+    largest = max(map(_width, arguments), default=0)
     text = isinstance(owner, str)
     if name == "join" and text:
-        largest, pieces = len(owner), _size(given[0]) // _ITEM or _MOST_ITEMS
+        largest, pieces = len(owner), _size(arguments[0]) // _ITEM or _MOST_ITEMS
     elif name == "join":
-        pieces = _size(owner) // _ITEM or _MOST_ITEMS  # of what has no length
+        pieces = _size(owner) // _ITEM or _MOST_ITEMS  # for an owner without a length
     elif name == "replace" and text:
-        pieces = owner.count(given[0])
+        pieces = owner.count(arguments[0])
     elif "split" in name and text:
         largest, pieces = _ITEM, len(owner) if len(owner) * _ITEM > _LONGEST else 0
     else:
@@ -231,20 +239,20 @@ def _width(value: Any) -> int:
 
 def _check_time() -> None:
     budget = _budget.get()
-    # A thread's own time is never ahead of the clock, which is read up to 100 times as fast.
+    # A thread's processor time is never ahead of the clock, which takes 1/100 of the time to read.
     if monotonic() > budget.soonest and thread_time() > budget.until:
         raise CostlyTemplate(f"it takes more than {SECONDS:g} seconds")
 
 
 def _timed(items: Any) -> Any:
-    """The items of a loop or a lazy filter, with looks at the clock."""
+    """Return the items of a loop or a lazy filter, and check the time meanwhile."""
     _check_time()
     if not items or (type(items) in _UNITS and len(items) <= _AT_ONCE):
         return items
 
     def each(items: Any) -> Iterator[Any]:  # `_require_shallow` sees this local variable
-        for place, item in enumerate(items):
-            if place % _AT_ONCE == 0:
+        for index, item in enumerate(items):
+            if index % _AT_ONCE == 0:
                 _check_time()
             yield item
 
@@ -252,7 +260,7 @@ def _timed(items: Any) -> Any:
 
 
 def _counted(value: Any) -> Any:
-    """Count a value that is assigned or passed."""
+    """Count a value that is assigned, passed or returned, and return the value."""
     if isinstance(value, list | tuple | dict):
         _weighed(value)
     if (unit := _UNITS.get(type(value))) and (size := unit * len(value)) > _UNCOUNTED:
@@ -266,7 +274,7 @@ def _counted(value: Any) -> Any:
 
 
 def _require_shallow(items: Any) -> None:
-    """Raise CostlyTemplate if a generator reads from many others."""
+    """Raise CostlyTemplate if a generator reads from a long chain of generators."""
     for _ in range(_DEEPEST):
         sources = items.gi_frame.f_locals.values() if items.gi_frame else ()
         items = next((source for source in sources if isinstance(source, GeneratorType)), None)
@@ -276,7 +284,7 @@ def _require_shallow(items: Any) -> None:
 
 
 def _weighed(value: Any) -> Any:
-    """Count the text of a list; it may contain another list many times."""
+    """Check the size of a list with all that it contains, and return the list."""
     _check_time()
     waiting, size = [value], 0
     while waiting:
@@ -295,6 +303,6 @@ def _weighed(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Return the length in characters, of which each item counts as some; 0 if it has no length."""
+    """Return the length in characters, where each item counts as `_ITEM`; 0 without a length."""
     unit = _UNITS.get(type(value), 0)
     return unit and unit * len(value)

@@ -1,4 +1,4 @@
-"""Runs TokenizeString and Detokenize calls."""
+"""Runs calls of TokenizeString and Detokenize."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class TextCalls:
-    """Runs the calls on a thread of their own, so that cancelled ones do not delay prompts."""
+    """Runs the calls on a separate thread, so that cancelled calls do not delay prompts."""
 
     def __init__(self) -> None:
         self._thread = reserved_threads(1, "text")
@@ -25,9 +25,9 @@ class TextCalls:
         self._stopping = False
 
     async def run(self, work: Callable[[Given], Answer], given: Given) -> Answer:
-        """Run `work(given)`.
+        """Return `work(given)`.
 
-        Raises what it raises, Overloaded if too many are waiting, and ShuttingDown.
+        Raises what `work` raises, Overloaded if too many calls are waiting, and ShuttingDown.
         """
         if self._running >= _MOST:
             raise Overloaded(
@@ -49,7 +49,7 @@ class TextCalls:
             self._awaited.discard(answer)
 
     def stop(self) -> None:
-        """Refuse the calls. Running work ends by itself."""
+        """Refuse waiting and later calls. Running work is not interrupted."""
         self._stopping = True
         for answer in self._awaited:
             answer.cancel()

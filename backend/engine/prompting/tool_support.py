@@ -1,7 +1,7 @@
-"""Tests whether a chat template renders tools and calls, and what the format makes of them.
+"""Tests whether a chat template renders tools and calls, and whether the format reads the calls.
 
-With a template that ignores tools, the model would never see them, and the user would get no error.
-So, unless the model is known to use another format, the tools are described in the prompt as text
+If a template ignores tools, the model never receives them, and the user gets no error. So, unless
+the model is known to use another format, tools are then described as text in the prompt
 (`common/tool_text`), and calls are parsed in the Hermes format.
 """
 
@@ -56,7 +56,7 @@ class Render(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
-    """Whether the template renders offered tools, calls with results, and system messages."""
+    """Whether a template renders offered tools, calls with results, and system messages."""
 
     tools: bool
     calls: bool
@@ -64,7 +64,7 @@ class ToolSupport:
 
 
 def learn(render: Render) -> ToolSupport | None:
-    """Test the template; None if it cannot render any conversation."""
+    """Test a template; return None if it cannot render any conversation."""
     if not render((_QUESTION,)):
         return None
     called = render(_CALL_AND_RESULT)
@@ -80,10 +80,12 @@ def learn(render: Render) -> ToolSupport | None:
 def call_format(
     chat_format: ChatFormat, tool_parser: str, prompts: PromptBuilder
 ) -> ChatFormat | None:
-    """The format of answers to requests with tools; None if it is the same as for all others.
+    """Return the format of answers to requests with tools; None if it is the same as for all
+    others.
 
     If the template does not render tools, this also makes `prompts` describe them as text. If it
     writes calls that the format does not read, their format is derived.
+
     tool_parser: the user's option; a format that the user chose is never replaced.
     """
     support = learn(prompts.sample)
@@ -110,8 +112,8 @@ def _format_of_calls(
 ) -> ChatFormat | None:
     """Return the format in which the template writes calls; None if it is `chat_format`.
 
-    It may be another known format, or one that is derived from what the template renders. Calls
-    that no format reads are logged.
+    The format may be another known format, or derived from what the template renders. Calls that no
+    format reads are logged.
     """
 
     def render(made: Sequence[Made] | str) -> str:
@@ -151,7 +153,10 @@ def _format_of_calls(
             found = chat_format.with_calls_of(other)
             several = not calls.text(TWO) or _reads(found.strict, calls, TWO)
             if several and _reads(found.strict, calls, ONE):
-                _log.info("the chat template writes calls in a format of its own: %r", text)
+                _log.info(
+                    "calls are read in a format that was derived from the chat template: %r",
+                    text,
+                )
                 return found
     if reads:
         return None

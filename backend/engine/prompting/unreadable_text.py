@@ -1,4 +1,4 @@
-"""The error of a tokenizer that fails for a text."""
+"""Turns the errors of a tokenizer into errors of the request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from backend.engine.errors import InvalidRequest
 from common.field_names import unmarked
 
-_PANIC = "PanicException"  # of Rust, in no module that can be imported
+_PANIC = "PanicException"  # PyO3's class, which cannot be imported
 
 
 class UnreadableText(InvalidRequest):
@@ -17,10 +17,10 @@ class UnreadableText(InvalidRequest):
 
 @contextmanager
 def tokenizing() -> Iterator[None]:
-    """Raise UnreadableText for an error of `tokenizers`.
+    """Raise UnreadableText for an error of the library `tokenizers` in the context.
 
-    Its errors have the type Exception itself. A regular expression that backtracks without end is
-    a panic instead, which is not even an Exception.
+    Its errors have exactly the type Exception. A regular expression that backtracks without end
+    causes a panic of Rust, whose class is derived from BaseException.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""One model divided among ranks: processes, on one machine or several, that each hold a part."""
+"""Divides a model among ranks: processes, on one machine or several, that each have a part."""

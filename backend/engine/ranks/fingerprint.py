@@ -1,7 +1,6 @@
-"""What must be the same on every rank: the checkpoint, and the type of the weights.
+"""Compares what must be the same on every rank: the checkpoint, and the type of the weights.
 
-Ranks that differ in one of them would not fail. They would answer wrongly, or wait for each other
-for ever.
+Ranks that differ in these would not fail, but answer wrongly, or wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a fi
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
-    """Return what this rank reports for the comparison.
+    """Return this rank's report for the comparison.
 
     dtype: the type to which this rank casts the weights.
     """
@@ -34,10 +33,10 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
 
 
 def require_alike(name: str, place: Place, reports: Sequence[Value]) -> None:
-    """Compare the ranks' reports with rank 0's.
+    """Compare the reports of all ranks with the report of rank 0.
 
     name: the model's name, for errors.
-    reports: what `fingerprint` returned on each rank, by rank.
+    reports: the result of `fingerprint` on each rank, by rank.
 
     Raises ModelRejected for the first report that differs.
     """
@@ -66,8 +65,8 @@ def _type(report: Value) -> str:
 def _digest(path: Path) -> str:
     """Hash the size, the beginning, the middle and the end of a file.
 
-    Unlike a hash of the whole file, this takes no time even for large weights. The beginning has
-    the names, types and offsets of all tensors.
+    Unlike a hash of the whole file, this takes hardly any time even for large weights. The
+    beginning of a file has the names, types and offsets of all tensors.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

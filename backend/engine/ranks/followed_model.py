@@ -1,4 +1,4 @@
-"""A rank's part of a model, and the executor that carries out the plans of rank 0 on it."""
+"""Loads a rank's part of a model, and carries out the plans of rank 0 with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
 
 
 class FollowedModel:
-    """Repeats what rank 0 does, in the same order. Raises EngineFailed if that fails."""
+    """A rank's part of a model, which repeats what rank 0 does in the same order."""
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
@@ -40,6 +40,7 @@ class FollowedModel:
         self._steps = 0
 
     def obey(self, message: Signal | Add | Step | Plain) -> None:
+        """Carry out a message of rank 0. Raises EngineFailed."""
         match message:
             case Step():
                 self._step(message)
@@ -86,7 +87,10 @@ class FollowedModel:
 def load_followed(
     request: LoadRequest, number: int, member: Member, cancelled: threading.Event
 ) -> Stages[FollowedModel]:
-    """Load this rank's part; all stages on one thread. cancelled: ends a download.
+    """Load this rank's part of a model. All stages run on one thread.
+
+    number: the number of the load.
+    cancelled: ends a download when set.
 
     Raises the load's error, even if the load failed on another rank.
     """

@@ -1,8 +1,8 @@
-"""A rank other than 0: it loads its part of a model and carries out the plans that it receives.
+"""Runs a rank other than 0, which loads its part of a model and carries out the plans of rank 0.
 
-It decides nothing and knows no requests. The main thread is the engine thread; another thread reads
-the connection, because a collective of MLX may block the main thread for ever. If the connection
-ends, the process ends, because MLX can form only one group per process.
+Such a rank decides nothing and knows no requests. Its main thread is the engine thread; another
+thread reads the connection, because a collective of MLX may block the main thread for ever. If the
+connection ends, the process ends, because MLX can form only one group per process.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ STOPPED, FAILED = 0, 1
 
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Serve rank 0 until it ends. end: ends the process even if threads are blocked."""
-    # MLX is imported now, because `Join` must be obeyed immediately.
+    """Serve rank 0 until it ends.
+
+    end: ends the process even if threads are blocked.
+    """
+    # MLX is imported now, because JOIN must be carried out immediately.
     import backend.engine.ranks.group  # noqa: F401
 
     link = _connected(place, token)
@@ -90,8 +93,8 @@ class _Follower:
         self._link = link
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._model: FollowedModel | None = None
-        self._number = 0  # of the latest load
-        # The loads that still run here, by number; an event is set when rank 0 ends its load.
+        self._number = 0  # the number of the latest load
+        # Loads that still run on this rank, by number. An event is set when rank 0 ends its load.
         self._loads: dict[int, threading.Event] = {}
 
     def run(self) -> None:
@@ -99,10 +102,12 @@ class _Follower:
             self._obey(self._inbox.get())
 
     def receive(self, message: Message, end: Callable[[], None]) -> None:
-        """Handle a message, on the thread that reads them. end: ends the process.
+        """Handle a message on the thread that reads messages.
 
-        A load that rank 0 has ended stops at its next stage, unless it is waiting in a collective
-        for results that rank 0 will not compute; then the process ends.
+        A load that rank 0 has ended stops at its next stage. If the load is waiting in a collective
+        for results that rank 0 will not compute, the process ends.
+
+        end: ends the process.
         """
         match message:
             case wire.Form(timeout):
@@ -137,7 +142,7 @@ class _Follower:
                 if number == self._number:
                     self._drop()
             case wire.Agreed():
-                pass  # of a load that has already ended here
+                pass  # for a load that has already ended on this rank
             case Signal.OPEN | wire.Add() | wire.Step() | Signal.CLEAR | wire.Plain():
                 assert self._model is not None, "rank 0 uses only what is loaded"
                 self._model.obey(message)

@@ -1,4 +1,4 @@
-"""This process's membership in MLX's group of ranks. Called on the engine thread only."""
+"""Joins and uses MLX's group of ranks. All functions run on the engine thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import mlx.core as mx
 from backend.engine.errors import EngineFailed
 from backend.engine.ranks.place import Place
 
-_SOONER = 2.0  # seconds before the time-out: a host waits as long for an answer to Health
+_SOONER = 2.0  # seconds before the time-out, which is also how long hosts wait for Health
 
 
 def join_group(place: Place) -> None:
-    """Join MLX's group of ranks; all ranks must call this at the same time.
+    """Join MLX's group of ranks. All ranks must do so at the same time. Raises EngineFailed.
 
-    MLX can form one group per process, and holds the interpreter's lock until it is complete. So if
-    that takes too long, a signal of the system ends the process. Raises EngineFailed.
+    MLX can form only one group per process, and keeps the interpreter's lock until the group is
+    complete. So if that takes too long, a signal of the system ends the process.
     """
     signal.setitimer(signal.ITIMER_REAL, max(place.timeout - _SOONER, 1.0))
     try:
@@ -37,7 +37,7 @@ def join_group(place: Place) -> None:
 def group() -> mx.distributed.Group:
     """Return the group that this process has joined.
 
-    The same object at every call: MLX caches functions by group, and keeps those of the latest 128.
+    Every call returns the same object, because MLX caches functions for only 128 group objects.
     """
     return mx.distributed.init()
 
@@ -45,8 +45,9 @@ def group() -> mx.distributed.Group:
 def broadcast(tokens: mx.array) -> mx.array:
     """Broadcast the tokens that rank 0 sampled, as part of the graph.
 
-    tokens: integers of the same shape on every rank. The values of other ranks do not affect the
-    result; rank 0 only waits until they have been computed.
+    Rank 0 also waits until the other ranks have computed their tokens, but does not use them.
+
+    tokens: integers of the same shape on every rank.
     """
     ranks = group()
     return mx.distributed.all_sum(tokens if ranks.rank() == 0 else tokens * 0, group=ranks)

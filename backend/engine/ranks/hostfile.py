@@ -1,4 +1,4 @@
-"""Reads a hostfile, which has a ring address for each rank, and finds one rank's place in it."""
+"""Reads a hostfile, which has a ring address for each rank, and returns a rank's `Place`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from backend.engine.ranks.place import TOKEN, Place, Transport
 
 _DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
 _MOST_BYTES = 1 << 20
-_CONTROL_OFFSET = 1000  # distance from rank 0's port in the ring to its port for the other ranks
+_CONTROL_OFFSET = 1000  # rank 0's port for the other ranks is so much above its port in the ring
 
 
 class Misuse(Exception):
-    """The command line, the environment or the hostfile is wrong; `str()` is for the user."""
+    """The command line, environment or hostfile is wrong. The error's text is for the user."""
 
 
 def hosts_of(path: str) -> list[tuple[str, int]]:
-    """The first address of each rank in a hostfile, in either form that mlx reads. Raises Misuse.
+    """Return the first address of each rank in a hostfile. Raises Misuse.
 
-    The forms: `["10.0.0.1:5000", …]`, and a list of addresses for each rank.
+    A hostfile has one of mlx's forms: `["10.0.0.1:5000", …]`, or a list of addresses for each rank.
     """
     try:
         entries: Any = json.loads(_content(path))
@@ -43,9 +43,9 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
 
 
 def _content(path: str) -> bytes:
-    """Return the content of a regular file; a pipe would block, and a device has no end.
+    """Return the content of a regular file. Raises OSError, Misuse.
 
-    Raises OSError, Misuse.
+    Other files are refused, because a pipe would block, and a device has no end.
     """
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -62,7 +62,10 @@ def _content(path: str) -> bytes:
 def place_in(
     hostfile: str, rank: int, transport: str, control: str, environ: Mapping[str, str]
 ) -> Place:
-    """Return the place of a rank. control: HOST:PORT; "" for the default. Raises Misuse."""
+    """Return the place of a rank. Raises Misuse.
+
+    control: HOST:PORT where rank 0 listens for the other ranks; "" for the default.
+    """
     hosts = hosts_of(hostfile)
     if rank >= len(hosts):
         raise Misuse(f"--rank is {rank}, but the hostfile has ranks 0 to {len(hosts) - 1}")
@@ -103,9 +106,10 @@ def place_in(
 
 
 def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which mx.distributed finds the other ranks, unless they are set already.
+    """Return the environment variables by which mx.distributed finds the other ranks.
 
-    As in MLX's `mlx/_distributed_utils/launch.py`; mpirun sets those of `mpi`.
+    They are the same as in MLX's `mlx/_distributed_utils/launch.py`. Variables that are already set
+    do not change. mpirun sets the variables of `mpi`.
     """
     host, port = hosts_of(hostfile)[0]
     defaults: dict[Transport, dict[str, str]] = {
@@ -125,7 +129,7 @@ def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -
 def _require_ring(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) -> None:
     """Raise Misuse for addresses at which the sockets of a ring cannot listen.
 
-    MLX uses IPv4 only, and each socket needs an address of its own.
+    MLX uses IPv4 only, and each socket needs a different address.
     """
     for rank, (host, port) in enumerate(hosts):
         if ":" in host:
@@ -143,7 +147,7 @@ def _require_ring(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) ->
 
 
 def _address_in(text: str) -> tuple[str, int] | None:
-    """`HOST:PORT`; None if it is anything else."""
+    """Split `HOST:PORT`; return None for any other text."""
     host, _, port = text.rpartition(":")
     try:
         host.encode("idna")  # as the resolver does

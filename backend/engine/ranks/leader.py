@@ -1,7 +1,7 @@
-"""Rank 0's connections with the other ranks: which of them are connected, and all messages.
+"""Rank 0's connections with the other ranks, and the messages on them.
 
-Plain Python without MLX. A rank that is lost after the group was formed cannot be replaced, because
-MLX can form only one group per process: `failed` is called, and the process ends.
+This module does not use MLX. A rank that is lost after the group was formed cannot be replaced,
+because MLX can form only one group per process: `failed` is called, and the process ends.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0  # seconds between two log lines about missing ranks
 _CHECK_SECONDS = 0.2  # seconds between two checks whether a wait was cancelled
-# seconds to wait for the cause: MLX may notice the loss of a rank before its connection does
+# Seconds to wait for the cause of an error: MLX may notice a lost rank before its connection does.
 _NAME_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. versions: of its software. reports: of loads, except refusals, in order.
+    """Another rank.
 
+    versions: of its software.
+    reports: of loads, except refusals, in order.
     ready: whether it waits for the order to join the group.
     """
 
@@ -76,11 +78,12 @@ class _Follower:
 
 
 class Leader:
-    """Rank 0's view of the other ranks.
+    """The other ranks, as rank 0 knows them.
 
-    broken: describes the rank that was lost after the group was formed; '' if none was. shards:
-    what each rank has of the loaded model. steps, step_seconds, step_bytes: the number of plans
-    sent, the time that sending took, and their bytes.
+    broken: describes the rank that was lost after the group was formed; '' if no rank was lost.
+    shards: each rank's part of the loaded model, by rank.
+    steps, step_seconds, step_bytes: the number of sent plans, the time that sending took, and the
+        size of the plans.
     """
 
     def __init__(self, place: Place, token: str) -> None:
@@ -116,7 +119,7 @@ class Leader:
         accepting(self._listener, self._take)
 
     def close(self) -> None:
-        """Tell the ranks to exit."""
+        """Send all ranks the order to exit, and close their connections."""
         self._closing = True
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -128,7 +131,7 @@ class Leader:
             follower.link.close()
 
     def report(self) -> tuple[str, ...]:
-        """Return a line per rank for the log: its part of the loaded model, or that it was lost."""
+        """Return lines for the log: each rank's part of the model, and which rank was lost."""
         lines = [
             f"{self.place.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
@@ -141,9 +144,9 @@ class Leader:
     # Loads.
 
     def require_named(self, hostfile: str, transport: str) -> None:
-        """Raise InvalidRequest if a load names other ranks, or another transport, than these.
+        """Raise InvalidRequest if a load names other ranks or another transport.
 
-        MLX can form only one group per process. "" names nothing, and is accepted.
+        MLX can form only one group per process. "" is accepted, because it names nothing.
         """
         place = self.place
         if transport and transport != place.transport:
@@ -163,8 +166,10 @@ class Leader:
     def form(self, timeout: float, cancelled: threading.Event) -> Stages[None]:
         """Form the group of ranks; ends on `engine`.
 
-        timeout: seconds of silence after which a rank counts as lost. Raises ShuttingDown if a rank
-        does not join in time, RankLost if one is lost, and ModelRejected if one has other software.
+        timeout: seconds of silence after which a rank counts as lost.
+
+        Raises ShuttingDown if a rank does not join in time, RankLost if a rank is lost, and
+        ModelRejected if a rank has other software.
         """
         yield "files"
         while not self._forming:
@@ -187,10 +192,10 @@ class Leader:
             self._join(timeout)
 
     def _get_ready(self, timeout: float, cancelled: threading.Event) -> None:
-        """Wait until every rank has nothing to do but to join the group.
+        """Wait until every rank is ready to join the group.
 
-        During the group's formation rank 0 cannot answer any call, so a rank that is stopped or cut
-        off has to be noticed before.
+        While the group is formed, rank 0 cannot answer any call, so a rank that is stopped or cut
+        off must be noticed before.
         """
         followers = dict(self._followers)
         for follower in followers.values():
@@ -202,14 +207,13 @@ class Leader:
             self._require_whole()
             return self._names(rank for rank, follower in followers.items() if not follower.ready)
 
-        # When this time is up, the link also reports a silent rank and names the reason: give it
-        # a moment longer to do so.
+        # After `timeout`, the link reports a silent rank with the reason, so wait a moment longer.
         self._wait_while(missing, cancelled, timeout + _NAME_SECONDS)
 
     def _join(self, timeout: float) -> None:
         """Join the group, together with all other ranks.
 
-        They send no heartbeats meanwhile, so they may be silent for longer.
+        Ranks send no heartbeats meanwhile, so they may be silent for longer.
         """
         from backend.engine.ranks.group import join_group
 
@@ -227,7 +231,11 @@ class Leader:
     def begin(
         self, request: LoadRequest, number: int, timeout: float, cancelled: threading.Event
     ) -> Member:
-        """Tell all ranks to load their parts of a model."""
+        """Send all ranks the order to load their parts of a model.
+
+        number: the number of the load.
+        timeout: seconds of silence after which a rank counts as lost.
+        """
         fields = {
             field.name: getattr(request, field.name)
             for field in dataclasses.fields(request)
@@ -247,7 +255,7 @@ class Leader:
         return Member(self.place, agree)
 
     def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
-        """The stages of a load, ended between two of them if another rank has refused it."""
+        """Run the stages of a load, and end the load between stages if another rank refuses it."""
         with contextlib.closing(stages):
             try:
                 place = next(stages)
@@ -260,21 +268,22 @@ class Leader:
                 return whole
 
     def drop(self) -> None:
-        """Tell the ranks to drop the model. Raises RankLost."""
+        """Send all ranks the order to drop the model. Raises RankLost."""
         self.shards = ()
         self.send(Signal.DROP)
 
     def abandon(self, number: int) -> None:
-        """End a load that failed or was cancelled."""
+        """End a failed or cancelled load on all ranks."""
         with self._changed:
             self._load, self._refusal = 0, ""
         with contextlib.suppress(EngineError):
             self.send(wire.Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
-        """Return the exception to raise for an error of a load: RankLost if a lost rank caused it.
+        """End a load after an error, and return the exception to raise.
 
-        MLX reports a lost rank too, but its message does not mention ranks.
+        It is RankLost if a lost rank has caused the error. MLX reports a lost rank too, but its
+        message does not mention ranks.
         """
         refused = self._refusal
         self.abandon(number)
@@ -296,7 +305,7 @@ class Leader:
             self._require_whole()
             if self._refusal:
                 raise ModelRejected(self._refusal)
-            while reports and reports[0].number != number:  # of a load that was abandoned
+            while reports and reports[0].number != number:  # for a load that was abandoned
                 reports.popleft()
             return "" if reports else self.place.name(rank)
 
@@ -306,7 +315,11 @@ class Leader:
     def _wait_while(
         self, missing: Callable[[], str], cancelled: threading.Event, limit: float
     ) -> None:
-        """Wait until no rank is missing. missing: returns their names. limit: in seconds."""
+        """Wait until no rank is missing.
+
+        missing: returns the names of missing ranks.
+        limit: seconds after which waiting fails.
+        """
         began = reported = time.monotonic()
         with self._changed:
             while names := missing():
@@ -354,7 +367,7 @@ class Leader:
             self.step_bytes += len(frame)
 
     def _wait_for_cause(self) -> None:
-        """Give the loss of a rank, which MLX may notice first, the time to be noticed here too."""
+        """Wait a moment for a connection to report a lost rank, which MLX may notice earlier."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
 
@@ -448,14 +461,14 @@ class Leader:
                     del self._followers[rank]
                 _log.warning("%s", sentence)
             self._changed.notify_all()
-        # Closed only now, because its reader would report a closed connection as the cause.
+        # The link is closed last, because its reader would report that as the cause.
         follower.link.close()
         if first:
             self._failed(sentence)
 
 
 def _versions_from(link: Link) -> Mapping[str, str]:
-    """What a rank says of its software, which it does before anything else. Raises LinkLost."""
+    """Return the versions of a rank's software, its first message. Raises LinkLost."""
     first = link.receive()
     if isinstance(first, wire.Software):
         return first.versions
@@ -463,9 +476,10 @@ def _versions_from(link: Link) -> Mapping[str, str]:
 
 
 def leader_of(hostfile: str, transport: str) -> Leader:
-    """Rank 0 of the ranks in a hostfile, in a process that was started alone.
+    """Return the leader for the ranks in a hostfile, in a process that was started alone.
 
-    MLX reads its place from the environment. For the main thread. Raises InvalidRequest.
+    Sets environment variables from which MLX reads its place. Runs on the main thread. Raises
+    InvalidRequest.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the group does not form
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
@@ -477,7 +491,7 @@ def leader_of(hostfile: str, transport: str) -> Leader:
 
 @contextlib.contextmanager
 def _refusing_misuse() -> Iterator[None]:
-    """Raise Misuse of a load's hostfile as InvalidRequest."""
+    """Turn Misuse in the context into InvalidRequest."""
     try:
         yield
     except Misuse as misuse:

@@ -1,4 +1,4 @@
-"""The executor of rank 0, which sends each action to the other ranks before carrying it out."""
+"""The executor of rank 0, which sends each action to the other ranks before acting."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from backend.engine.ranks.wire import Add, Signal, Step
 
 
 class LeadingExecutor(Executor):
-    """Carries out plans on rank 0. An MLX error raises EngineFailed and ends the group.
+    """An executor that carries out plans on all ranks.
 
-    The other ranks may be waiting for this one in a collective, which only new processes can
-    resolve.
+    An MLX error raises EngineFailed and ends the group, because the other ranks may be waiting for
+    rank 0 in a collective, which only new processes can resolve.
     """
 
     def __init__(self, model: EngineModel, leader: Leader) -> None:

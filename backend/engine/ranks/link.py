@@ -1,11 +1,11 @@
 """The connection between rank 0 and another rank: frames, the handshake, and heartbeats.
 
-Plans are not sent by MLX's collectives: a rank that waits in one receives nothing else, and a
-collective never times out. Instead there is a TCP connection, on which both sides send several
-heartbeats per time-out, whatever their MLX threads are doing.
+Plans are not sent by MLX's collectives, because a rank that waits in a collective receives nothing
+else, and a collective has no time-out. They are sent on a TCP connection, on which both sides send
+several heartbeats per time-out, whatever their MLX threads are doing.
 
-Both sides prove that they know the same token before any other message (HMAC-SHA-256 over both
-nonces). The messages after it are not encrypted.
+Before any other message, both sides prove that they know the same token (HMAC-SHA-256 over both
+nonces). Later messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from backend.engine.ranks.wire import VERSION, Message, Signal, WireError, decod
 _MAGIC = b"MLXRANKS"
 _NONCE = 32
 _MOST_BYTES = 256 << 20  # a prompt of a million tokens takes 8 MiB
-_BEATS = 5  # per time-out
+_BEATS = 5  # heartbeats per time-out
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HANDSHAKES = 64  # at the same time, because anyone who can reach the address may connect
-_PAUSE_SECONDS = 0.5  # after a connection that could not be accepted
+_PAUSE_SECONDS = 0.5  # pause after a connection that could not be accepted
 _CHECK_SECONDS = 0.25  # between two checks whether the other side has been silent for too long
 _HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
 _CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
@@ -37,10 +37,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class LinkLost(Exception):
-    """The other side has ended, is silent, or is not a rank.
-
-    `str()` is a clause that says which.
-    """
+    """The other side has ended, is silent, or is not a rank. The error's text is a clause."""
 
 
 class Link:
@@ -60,7 +57,7 @@ class Link:
 
     @property
     def timeout(self) -> float:
-        """Seconds of silence after which `receive` gives up, also a call that already waits."""
+        """Seconds of silence after which `receive` raises LinkLost, even in a call that waits."""
         return self._timeout
 
     @timeout.setter
@@ -114,8 +111,8 @@ class Link:
     def _wait(self) -> None:
         """Wait for bytes. Raises TimeoutError.
 
-        It adds up its own waits, because the clock also advances while this process is stopped or
-        MLX keeps its threads from running, and bytes may have arrived meanwhile.
+        The time-out counts only the time spent waiting. The clock also advances while this process
+        is stopped or MLX keeps its threads from running, and bytes may have arrived meanwhile.
         """
         silent = 0.0
         while not self._arrivals.poll(_CHECK_SECONDS * 1000):
@@ -146,7 +143,7 @@ def accept(
     timeout: float,
     taken: Callable[[int], bool] = lambda _: False,
 ) -> tuple[int, Link]:
-    """Rank 0's side of the handshake: the number of the rank, and the link. Raises LinkLost.
+    """Do rank 0's side of the handshake; return the other rank and the link. Raises LinkLost.
 
     taken: whether the rank with this number has already joined.
     """
@@ -173,7 +170,7 @@ def accept(
 
 
 def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout: float) -> Link:
-    """Another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
+    """Do another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
     connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
     wait = _deadline(connection)
     try:
@@ -198,9 +195,9 @@ def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A socket that listens on this address only; of a name, on the first that this machine has.
+    """Return a socket that listens on an address. Raises OSError.
 
-    Raises OSError.
+    If the address has a name, the socket listens on the name's first address of this machine.
     """
     fault = OSError("the name has no address")
     for family, _, _, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
@@ -214,9 +211,10 @@ def listen(address: tuple[str, int]) -> socket.socket:
 def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:
     """Accept connections on a thread until the listener is closed.
 
-    take: called with each connection and the host that it comes from, on a thread of its own;
-    returns when the handshake has ended. A connection above the limit of handshakes is closed at
-    once, and ranks connect again.
+    A connection above the limit of handshakes is closed immediately, and ranks connect again.
+
+    take: does the handshake of a connection; called on a separate thread, with the connection and
+        its host.
     """
     free = threading.BoundedSemaphore(_MOST_HANDSHAKES)
 
@@ -246,7 +244,7 @@ def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None
 
 
 def after(seconds: float, act: Callable[[], None]) -> None:
-    """Call `act` on a thread after a delay; the process may end before."""
+    """Call `act` on a thread after a delay, unless the process ends before."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
@@ -258,14 +256,17 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
 
 
 def _deadline(connection: socket.socket) -> Callable[[], None]:
-    """Limit a handshake's time. Call the returned function before each part is received."""
+    """Limit a handshake's time; return a function to call before each part is received."""
     until = time.monotonic() + _HANDSHAKE_SECONDS
     connection.settimeout(_HANDSHAKE_SECONDS)
     return lambda: connection.settimeout(max(until - time.monotonic(), 1e-3))
 
 
 def _exactly(connection: socket.socket, count: int, wait: Callable[[], None]) -> bytes:
-    """Receive exactly `count` bytes. wait: called before each part."""
+    """Receive exactly `count` bytes.
+
+    wait: called before each part.
+    """
     parts = bytearray()
     while len(parts) < count:
         wait()

@@ -1,4 +1,4 @@
-"""What code that runs on every rank during a load needs to know about the others."""
+"""How code that runs on every rank during a load exchanges values with the other ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Value = dict[str, Any]
 class Member:
     """This process as one of the ranks that load a model.
 
-    agree: sends a value (JSON) to all ranks, waits for theirs, and returns all values by rank. It
-    raises an EngineError if the load has failed on another rank. All ranks call it at the same
-    points of a load, with the same MLX collectives in between.
+    agree: sends a value (JSON) to all ranks, waits for their values, and returns all values by
+        rank. Raises an EngineError if the load has failed on another rank. All ranks call `agree`
+        at the same points of a load, with the same MLX collectives in between.
     """
 
     place: Place

@@ -1,6 +1,7 @@
-"""Which rank a process is, and how it finds the others.
+"""Describes which rank a process is, and how it finds the other ranks.
 
-`backend.supervising.command_line` writes this into the environment of the processes that it starts.
+`backend.supervising.command_line` writes a `Place` into the environment of each process that it
+starts.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 class Place:
     """The place of a process among `size` ranks.
 
-    control: host and port where rank 0 listens for the others.
+    control: host and port where rank 0 listens for the other ranks.
     hosts: the name of each rank's host, for messages.
     timeout: seconds of silence after which a rank counts as lost; a loaded model may set another
         value.
     join_timeout: seconds for which a load waits for ranks that have not joined.
-    ports: of the ranks in the hostfile; none without a hostfile of the user's.
+    ports: the ports of the ranks in the user's hostfile; empty without a hostfile.
     """
 
     rank: int
@@ -50,7 +51,7 @@ class Place:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
-        """Read what `write` wrote; None in a process that is not one of several ranks."""
+        """Read what `write` has written; return None in a process that is not a rank."""
         if not (text := environ.get(PLACE)):
             return None
         values = json.loads(text)

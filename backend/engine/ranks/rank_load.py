@@ -1,4 +1,4 @@
-"""Rank 0's side of loading a model that several ranks divide."""
+"""What rank 0 needs to load a model that is divided among ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankLoad:
     member: Member
 
     def division(self, shards: Sequence[Value]) -> str:
-        """Such as `2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
+        """Return such as `2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
         parts = [
             f"{self.member.place.name(rank)} has {shard['words']}"
             for rank, shard in enumerate(shards)
@@ -32,7 +32,10 @@ class RankLoad:
     def plain(
         self, run: Callable[[Sequence[int], Any, int], mx.array]
     ) -> Callable[[Sequence[int], Any, int], mx.array]:
-        """Return the model's own forward pass, run on all ranks."""
+        """Return the reference forward pass, run on all ranks.
+
+        run: the reference forward pass on this rank.
+        """
 
         def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
             import mlx.core as mx

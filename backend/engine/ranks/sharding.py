@@ -1,8 +1,8 @@
-"""How a model is divided among ranks, by methods that mlx-lm's models have.
+"""Divides a model among ranks, by methods of mlx-lm's models.
 
 Tensor: every rank has a part of each layer (`shard`), and the ranks add up their results twice per
 layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results to the next
-one once per pass; the last layers are on rank 0.
+rank once per pass; the last layers are on rank 0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,22 @@ _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor par
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that a rank has, for messages: `layers 0-11 of 24`."""
+    """A rank's part of a model.
+
+    words: for messages, such as `layers 0-11 of 24`.
+    """
 
     way: Way
     words: str
 
 
 def way_of(model: Any, name: str, requested: str, place: Place) -> Way:
-    """How to divide this model. requested: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
+    """Return how to divide a model.
+
+    requested: `tensor`, `pipeline` or `auto`.
+
+    Raises ModelRejected.
+    """
     ways: list[Way] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):
         ways.append("pipeline")
@@ -54,8 +62,8 @@ def way_of(model: Any, name: str, requested: str, place: Place) -> Way:
 def split_of(layers: int, memories: Sequence[int]) -> list[int]:
     """Return how many layers each rank gets: at least one, in proportion to its memory.
 
-    Amounts of memory that differ by less than a tenth count as equal, because each was measured at
-    one moment.
+    Amounts of memory that differ by less than a tenth count as equal, because each was measured
+    only once.
     """
     if max(memories) * _UNEVEN <= min(memories):
         memories = [1] * len(memories)
@@ -69,7 +77,7 @@ def split_of(layers: int, memories: Sequence[int]) -> list[int]:
 
 
 def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) -> Shard:
-    """Keep only this rank's layers of a model whose weights are still lazy. Raises ModelRejected.
+    """Remove the layers of other ranks from a model with lazy weights. Raises ModelRejected.
 
     memories: bytes that each rank may use.
     """
@@ -87,7 +95,7 @@ def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) ->
 
 
 def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -> Shard:
-    """Keep only this rank's part of each layer of a model whose weights are still lazy.
+    """Remove the parts of other ranks from each layer of a model with lazy weights.
 
     Raises ModelRejected.
     """

@@ -1,6 +1,6 @@
-"""The software that must be the same on every rank, compared before MLX forms the group.
+"""Compares the software of all ranks before MLX forms the group.
 
-Another version of MLX may wait for ever where this one does not, and another version of this
+Ranks with different versions of MLX may wait for each other for ever, and another version of this
 backend may not understand the request to load.
 """
 
@@ -15,14 +15,14 @@ from common.version import VERSION
 
 
 def versions() -> dict[str, str]:
-    """Return the versions in this process, by package."""
+    """Return the versions of packages in this process, by package."""
     return {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 
 def require_same(place: Place, others: Mapping[int, Mapping[str, str]]) -> None:
     """Raise ModelRejected for the first rank that has another version than this process.
 
-    others: by rank, what `versions` returns there.
+    others: the result of `versions` on other ranks, by rank.
     """
     own = versions()
     for rank, its in sorted(others.items()):

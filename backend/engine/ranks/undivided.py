@@ -1,4 +1,4 @@
-"""Refuses what is not supported with several ranks, before any rank reads weights."""
+"""Refuses loads that several ranks do not support, before any rank reads weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The messages between rank 0 and the others, and how they are serialised.
+"""Defines and serialises the messages between rank 0 and the other ranks.
 
-Each is its name, a space, and a JSON object of its fields; those with default values are left out.
+A message is its name, a space, and a JSON object of its fields. Fields with default values are left
+out.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ VERSION = 10
 
 
 class WireError(Exception):
-    """These bytes are not a message of this version."""
+    """Bytes are not a message of this version."""
 
 
 class Signal(Enum):
     """A message without fields."""
 
-    BEAT = "beat"  # from either side: a heartbeat, because the sender is alive
-    JOIN = "join"  # join the group of mx.distributed now, as every other rank does
-    READY = "ready"  # from another rank: it waits for JOIN, and does nothing else
+    BEAT = "beat"  # from either side: a heartbeat, which shows that the sender is alive
+    JOIN = "join"  # join the group of mx.distributed now, at the same time as every other rank
+    READY = "ready"  # from another rank: the rank waits for JOIN, and does nothing else
     OPEN = "open"  # create a new executor for the following plans
-    CLEAR = "clear"  # drop all sequences and entries
+    CLEAR = "clear"  # drop all sequences and cached prefixes
     DROP = "drop"  # drop the model
     STOP = "stop"  # exit, because rank 0 is shutting down
 
@@ -51,9 +52,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
-    """Load this rank's part of a model. request: the fields of the LoadRequest.
+    """Load this rank's part of a model.
 
-    number: of the load.
+    request: the fields of the LoadRequest.
+    number: the number of the load.
     timeout: seconds of silence after which a rank counts as lost from now on.
     """
 
@@ -98,26 +100,29 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Run the model's own forward pass over the tokens, with an empty cache."""
+    """Run the reference forward pass over tokens, with an empty cache."""
 
     tokens: tuple[int, ...]
 
 
-# From the others.
+# From the other ranks.
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """The first message of a rank. versions: of the packages that must be the same everywhere."""
+    """The first message of a rank.
+
+    versions: the versions of packages that must be the same on all ranks.
+    """
 
     versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """A report at a point of a load at which all ranks wait for each other.
+    """A rank's report, at a point of a load where all ranks wait for each other.
 
-    refusal: why the load failed on this rank; "" if it did not.
+    refusal: why the load has failed on this rank; "" if it has not failed.
     """
 
     number: int
@@ -127,7 +132,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The rank has failed, and exits."""
+    """The rank has failed and exits."""
 
     why: str
 
@@ -140,7 +145,7 @@ _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Mes
 
 
 def name_of(message: Message) -> str:
-    """Return what a message is, for an error about it."""
+    """Return the name of a message, for errors."""
     return message.name if isinstance(message, Signal) else type(message).__name__
 
 

@@ -1,8 +1,8 @@
-"""config.json as mlx-vlm reads it.
+"""Translates config.json to the form that mlx-vlm reads.
 
-transformers 5 writes the values of RoPE into `rope_parameters`, those of the text part into
-`text_config`, and gives towers types and fields of their own. For many families mlx-vlm
-looks for them in the earlier places only, or refuses a tower of an unknown type.
+transformers 5 writes the values of RoPE into `rope_parameters` and those of the text part into
+`text_config`, and uses other types and fields for encoders ("towers"). For many families, mlx-vlm
+reads only the earlier fields, or refuses an encoder of an unknown type.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.vision.patches import opencv_replaced, replaced
 
-# Families that read the text part on the top level.
+# Families that read the fields of the text part at the top level.
 _AT_TOP = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_moe_vl")
-# Families that know `rope_parameters` but not all of its values.
+# Families that read `rope_parameters`, but not all values in it.
 _READ_IN_PART = ("ernie4_5_moe_vl", "glm4v_moe", "paddleocr_vl")
-# Names of fields of a tower → those that transformers 5 writes, by family.
+# By family: names of an encoder's fields → the names that transformers 5 writes.
 _TOWERS = {
     "step3p7": {
         "width": "hidden_size",
@@ -34,30 +34,33 @@ _TOWERS = {
         "image_num_pos": "num_position_embeddings",
     },
 }
-# Parts that are not text, by the name of their class.
+# Parts other than text → the names of their classes.
 _OTHER_PARTS = {"vision_config": "VisionConfig", "audio_config": "AudioConfig"}
 
 
 def read_in_earlier_form() -> AbstractContextManager[None]:
     """Let mlx-vlm read config.json with the earlier fields added.
 
-    Its `load_model` accepts no configuration, so `load_config` is replaced.
+    mlx-vlm's `load_model` accepts no configuration, so `load_config` is replaced.
     """
     from mlx_vlm import utils
 
-    own: Any = utils.load_config
+    original: Any = utils.load_config
 
-    def load_config(*given: Any, **named: Any) -> dict[str, Any]:
-        return in_earlier_form(own(*given, **named))
+    def load_config(*arguments: Any, **named: Any) -> dict[str, Any]:
+        return in_earlier_form(original(*arguments, **named))
 
     return replaced(utils, "load_config", load_config)
 
 
 def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the earlier fields added. Raises ValueError if that is impossible."""
+    """Return the configuration with the earlier fields added.
+
+    Raises ValueError if the earlier fields cannot express a value.
+    """
     from mlx_vlm.utils import get_model_and_args
 
-    with opencv_replaced():  # where the family's module is first imported
+    with opencv_replaced():  # the call imports the family's module
         module, family = get_model_and_args({"model_type": config["model_type"]})
     found = deepcopy(config)
     text = _fields_of(module, "TextConfig") or _fields_of(module, "ModelConfig")
@@ -76,10 +79,10 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_tower(tower: dict[str, Any], family: str, known: dict[str, Field[Any]]) -> None:
-    """Give a tower the type and the names of fields that mlx-vlm knows."""
-    own = _default(known["model_type"]) if "model_type" in known else MISSING
-    if tower.get("model_type") == f"{family}_vision" and isinstance(own, str):
-        tower["model_type"] = own
+    """Give an encoder the type and the names of fields that mlx-vlm reads."""
+    usual = _default(known["model_type"]) if "model_type" in known else MISSING
+    if tower.get("model_type") == f"{family}_vision" and isinstance(usual, str):
+        tower["model_type"] = usual
     for earlier, name in _TOWERS.get(family, {}).items():
         if name in tower:
             tower.setdefault(earlier, tower[name])
@@ -91,7 +94,7 @@ def _complete(part: dict[str, Any], known: dict[str, Field[Any]], module: Module
             other = _OTHER_PARTS.get(name)
             fields_ = _fields_of(module, other) if other else known
             _complete(value, fields_, module)
-            if other and "rope_parameters" not in fields_:  # not every family ignores it
+            if other and "rope_parameters" not in fields_:  # some families would fail on this field
                 value.pop("rope_parameters", None)
     added = earlier_fields(part, known)
     if "rope_scaling" in added:

@@ -1,8 +1,8 @@
 """How the families of mlx-vlm differ, and which of them are refused.
 
-Most families need nothing of their own: what their templates, processors and models do is found out
-when a model is loaded (`vision_builder`). Refused here are those that would load although their
-answers would be wrong. This module does not import mlx-vlm.
+Most families are not named here: the load of a model finds out what its template, processor and
+network do (`vision_builder`). This module names the exceptions, and refuses families that would
+load but answer wrongly. It does not import mlx-vlm.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from common.wording import shown
 
 _CROSSES = (
     "mlx-vlm computes its cross-attention differently in prompts and in answers, and lets the"
-    " tokens of a prompt without images attend to later ones; serve Gemma 3 or a Qwen-VL model"
+    " tokens of a prompt without images attend to later tokens; serve Gemma 3 or a Qwen-VL model"
     " instead"
 )
 _ONE_QUESTION = (
-    "its processor writes a complete prompt around an image, so it cannot take a conversation;"
+    "its processor writes a complete prompt around an image, so it cannot answer in a conversation;"
     " serve a Qwen-VL model instead"
 )
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
@@ -30,13 +30,13 @@ _FORGETS = (
     " serve dots.ocr or PaddleOCR-VL instead"
 )
 _CHANGES = (
-    "texts, images and sounds each need different weights (LoRA), but all requests in a batch share"
-    " theirs, and mlx-vlm answers texts with the weights for images; serve Phi-4-mini-instruct for"
-    " text, or Gemma 3 for images"
+    "text, images and audio each need different weights (LoRA), but all requests in a batch use the"
+    " same weights, and mlx-vlm answers text with the weights for images; serve Phi-4-mini-instruct"
+    " for text, or Gemma 3 for images"
 )
 _DIFFUSION = (
     "it generates blocks of tokens in many passes (diffusion), but this backend generates one token"
-    " after another; serve a model that does the same, such as Gemma 3 or Ling"
+    " after another; serve a model of that kind, such as Gemma 3 or Ling"
 )
 _POINTS = (
     "each image adds its parts to the vocabulary, and mlx-vlm stores them in the model for one"
@@ -82,21 +82,21 @@ _NOT_READ: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How a family's processor, features and layers differ from those of most."""
+    """How the processor, features and layers of a family differ from most families."""
 
-    image_ends: tuple[str, ...] = ()  # the processor writes a complete prompt around these tokens
-    boundary: str = ""  # the token around each image that the processor writes once between two
+    image_ends: tuple[str, ...] = ()  # the item's first and last token in the processor's prompt
+    boundary: str = ""  # a token around each image; written only once between two images
     drops_last: bool = False  # the processor removes the last token of a prompt
-    # An image is before the whole prompt: how it begins there, and the marker for it in text.
+    # The image precedes the whole prompt: its first token, and the marker for the processor.
     in_front: tuple[str, str] | None = None
-    bos_after_image: bool = False  # the processor writes BOS there, and a line break after texts
-    idle: str = ""  # a feature that mlx-vlm's own generation does not use
-    deep_by_token: bool = False  # deep features have a row for each token, not only visual ones
+    bos_after_image: bool = False  # BOS follows the image, and a line break follows the text
+    idle: str = ""  # a feature that mlx-vlm's generation ignores
+    deep_by_token: bool = False  # deep features have a row for each token, not only visual tokens
     one_axis: bool = False  # positions are [rows, tokens], not [axes, rows, tokens]
     axes_last: bool = False  # positions are [rows, tokens, axes]
     kinds: str = ""  # the argument that selects the experts of visual tokens
     misnamed: bool = False  # the model looks for its layers under a wrong name
-    forgets: bool = False  # an answer attends to its prompt, but only to its own latest tokens
+    forgets: bool = False  # answers attend to the prompt and only the answer's latest tokens
 
 
 _FAMILIES: Mapping[str, Family] = {
@@ -119,12 +119,12 @@ _USUAL = Family()
 
 
 def family_of(model_type: str) -> Family:
-    """Return how the family of a model type differs."""
+    """Return how the family of a model type differs from most families."""
     return _FAMILIES.get(_module(model_type.lower()), _USUAL)
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:
-    """Why a model's vision part is not served, as the end of a message; '' if it is served."""
+    """Return a clause that says why a model's vision part is not served; '' if it is served."""
     model_type = str(config["model_type"]).lower()
     module = _module(model_type)
     if module not in _modules():
@@ -135,7 +135,7 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 
 def why_not_read(model_type: str) -> str:
-    """Return why the language part of a family is not served alone, as a message; '' if it is."""
+    """Return a message that says why a family's language part is not served alone; '' if it is."""
     why = _NOT_READ.get(_module(model_type.lower()))
     return f"models of type {shown(model_type)} are not served: {why}" if why else ""
 
@@ -146,7 +146,7 @@ def _module(model_type: str) -> str:
 
 @cache
 def _modules() -> frozenset[str]:
-    """The packages of mlx-vlm whose model has a vision part, its own or one of another package."""
+    """Return the packages of mlx-vlm whose model has or imports a vision part."""
     return frozenset(
         path.parent.name
         for path in model_files("mlx_vlm", "*/*.py")

@@ -1,7 +1,7 @@
-"""The features of images, videos and sounds: the embeddings that the language model receives.
+"""Computes the features of media items: the embeddings that the language model receives.
 
-Each item is encoded on its own, with its placeholder tokens and no others, so its features depend
-only on its content and can be reused in every prompt that contains it.
+Each item is encoded separately, with no other tokens than its placeholders. Its features therefore
+depend only on its content, and can be reused in every prompt that contains the item.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.multimodal_model import MultimodalModel
 
-# Outputs of mlx-vlm's get_input_embeddings. Positions are ignored: they are computed for the whole
-# prompt instead.
+# Outputs of mlx-vlm's get_input_embeddings. Positions are ignored, because this package computes
+# them for the whole prompt.
 _DEEP = "deepstack_visual_embeds"
 _KNOWN = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _KNOWN |= {"position_ids", "rope_deltas"}
 
 
 class UnusualFeaturesError(Exception):
-    """The family's features have outputs that are not supported; the argument names them."""
+    """A family's encoder has outputs that are not supported. The error's text names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Embeddings of tokens: of an item, or of a piece of text.
+    """The embeddings of a media item or of a piece of text.
 
     embeddings: [tokens, hidden].
-    visual: [tokens] bool, the tokens to which `deep` is added.
-    deep: for each layer that adds any, an array [visual tokens, hidden].
+    visual: bool [tokens]; True for tokens to whose hidden states layers add `deep`.
+    deep: for each layer that adds deep features, an array [visual tokens, hidden].
     by_token: other inputs of layers, [tokens, …], by the language model's names.
     """
 
@@ -59,11 +59,11 @@ class Features:
 
 
 def encode(model: MultimodalModel, item: MediaItem) -> Features:
-    """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
+    """Run the encoder on an item. Raises UnusualFeaturesError, and what mlx-vlm raises."""
     features = _features(model, item.encoded or item.whole, item, len(item.whole))
-    own = features.part(item.first, item.first + len(item.tokens))
-    mx.eval(own.embeddings, own.deep, own.by_token)
-    return own
+    part = features.part(item.first, item.first + len(item.tokens))
+    mx.eval(part.embeddings, part.deep, part.by_token)
+    return part
 
 
 def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
@@ -72,7 +72,7 @@ def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
 
 
 def width_of(model: MultimodalModel, item: MediaItem) -> int:
-    """Return how many embeddings the encoder returns for the one token that stands for an item."""
+    """Return how many embeddings the encoder returns for a single placeholder token."""
     tokens = item.encoded or item.whole
     embeddings: mx.array = outputs(model, tokens, item)["inputs_embeds"]
     return embeddings.shape[1] - len(tokens) + 1
@@ -81,13 +81,13 @@ def width_of(model: MultimodalModel, item: MediaItem) -> int:
 def outputs(
     model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None
 ) -> dict[str, Any]:
-    """What mlx-vlm gives its language part for tokens with an item, by name, without nulls."""
+    """Return the inputs of mlx-vlm's language part for tokens with an item, by name."""
     ids, pixels, rest = mx.array([list(tokens)]), None, dict[str, Any]()
     if item is not None:
         rest = {"mask": mx.ones(ids.shape, dtype=mx.int32), **thawed(item.arrays)}
         pixels = rest.pop("pixel_values", None)
     found = model.embeddings(ids, pixels, rest)
-    # Some families return the mask that they were given.
+    # Some families return the mask from their arguments.
     return {
         name: value
         for name, value in found.items()
@@ -98,16 +98,16 @@ def outputs(
 def _features(
     model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None, expected: int
 ) -> Features:
-    given = outputs(model, tokens, item)
-    if unusual := sorted(given.keys() - _KNOWN - {model.family.idle}):
+    found = outputs(model, tokens, item)
+    if unusual := sorted(found.keys() - _KNOWN - {model.family.idle}):
         raise UnusualFeaturesError(", ".join(unusual))
-    embeddings = given["inputs_embeds"][0]
+    embeddings = found["inputs_embeds"][0]
     if len(embeddings) != expected:
         raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {expected} tokens")
-    visual = given.get("visual_pos_masks")
-    deep = given.get(_DEEP)
+    visual = found.get("visual_pos_masks")
+    deep = found.get(_DEEP)
     deep = getattr(deep, "embeddings", deep)  # Cohere Compass stores the mask beside them
-    by_token = {"per_layer_inputs": given.get("per_layer_inputs")}
+    by_token = {"per_layer_inputs": found.get("per_layer_inputs")}
     if isinstance(deep, mx.array) and deep.shape[:2] == (1, len(tokens)):
         # Qwen3-Omni's: [rows, tokens, layers, hidden], with zeros for text.
         by_token[_DEEP], deep = deep, None
@@ -129,17 +129,19 @@ class _OfMlx(np.ndarray):
 def frozen(value: Any) -> Any:
     """Return a processor's output with its MLX arrays as NumPy arrays, bfloat16 as float32."""
     if isinstance(value, mx.array):
-        held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
-        return np.array(held).view(_OfMlx)
+        readable = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
+        return np.array(readable).view(_OfMlx)
     return type(value)(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reverse of `frozen`: all arrays as MLX arrays, except NumPy's own inside lists."""
+    """Return arrays as MLX arrays. In lists, only arrays that `frozen` has converted are
+    changed.
+    """
 
-    def one(value: Any, kind: Any) -> Any:
+    def convert(value: Any, kind: Any) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(one(each, _OfMlx) for each in value)
+            return type(value)(convert(item, _OfMlx) for item in value)
         return mx.array(value) if isinstance(value, kind) else value
 
-    return {name: one(value, np.ndarray) for name, value in arrays.items()}
+    return {name: convert(value, np.ndarray) for name, value in arrays.items()}

@@ -1,9 +1,9 @@
-"""How a chat template marks media, found by rendering a message with and without an item.
+"""Finds out how a chat template marks media, by rendering messages with and without an item.
 
-Families differ: some templates accept content as a list of parts and write the marker themselves,
-some need the marker in the text, some cannot render content that is a plain string. So the template
-is tested once, when the model is loaded. A marker contains a control token, which the text of users
-and tools cannot (`engine.prompting.control_tokens`), so no text can pass for an image.
+Families differ: some templates accept content as a list of parts and write the marker, some need
+the marker in the text, and some cannot render content that is a string. So the template is tested
+once, when the model is loaded. A marker contains a control token. Texts of users and tools cannot
+contain control tokens (`engine.prompting.control_tokens`), so no text is mistaken for an image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
-# (kind, marker) → control strings that replace a marker of plain text; '' if there are none.
+# (kind, marker) → control strings to write instead of a marker without control tokens; '' if there
+# are none.
 Ends = Callable[[str, str], str]
 
 
@@ -34,13 +35,14 @@ class Marker:
 
     core: the marker in the rendered prompt, from its first control token to its last.
     expands: the text that the processor expands to one item's tokens.
-    part: the content part for which the template writes the marker; if None, `text` is put before
-        the text of the message instead.
+    part: the content part for which the template writes the marker; None if the message's text must
+        contain `text` instead.
+    text: what the template writes for `part`, or what must be written into the message's text.
     several: whether a prompt may contain more than one item of this kind.
-    in_front: whether the item is before the whole prompt, wherever its message is; neither template
-        nor message has a marker for it then.
-    hoisted: whether the template writes a message's items before all its texts; between two texts,
-        `text` is written into them instead of the part.
+    in_front: whether the item precedes the whole prompt, whichever message it belongs to. Then
+        neither template nor message has a marker for the item.
+    hoisted: whether the template writes all items of a message before its texts. For an item
+        between two texts, `text` is then written into the text instead of `part`.
     """
 
     core: str
@@ -56,8 +58,8 @@ class Marker:
 class TemplateForm:
     """How the template accepts content.
 
-    lists: content must be a list of parts even if it is only text.
-    markers: by kind of item; the model cannot be sent items of a kind without a marker.
+    lists: whether content must be a list of parts even if it is only text.
+    markers: the marker of each kind of item. Items of a kind without a marker are refused.
     """
 
     lists: bool
@@ -73,9 +75,10 @@ def learn(
 ) -> TemplateForm:
     """Test a template.
 
-    render: the template's text for some messages; raises if it cannot render them. fallbacks: by
-    kind, markers that the family's processor recognises in text. If such a marker is plain text,
-    what `ends` gives for it is written instead.
+    render: renders messages; may raise any exception for messages that cannot be rendered.
+    kinds: the kinds of items that the processor accepts.
+    fallbacks: by kind, markers that the family's processor recognises in text.
+    ends: returns what to write instead of a fallback marker that contains no control token.
     """
     lists = _TEXT not in _rendered(render, _TEXT)
     markers: dict[str, Marker] = {}
@@ -107,12 +110,12 @@ def _of_parts(render: Render, control: ControlTokens, kind: str) -> Marker | Non
 def _of_text(
     render: Render, control: ControlTokens, expands: str, instead: Callable[[], str]
 ) -> Marker | None:
-    own = _core(expands, control)
-    text = expands if own else instead()
+    marked = _core(expands, control)
+    text = expands if marked else instead()
     core = _core(text, control)
     if not core or core not in _rendered(render, text + _TEXT):
         return None
-    return Marker(core, own or expands, None, text, several=True)
+    return Marker(core, marked or expands, None, text, several=True)
 
 
 def _rendered(render: Render, content: Any) -> str:
@@ -123,7 +126,7 @@ def _rendered(render: Render, content: Any) -> str:
 
 
 def _inserted(plain: str, longer: str) -> str:
-    """Return the text inserted into `plain` to make `longer`; '' if it was not one insertion."""
+    """Return what one insertion into `plain` adds to make `longer`; '' if that is impossible."""
     if not plain or len(longer) <= len(plain):
         return ""
     start = common_prefix(plain, longer)
@@ -132,6 +135,7 @@ def _inserted(plain: str, longer: str) -> str:
 
 
 def _core(text: str, control: ControlTokens) -> str:
-    found = [(text.find(token), text.rfind(token) + len(token)) for token in control.tokens]
-    inside = [place for place in found if place[0] >= 0]
+    """Return the text from its first control token to its last; '' if it has none."""
+    ranges = [(text.find(token), text.rfind(token) + len(token)) for token in control.tokens]
+    inside = [(start, stop) for start, stop in ranges if start >= 0]
     return text[min(inside)[0] : max(stop for _, stop in inside)] if inside else ""

@@ -1,6 +1,6 @@
-"""The positions of media in a prompt's tokens, and the key by which caches compare such prompts.
+"""Describes the media in a prompt's tokens, and the key by which caches compare such prompts.
 
-Plain data, created on a prompt thread and read on the engine thread.
+The data is created on a prompt thread and read on the engine thread. It contains no MLX arrays.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One image, video or sound as the model's processor prepared it.
+    """An image, video or audio item as the model's processor has prepared it.
 
-    kind: image, video or audio.
-    digest: of its content (32 bytes).
-    whole: its tokens, including text that the processor writes around the item.
-    first, count: the part of `whole` that goes into a prompt.
-    arrays: the encoder's inputs by the processor's names, with NumPy arrays in place of MLX arrays.
-    nbytes: of the arrays.
-    encoded: the tokens for the encoder if they are not `whole`, because one token stands for all
-        embeddings of the item, or some are beyond the vocabulary.
-    bos: how many BOS tokens (0 or 1) the processor wrote; if one token stands for the item, `whole`
-        has none of them.
+    kind: `IMAGE`, `VIDEO` or `AUDIO`.
+    digest: a hash of the item's content, 32 bytes.
+    whole: the item's tokens, including text that the processor writes around the item.
+    first, count: the index of the first token of `whole` that belongs in a prompt, and how many do.
+    arrays: the encoder's inputs by the processor's names, as NumPy arrays.
+    nbytes: size of the arrays.
+    encoded: the tokens for the encoder if they differ from `whole`, because the encoder expects one
+        placeholder for all embeddings of the item, or tokens outside the vocabulary.
+    bos: number of BOS tokens (0 or 1) that the processor wrote. `whole` begins with the BOS token,
+        unless the item has only one placeholder.
     """
 
     kind: str
@@ -42,12 +42,12 @@ class MediaItem:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The item's tokens in a prompt, including the control tokens around them."""
+        """The item's tokens in a prompt, including control tokens before and after the item."""
         return self.whole[self.first : self.first + self.count]
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The numbers by which caches compare its tokens: negative, derived from the digest."""
+        """Negative numbers, derived from the digest, by which caches compare the item's tokens."""
         words = [-1 - (word & 0x7FFFFFFF) for word in struct.unpack("<8I", self.digest)]
         return tuple(itertools.islice(itertools.cycle(words), len(self.tokens)))
 
@@ -65,7 +65,7 @@ class Span:
 
 
 class MediaPlan:
-    """The media of one prompt, in order.
+    """The media of a prompt, in order.
 
     key: the prompt's tokens, with every item's tokens replaced by its `key`. Two prompts can share
     the KV of a prefix if and only if their keys are equal there.
@@ -91,7 +91,7 @@ def spliced(
 ) -> tuple[list[int], list[Span]]:
     """Return the prompt with each marker replaced by its item's tokens, and the items' spans.
 
-    places: (start, stop) of the markers in `tokens`, ascending, one for each item.
+    places: the (start, stop) of each item's marker in `tokens`, in ascending order.
     """
     prompt: list[int] = []
     spans: list[Span] = []
@@ -106,7 +106,7 @@ def spliced(
 
 def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
     """Return the length that a prefix of `length` tokens has after `spliced`."""
-    before = zip(places, items, strict=True)
+    markers = zip(places, items, strict=True)
     return length + sum(
-        len(item.tokens) - (stop - start) for (start, stop), item in before if stop <= length
+        len(item.tokens) - (stop - start) for (start, stop), item in markers if stop <= length
     )

@@ -1,7 +1,7 @@
-"""The prefill of a prompt with media.
+"""Prefills a prompt with media.
 
-An item is encoded when the prefill reaches its tokens. Encoding takes a step of its own between two
-decode steps and cannot be split; the prefill of the item's tokens can, like that of text.
+An item is encoded when the prefill reaches its tokens. Encoding happens in a separate step between
+two decode steps, and cannot be split. The prefill of the item's tokens can be split, as with text.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from backend.engine.vision.positions import grids_of, positions_of
 class MediaReader:
     """Encodes media on the engine thread.
 
-    most_bytes: size of the cache of features; 0 turns it off.
+    most_bytes: maximum size of the cache of features; 0 turns the cache off.
     """
 
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = Recent[Features](most_bytes)
-        # Whether a pass must contain an item, or a prompt, as a whole.
+        # Whether a pass must contain all tokens of an item, or of a prompt.
         self.whole = model.sees_ahead or model.reads_whole
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
     ) -> MediaPrefill | None:
-        """Set what a row's cache must know of its prompt.
+        """Set the fields of a row's cache that depend on its prompt.
 
-        Returns the row's prefill, or None if it has no media.
+        Returns the row's prefill; None if the prompt has no media.
         """
         positions = None
         if self.model.forgets:
-            for layer in cache:  # to mlx-vlm, a prompt's last token is part of the answer
+            for layer in cache:  # mlx-vlm counts a prompt's last token as part of the answer
                 layer.prefill_length = len(tokens) - 1
         if self.model.shifts:
             shift = cache[-1]
@@ -65,45 +65,50 @@ class MediaReader:
         return features, True
 
     def encode(self, item: MediaItem) -> Features:
-        """Compute the features of an item, and measure the memory that this takes."""
+        """Compute the features of an item, and measure how much memory the encoder needs."""
         before = mx.get_active_memory()
         mx.reset_peak_memory()
         features = encode(self.model, item)
-        taken = max(mx.get_peak_memory() - before, 0)
-        self._per_byte = max(self._per_byte, taken / max(item.nbytes, 1))
+        needed = max(mx.get_peak_memory() - before, 0)
+        self._per_byte = max(self._per_byte, needed / max(item.nbytes, 1))
         return features
 
     def needs(self, plan: MediaPlan) -> int:
-        """Peak bytes of encoding the plan's largest item, estimated from earlier items."""
+        """Return the peak bytes of encoding a plan's largest item, estimated from earlier items."""
         return math.ceil(self._per_byte * max((span.item.nbytes for span in plan.spans), default=0))
 
     def reference(self, tokens: Sequence[int], item: MediaItem | None, prompt: int) -> mx.array:
-        """Logits, [tokens, vocabulary], of mlx-vlm's own forward pass over a whole sequence.
+        """Return the logits, [tokens, vocabulary], of mlx-vlm's forward pass over a sequence.
 
-        item: the item at the start of `tokens`; None: all are text. prompt: how many of them are
-        the prompt, which matters only if its tokens attend to later ones.
+        item: the item at the beginning of `tokens`; None if all tokens are text.
+        prompt: how many of the tokens are the prompt. This matters only if the prompt's tokens
+            attend to later tokens.
         """
         model = self.model
         encoded = item.encoded if item is not None else ()
         ids = [*encoded, *tokens[len(item.whole) :]] if item and encoded else list(tokens)
-        given = outputs(model, ids, item)
+        arguments = outputs(model, ids, item)
         if item is not None:
-            given |= grids_of(item)
+            arguments |= grids_of(item)
         if model.passes_positions:
             spans = [] if item is None else [Span(item.first, item)]
-            given["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
+            arguments["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
         if model.reads_whole:
             at = mx.arange(len(tokens))
-            given["mask"] = ((at <= at[:, None]) | (at < prompt))[None, None]
+            arguments["mask"] = ((at <= at[:, None]) | (at < prompt))[None, None]
         cache = [layer for layer in kv.new_row(model) if not isinstance(layer, RowShift)]
         inputs = mx.array([ids])
-        answer = model.language_model(inputs, cache=cache, **given, **model.given_by_token(inputs))
+        arguments |= model.given_by_token(inputs)
+        answer = model.language_model(inputs, cache=cache, **arguments)
         logits: mx.array = getattr(answer, "logits", answer)
         return logits[0]
 
 
 class MediaPrefill:
-    """The prefill of one row. positions: [axes, tokens]; None for a model without `shifts`."""
+    """The prefill of one row.
+
+    positions: [axes, tokens]; None for a model without `shifts`.
+    """
 
     def __init__(
         self,
@@ -121,20 +126,21 @@ class MediaPrefill:
     @property
     def nbytes(self) -> int:
         """Bytes of the features that this row still needs and that are not in the cache."""
-        remembered = self._reader.features
-        return sum(own.nbytes for own in self._features.values() if not remembered.has(own))
+        cached = self._reader.features
+        return sum(part.nbytes for part in self._features.values() if not cached.has(part))
 
     def uncut(self, start: int, end: int) -> int:
-        """Return where a chunk to `end` must end instead, if a pass must not cut items."""
+        """Return `end`, or where a chunk must end instead so that the pass contains whole items."""
         cut = next((span for span in self._plan.spans if span.start < end < span.stop), None)
         if cut is None or not self._reader.whole:
             return end
         return cut.start if cut.start > start else cut.stop
 
     def get_features(self, start: int, stop: int) -> int:
-        """Get the features for a chunk, encoding at most one item; returns that item's tokens.
+        """Get the features for a chunk, and encode at most one item.
 
-        Call it once per step until it returns 0.
+        Returns the number of tokens of the encoded item. Callers call this method once per step,
+        until it returns 0.
         """
         for span in self._within(start, stop):
             if span.start not in self._features:
@@ -144,7 +150,7 @@ class MediaPrefill:
         return 0
 
     def run(self, start: int, stop: int, cache: list[Any]) -> mx.array:
-        """Run a chunk after `get_features` has returned 0; returns its logits."""
+        """Run a chunk whose `get_features` has returned 0, and return its logits."""
         model = self._reader.model
         chunk = _joined(self._pieces(start, stop))
         features: dict[str, Any] = {"inputs_embeds": chunk.embeddings[None]}

@@ -1,10 +1,10 @@
-"""Media in prompts, on the prompt threads: media into messages, and markers into tokens.
+"""Puts the media of a request into its messages, and finds their markers in the prompt's tokens.
 
-The protocol has flat lists of media and does not say where an item belongs. All items go into the
-last user message (images, videos, sounds, then its text), unless the request gives the position of
-each (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`), or the user messages have
-as many markers `<__media__>` as there are items. A model that accepts images but no videos receives
-the frames of a video as images.
+The protocol has flat lists of media without positions. All items go into the last user message
+(images, videos, audio, then its text), unless the request states the position of each item
+(`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`), or the user messages have as
+many markers `<__media__>` as there are items. A model that accepts images but no videos receives
+the frames of a video as images. This module runs on prompt threads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
 from backend.engine.vision.processor import ItemProcessor
 from common.field_names import named
 
-# The marker that LocalAI writes into a Prompt that it has rendered itself. Its clients may write it
+# The marker that LocalAI writes into a Prompt that it has rendered. Clients may write the marker
 # into a message, because LocalAI sends the texts of a message without the order of its parts.
 PLACE = "<__media__>"
-# Stands for an item in a message's text until control strings in the text are quoted. Unicode's
+# Marks an item in a message's text until control strings in the text have been quoted. Unicode's
 # noncharacters do not occur in text, and no client knows the random number.
 _HERE = f"\ufdef{secrets.token_hex(16)}\ufdef"
 _FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
@@ -36,7 +36,7 @@ _CANNOT = {
     VIDEO: "this model accepts neither videos nor images: send none",
     AUDIO: "this model accepts no audio: send none, or a transcript as text",
 }
-# Text that Idefics 2's processor separates from an image before it by a space.
+# Idefics 2's processor writes a space between an image and such text after the image.
 _BARE = re.compile(r"[^\s<]")
 
 Message = Mapping[str, Any]
@@ -46,7 +46,8 @@ Shown = Sequence[MediaItem]  # the items of one attachment: a video may become s
 class MediaPrompts:
     """Puts the media of requests into the prompts of one loaded model.
 
-    around: the text that the processor writes before and after an item.
+    form: how the chat template accepts media.
+    around: returns the text that the processor writes before and after an item.
     token_markers: the tokens of each kind's marker.
     """
 
@@ -70,7 +71,7 @@ class MediaPrompts:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Which of image, video and audio the model accepts, videos also as images."""
+        """The kinds of media that the model accepts. A video may be sent to the model as images."""
         return frozenset(self._form.markers) | ({VIDEO} if self._shows_frames else set())
 
     @property
@@ -80,24 +81,24 @@ class MediaPrompts:
 
     @property
     def lists(self) -> bool:
-        """Whether every content is a list of parts."""
+        """Whether the content of every message must be a list of parts."""
         return self._form.lists
 
     @property
     def begins(self) -> bool:
-        """Whether an item contains the BOS token of its prompt."""
+        """Whether the BOS token of a prompt follows its image."""
         return self._family.bos_after_image
 
-    def items(self, given: Attachments) -> list[Shown]:
+    def items(self, attachments: Attachments) -> list[Shown]:
         """Return a request's media, decoded and prepared. Raises InvalidRequest."""
-        self._require_taken(IMAGE, len(given.images))
-        self._require_taken(VIDEO, len(given.videos))
-        self._require_taken(AUDIO, len(given.audios))
+        self._require_accepted(IMAGE, len(attachments.images))
+        self._require_accepted(VIDEO, len(attachments.videos))
+        self._require_accepted(AUDIO, len(attachments.audios))
         media = decode(
-            given.images,
-            given.audios,
+            attachments.images,
+            attachments.audios,
             self._limits,
-            given.videos,
+            attachments.videos,
             lambda: self._processor.used_pixels,
         )
         frames = self._shows_frames
@@ -114,41 +115,48 @@ class MediaPrompts:
             for index, parts in enumerate(sent)
         ]
 
-    def _require_taken(self, kind: str, count: int) -> None:
+    def _require_accepted(self, kind: str, count: int) -> None:
+        """Raise InvalidRequest if the model does not accept so many items of a kind."""
         marker = self._form.markers.get(kind)
         if not count or (kind == VIDEO and self._shows_frames):
             return
         if kind == VIDEO and not marker and IMAGE in self._form.markers:
             why = (
-                "this model's chat template accepts only one image, and a video is sent as several:"
-                " send one frame of it as an image"
+                "this model's chat template accepts only one image, and a video is sent as several"
+                " images: send one frame of the video as an image"
             )
         elif not marker:
             why = _CANNOT[kind]
         elif count > 1 and not marker.several:
-            why = "this model's chat template accepts only one: send one"
+            why = "this model's chat template accepts only one item: send one"
         else:
             return
         raise InvalidRequest(f"{named(_FIELDS[kind])} has {count} items, but {why}")
 
     def placed(
-        self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
+        self, messages: Sequence[Message], attachments: Attachments, items: Sequence[Shown]
     ) -> tuple[tuple[Message, ...], list[MediaItem]]:
-        """The messages with a mark in their texts for every item, and the items in that order.
+        """Return messages with a mark in the text for every item, and the items in this order.
 
-        items: what `items` returned. Raises InvalidRequest.
+        items: the return value of `items`.
+
+        Raises InvalidRequest.
         """
         texts = [_text(message) for message in messages]
         users = [at for at, message in enumerate(messages) if message.get("role") == "user"]
         order = list(range(len(items)))
-        named = (given.image_messages, given.video_messages, given.audio_messages)
+        named = (
+            attachments.image_messages,
+            attachments.video_messages,
+            attachments.audio_messages,
+        )
         marks = sum(texts[at].count(PLACE) for at in users)
         if named == (None, None, None) and marks == len(items):
             rest = iter(items)
             for at in users:
                 texts[at] = re.sub(PLACE, lambda _: _HERE * len(next(rest)), texts[at])
         else:
-            positions = _positions(texts, users, given)
+            positions = _positions(texts, users, attachments)
             order.sort(key=positions.__getitem__)
             for at in reversed(order):
                 message, offset, *_ = (*positions[at], 0)
@@ -163,7 +171,7 @@ class MediaPrompts:
     def attach(
         self, messages: Sequence[Message], items: Sequence[MediaItem]
     ) -> tuple[Message, ...]:
-        """The messages that `placed` returned, with what the template needs in place of marks."""
+        """Replace the marks of `placed` by the parts or markers that the template needs."""
         rest = iter(items)
         return tuple(self._with(message, rest) for message in messages)
 
@@ -172,7 +180,9 @@ class MediaPrompts:
         if not texts and not self._form.lists:
             return message
         markers = [self._form.markers[next(rest).kind] for _ in texts]
-        leads = not first and not any(texts[:-1]) and all(each == markers[0] for each in markers)
+        leads = (
+            not first and not any(texts[:-1]) and all(marker == markers[0] for marker in markers)
+        )
         written = not leads and any(marker.hoisted for marker in markers)
         parts: list[Any] = [first]
         for marker, text in zip(markers, texts, strict=True):
@@ -183,18 +193,18 @@ class MediaPrompts:
         if len(parts) == 1 and not self._form.lists:
             return {**message, "content": parts[0]}
         typed = (
-            {"type": "text", "text": each} if isinstance(each, str) else each for each in parts
+            {"type": "text", "text": part} if isinstance(part, str) else part for part in parts
         )
         return {**message, "content": [part for part in typed if part.get("text") != ""]}
 
     def marked(self, text: str, items: Sequence[Shown]) -> str:
-        """A raw prompt with `PLACE` replaced by the model's markers. Raises InvalidRequest."""
+        """Replace every `PLACE` in a raw prompt by the model's markers. Raises InvalidRequest."""
         cores = sorted({marker.core for marker in self._form.markers.values()}, key=len)
-        places = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
-        if len(places) != len(items):
+        found = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
+        if len(found) != len(items):
             raise InvalidRequest(
-                f"{named('Prompt')} has {len(places)} media markers, but {len(items)} items are"
-                f" sent: write {PLACE} where each of them belongs",
+                f"{named('Prompt')} has {len(found)} media markers, but {len(items)} items are"
+                f" sent: write {PLACE} where each item belongs",
             )
         for parts in items:
             markers = (self._form.markers[part.kind] for part in parts)
@@ -203,7 +213,7 @@ class MediaPrompts:
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
-        """A rendered prompt with the text that the processor adds around items and at the end."""
+        """Add to a rendered prompt what the processor writes around items and at the end."""
         markers = [self._form.markers[item.kind] for item in items]
         text = "".join(marker.core for marker in markers if marker.in_front) + text
         ending = "\n" if items and self._family.bos_after_image else ""
@@ -221,7 +231,7 @@ class MediaPrompts:
         return "".join([*pieces, text[at:], ending])
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
-        """(start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
+        """Return the (start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
         found: list[tuple[int, int]] = []
         end = 0
         for item in items:
@@ -244,19 +254,22 @@ class MediaPrompts:
 
 
 def _positions(
-    texts: Sequence[str], users: Sequence[int], given: Attachments
+    texts: Sequence[str], users: Sequence[int], attachments: Attachments
 ) -> list[tuple[int, ...]]:
-    """Return the position of each image, video and sound as `Attachments` describes it, in a tuple.
+    """Return the position of each image, video and audio item: (message,) or (message, character).
 
-    users: the indices of user messages. Raises InvalidRequest.
+    texts: the texts of all messages.
+    users: the indices of user messages.
+
+    Raises InvalidRequest.
     """
     positions: list[tuple[int, ...]] = []
-    for kind, count, places in (
-        (IMAGE, len(given.images), given.image_messages),
-        (VIDEO, len(given.videos), given.video_messages),
-        (AUDIO, len(given.audios), given.audio_messages),
+    for kind, count, entries in (
+        (IMAGE, len(attachments.images), attachments.image_messages),
+        (VIDEO, len(attachments.videos), attachments.video_messages),
+        (AUDIO, len(attachments.audios), attachments.audio_messages),
     ):
-        if places is None:
+        if entries is None:
             if count and not users:
                 raise InvalidRequest(
                     f"{named(_FIELDS[kind])} has {count} items, but {named('Messages')} has no user"
@@ -265,12 +278,12 @@ def _positions(
             positions += [(users[-1],) for _ in range(count)]
             continue
         key = named(f"Metadata mlx.{kind}_messages")
-        if len(places) != count:
+        if len(entries) != count:
             raise InvalidRequest(
-                f"{key} has {len(places)} entries, but {named(_FIELDS[kind])} has {count}: send one"
-                " for each"
+                f"{key} has {len(entries)} entries, but {named(_FIELDS[kind])} has {count}: send"
+                " one for each"
             )
-        for entry in places:
+        for entry in entries:
             message, *within = (entry,) if isinstance(entry, int) else entry
             if message not in users:
                 raise InvalidRequest(

@@ -1,8 +1,8 @@
 """Adapts an mlx-vlm model to the interface that the engine expects: tokens in, logits out.
 
-The engine needs `layers`, `make_cache` and a call with tokens and caches. Here the call runs the
-language part; images and sounds are passed in as embeddings (`media_prefill`). Positions are passed
-for every row, so the state that mlx-vlm stores on the model is never used.
+The engine needs `layers`, `make_cache` and a call with tokens and caches. The call runs the
+language part; images and audio are passed as embeddings (`media_prefill`). Positions are passed for
+every row, so the state that mlx-vlm stores on the model is never used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from backend.engine.vision.families import family_of
 class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
     """An mlx-vlm model (`whole`) that is called as its language part.
 
-    shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
-    `RowShift` as its last cache. axes: how many positions a token has then. passes_positions:
-    whether the family cannot compute them. sees_ahead: whether the tokens of an image attend to
-    each other in both directions, so that a pass must not cut it. reads_whole: whether all tokens
-    of a prompt do so, so that one pass must contain the rest of the prompt and nothing else.
-    forgets: whether an answer attends to all of its prompt, but only to its own latest tokens.
+    shifts: whether positions differ from token counts (multimodal RoPE). If so, every row has a
+        `RowShift` as its last cache.
+    axes: number of positions of a token, with multimodal RoPE.
+    passes_positions: whether mlx-vlm cannot compute these positions from tokens.
+    sees_ahead: whether the tokens of an image attend to each other in both directions, so that a
+        pass must contain all of them.
+    reads_whole: whether all tokens of a prompt attend to each other in both directions, so that a
+        pass must contain the rest of the prompt and nothing else.
+    forgets: whether an answer attends to the prompt, but only to the answer's latest tokens.
     stores: whether stored KV of a prompt and its answer can start a later prompt.
     """
 
@@ -57,8 +60,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         self.passes_positions = self.axes > 3
         self.shifts = self.passes_positions or hasattr(language, "get_rope_index")
         rotary: Any = getattr(getattr(language, "model", None), "rotary_emb", None)
-        plain = self.model_type == "cohere_compass" and rotary.position_selector is None
-        self._one_axis = plain or self.family.one_axis
+        unselected = self.model_type == "cohere_compass" and rotary.position_selector is None
+        self._one_axis = unselected or self.family.one_axis
         # The name of the argument in which layers receive the kind of each token.
         self._kinds = "mm_token_type_ids" if self.sees_ahead else self.family.kinds
 
@@ -74,11 +77,13 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
     @property
     def cast_predicate(self) -> Any:
-        own = getattr(self.whole, "cast_predicate", None)
-        return (lambda path: own(path.removeprefix("whole."))) if own else (lambda _: True)
+        may_cast = getattr(self.whole, "cast_predicate", None)
+        if may_cast is None:
+            return lambda _: True
+        return lambda path: may_cast(path.removeprefix("whole."))
 
     def make_cache(self) -> list[Any]:
-        """Caches for one row, of mlx-lm's classes where it has an equivalent.
+        """Return the caches of one row, of mlx-lm's classes wherever they have an equivalent.
 
         Rows with caches of other classes are served one at a time (`kv.can_batch`).
         """
@@ -90,7 +95,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         return [*row, RowShift()] if self.shifts else row
 
     def embeddings(self, ids: mx.array, pixels: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what mlx-vlm gives its language part for [rows, tokens] ids, by name."""
+        """Return mlx-vlm's inputs of the language part for ids, [rows, tokens], by name."""
         embed = self.whole.get_input_embeddings
         found: dict[str, Any] = embed(ids, pixels, **_accepted(embed, rest)).to_dict()
         return found
@@ -102,11 +107,11 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         position_ids: mx.array | None = None,
         **features: Any,
     ) -> mx.array:
-        """Logits for [rows, tokens] ids, or for the embeddings in `features`.
+        """Return the logits for ids, [rows, tokens], or for the embeddings in `features`.
 
-        position_ids: [axes, rows, tokens]; None if they continue each row's positions. Qwen3.5 and
-        the families built on it may replace caches in the list (mlx-vlm's
-        `qwen3_5/language.py`); `cache` then holds the new ones.
+        cache: the caches of all layers. Qwen3.5 and related families may replace caches in the list
+            (mlx-vlm's `qwen3_5/language.py`).
+        position_ids: [axes, rows, tokens]; None if they continue each row's positions.
         """
         layers = list(cache)
         if self.shifts:
@@ -131,7 +136,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         return logits
 
     def _laid_out(self, positions: mx.array) -> mx.array:
-        """[axes, rows, tokens] as the family expects it."""
+        """Return positions, [axes, rows, tokens], in the order of axes that the family expects."""
         if self._one_axis:
             return positions[0]
         return mx.moveaxis(positions, 0, -1) if self.family.axes_last else positions
@@ -141,7 +146,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         return mx.moveaxis(positions, -1, 0) if self.family.axes_last else positions
 
     def given_by_token(self, tokens: mx.array) -> dict[str, mx.array]:
-        """Return what the language part must know of each token of an item, by its names."""
+        """Return the kind of each token under the language part's name; empty if it needs none."""
         if not self._kinds:
             return {}
         config = self.whole.config
@@ -150,7 +155,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
 
 def _mask_of_answer(inputs: mx.array, layer: Any) -> mx.array | None:
-    """The mask for tokens of an answer; None for a prompt, whose tokens all see each other."""
+    """Return the mask for an answer's tokens; None for a prompt, where no token is masked."""
     if layer.empty():
         return None
     mask: mx.array | None = create_attention_mask(inputs, layer, return_array=True)
@@ -163,7 +168,7 @@ class _CacheList(lm.CacheList, vlm.CacheList):  # type: ignore[misc]  # both are
 
 
 class _OfChunk:
-    """An array for the tokens of a chunk, for families that slice an array of the whole prompt."""
+    """An array for a chunk's tokens, for code that slices an array for the whole prompt."""
 
     def __init__(self, array: mx.array) -> None:
         self._array = array
@@ -181,7 +186,7 @@ def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) 
 
 
 def _of_mlx_lm(layer: Any) -> Any:
-    """mlx-lm's equivalent of an empty cache of mlx-vlm: the engine batches only mlx-lm's caches."""
+    """Return mlx-lm's equivalent of an empty cache, because the engine batches only such caches."""
     match layer:
         case vlm.RotatingKVCache():
             return lm.RotatingKVCache(max_size=layer.max_size, keep=layer.keep)
@@ -191,7 +196,7 @@ def _of_mlx_lm(layer: Any) -> Any:
             return _CacheList(*map(_of_mlx_lm, layer.caches))
     if type(layer) is vlm.KVCache:
         return lm.KVCache()
-    if not hasattr(layer, "nbytes"):  # as of Z1T
+    if not hasattr(layer, "nbytes"):  # such as the states of Z1T
         kind: Any = type(layer)
         layer.__class__ = _measured(kind)
     return layer
@@ -208,9 +213,9 @@ def _measured(kind: type) -> type:
     return type(kind.__name__, (kind, lm._BaseCache), {"nbytes": property(size)})
 
 
-def _accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments among `given` that a function accepts."""
+def _accepted(call: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that a function accepts."""
     parameters = inspect.signature(call).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(given)
-    return {name: value for name, value in given.items() if name in parameters}
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}

@@ -1,25 +1,26 @@
 """Corrects language parts of mlx-vlm that compute a batch, or a prompt in passes, wrongly.
 
-`opencv_replaced` stands in for OpenCV, which multi_modality imports to scale an image for one
-tower: it is 150 MB, and the build that mlx-vlm requires needs libGL, which servers lack. Each other
-function patches the layers of one model, and does nothing for families without the fault:
+`opencv_replaced` provides a replacement for OpenCV, which multi_modality imports to scale images
+for an encoder. OpenCV takes 150 MB, and the build that mlx-vlm requires needs libGL, which servers
+lack. Each other function patches the layers of one model, and does nothing for families without the
+fault:
 
 - `scale_by_row` (Mistral 3 and 4, `mistral3/language.py`): mlx-vlm scales the queries of all rows
-  by the position of the first, which is wrong if only some rows are longer than the original
+  by the position of the first row, which is wrong if only some rows are longer than the original
   context.
 - `mask_blocks_of_pass` (Gemma 4's larger models, `gemma4/language.py`): mlx-vlm lets the tokens of
   an image attend to each other only in a pass with the whole prompt.
 - `use_mlx_lm` (Gemma 3n, `gemma3n/language.py`): mlx-vlm does not scale the embeddings of a
-  prompt's text, and rotates the queries of layers without KV of their own by positions that depend
-  on how a prompt is cut into passes.
+  prompt's text. In layers that use another layer's KV, it rotates queries by positions that depend
+  on how a prompt is divided into passes.
 - `place_rows` (HunyuanOCR, `hunyuan_vl/language.py`): mlx-vlm uses positions with four axes only in
-  a pass that begins a prompt, and numbers the tokens of all rows from the end of one row's KV.
+  a pass that begins a prompt, and counts the positions of all rows from the end of one row's KV.
 - `join_windows` (DeepSeek-V4, `deepseek_v4/language.py`): a window of compressed KV also contains
-  the tokens of the window before it. mlx-vlm uses zeros for the first window of each pass, so
-  decode steps differ from a prompt's only pass.
+  the tokens of the previous window. mlx-vlm uses zeros instead for the first window of each pass,
+  so several passes have other results than one pass.
 - `recur_in_short_passes` (Qwen3.5, `qwen3_5/gated_delta.py`): without Metal, mlx-vlm computes every
-  pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, that
-  takes several times as long as the recurrence of decode steps, and differs from it by up to 0.002.
+  pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, the scan
+  takes several times as long as the recurrence of decode steps, and differs by up to 0.002.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from PIL import Image
 from backend.engine.patching import patch
 
 _SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
-_ANGLES = 1024  # tokens; the tables of rotations grow by so many
-_SHORT = 16  # tokens; with 32, the scan was faster on a CPU
+_ANGLES = 1024  # tokens by which the tables of rotations grow
+_SHORT = 16  # tokens; with 32 tokens, the scan is faster on a CPU
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value meanwhile."""
-    own = getattr(owner, name)
+    """Give an attribute another value in the context."""
+    original = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, own)
+        setattr(owner, name, original)
 
 
 def scale_by_row(language: Any) -> None:
@@ -63,21 +64,24 @@ def scale_by_row(language: Any) -> None:
     length = rope["original_max_position_embeddings"]
 
     def scaled(
-        own: Any, layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None
+        call: Any, layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None
     ) -> Any:
         offset = getattr(cache, "offset", 0)
         if isinstance(offset, mx.array) and offset.ndim:
             positions = offset[:, None] + mx.arange(x.shape[1])
             scale = 1 + beta * mx.log(1 + mx.floor(positions / length))
             scale = scale[:, None, :, None].astype(x.dtype)
-        return own(layer, x, scale, mask, cache=cache)
+        return call(layer, x, scale, mask, cache=cache)
 
     for layer in language.model.layers:
         patch(layer, scaled)
 
 
 def mask_blocks_of_pass(language: Any) -> bool:
-    """Let the tokens of an image in a pass attend to each other. Returns whether they must."""
+    """Let the tokens of an image in a pass attend to each other, if the family requires it.
+
+    Returns whether it does.
+    """
     wanted = getattr(getattr(language, "config", None), "use_bidirectional_attention", None)
     if wanted != "vision":
         return False
@@ -86,9 +90,10 @@ def mask_blocks_of_pass(language: Any) -> bool:
 
 
 def _unmask_blocks(_: Any, text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
-    """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with each image's tokens unmasked.
+    """Return the mask with each image's tokens unmasked.
 
-    The last keys are those of the pass.
+    causal: the mask, [tokens, keys] or [rows, 1, tokens, keys]. The last keys are the pass's
+        tokens.
     """
     blocks = text._block_sequence_ids_for_mask(token_types)
     same = (blocks[:, :, None] == blocks[:, None, :]) & (blocks[:, :, None] >= 0)
@@ -97,7 +102,7 @@ def _unmask_blocks(_: Any, text: Any, causal: mx.array, token_types: mx.array) -
 
 
 def use_mlx_lm(language: Any) -> None:
-    """Run Gemma 3n by mlx-lm's classes, which read the same attributes and two numbers besides."""
+    """Run Gemma 3n by mlx-lm's classes, which read the same attributes and two more numbers."""
     if not type(language).__module__.endswith(".gemma3n.language"):
         return
     from mlx_lm.models import gemma3n
@@ -110,8 +115,8 @@ def use_mlx_lm(language: Any) -> None:
         layer.__class__ = gemma3n.Gemma3nDecoderLayer
         layer.self_attn.__class__ = gemma3n.Gemma3nAttention
 
-    def embed(own: Any, embedding: Any, tokens: mx.array) -> Any:
-        return own(embedding, tokens) * text.hidden_size**0.5
+    def embed(call: Any, embedding: Any, tokens: mx.array) -> Any:
+        return call(embedding, tokens) * text.hidden_size**0.5
 
     def call(
         _: Any, __: Any, inputs: mx.array, inputs_embeds: Any = None, cache: Any = None, **___: Any
@@ -161,7 +166,7 @@ def place_rows(language: Any) -> int:
 
 
 class _AtStart:
-    """The cache of a layer whose code computes positions from its offset, unless that is 0."""
+    """A layer's cache with the offset 0, for code that computes positions from other offsets."""
 
     offset = 0
 
@@ -178,9 +183,9 @@ def join_windows(language: Any) -> None:
         return
     from mlx_vlm.models.deepseek_v4.language import Compressor, _overlap_compress_kv
 
-    def compress(own: Any, part: Any, x: mx.array, cache: Any, offset: Any) -> Any:
+    def compress(call: Any, part: Any, x: mx.array, cache: Any, offset: Any) -> Any:
         if cache is None:
-            return own(part, x, cache, offset)
+            return call(part, x, cache, offset)
         *found, base = cache.accumulate_windows(part.wkv(x), part.wgate(x), offset)
         ratio = part.compress_ratio
         if not found[0].size:
@@ -193,7 +198,7 @@ def join_windows(language: Any) -> None:
         windows = (mx.unflatten(array, 1, (-1, ratio)) for array in found)
         pooled = _overlap_compress_kv(*windows, part.ape, part.head_dim)
         pooled = part.norm(pooled[:, int(before is not None) :])
-        # Computed with the pass, because a lazy window would hold all of its KV.
+        # The window is computed with the pass, because a lazy window would need all KV of the pass.
         pooled = mx.depends(pooled, cache.last_window)
         return cache.update_and_fetch(part.rope(pooled[:, None], offset=base).squeeze(1))
 
@@ -218,19 +223,19 @@ def recur_in_short_passes() -> None:
 
 @contextmanager
 def opencv_replaced() -> Iterator[None]:
-    """Let modules that are imported meanwhile find a stand-in for OpenCV as `cv2`."""
-    own = sys.modules.get("cv2")
+    """Let modules that are imported in the context find a replacement for OpenCV as `cv2`."""
+    original = sys.modules.get("cv2")
     sys.modules["cv2"] = _OPENCV
     try:
         yield
     finally:
         del sys.modules["cv2"]
-        if own is not None:
-            sys.modules["cv2"] = own
+        if original is not None:
+            sys.modules["cv2"] = original
 
 
 def _resize(image: Any, dsize: tuple[int, int], *, interpolation: Any, **_: Any) -> Any:
-    """Scale float32 [height, width, channels] to `dsize`, its width and height."""
+    """Scale a float32 image, [height, width, channels], to `dsize`, (width, height)."""
     channels = (Image.fromarray(image[..., at]) for at in range(image.shape[-1]))
     return np.stack(
         [np.asarray(channel.resize(dsize, interpolation)) for channel in channels], axis=-1

@@ -1,8 +1,9 @@
 """Runs a model's processor: from decoded media to tokens and the inputs of the model's encoder.
 
-mlx-vlm's processor is called with one decoded item at a time and the marker that the chat template
-writes for it. It never receives media as strings, which it would open as URLs or paths. It runs on
-prompt threads; the MLX arrays that it returns are converted to NumPy immediately.
+mlx-vlm's processor is called with one decoded item at a time, and with the marker that the chat
+template writes for the item. The processor never receives media as strings, because it would open
+them as URLs or paths. It runs on prompt threads; MLX arrays in its output are converted to NumPy
+immediately.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from backend.engine.vision.patches import replaced
 
 _log = logging.getLogger(__name__)
 
-_CHANNELS, _FLOAT = 3, 4  # of a pixel; bytes of a value
+_CHANNELS, _FLOAT = 3, 4  # values of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
-_NOTHING = 0  # the token in place of an embedding, which no layer reads
+_NOTHING = 0  # a token whose embedding is replaced by the encoder's
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
-# DeepSeek-VL2: the tiles of each image. mlx-vlm reads as many entries as there are tiles,
-# which is beyond the array's end; it stops at an entry of 0.
+# DeepSeek-VL2's output with the tiles of each image. mlx-vlm reads as many entries as there are
+# tiles, beyond the array's end, unless it finds an entry of 0.
 _CROPS = "images_spatial_crop"
-_TILED = 2  # if a prompt has more images, DeepSeek-VL2 does not divide them into tiles
-# Outputs for the marker's text, which do not depend on the item.
+_TILED = 2  # DeepSeek-VL2 divides images into tiles only if a prompt has at most so many
+# Outputs that belong to the marker's text and not to the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
-    """The processor of a checkpoint, from the files in its folder. Raises what mlx-vlm raises.
+    """Load the processor of a checkpoint from the files in its folder. Raises what mlx-vlm raises.
 
-    Many of mlx-vlm's processors set `local_files_only` themselves and fail if it is passed. mlx-vlm
-    would then silently fall back to transformers' processor, which may not fit the model.
+    `local_files_only` is not passed, because many of mlx-vlm's processors set it and would fail.
+    mlx-vlm would then silently use transformers' processor, which may not fit the model.
     """
     from mlx_vlm import utils
 
@@ -76,10 +77,10 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
 
 @contextmanager
 def _running_no_code() -> Iterator[None]:
-    """Run no Python file of a checkpoint. Raises ValueError if that was attempted.
+    """Refuse to run Python files of a checkpoint in the context.
 
     Some processors of mlx-vlm (Inkling, GOT) trust a tokenizer's code whatever the setting, and
-    mlx-vlm hides their exceptions.
+    mlx-vlm hides their exceptions. Raises ValueError if a file would have run.
     """
     from transformers import dynamic_module_utils
 
@@ -104,16 +105,17 @@ def _running_no_code() -> Iterator[None]:
 def correct(processor: Any) -> None:
     """Correct what some processors of mlx-vlm do wrongly.
 
-    - LLaVA's gives its image processor the tokenizer's arguments, which transformers refuses.
-    - Llama 4's leaves the whole image out, for which its prompts have tokens after the tiles'. The
-      model would read their features from memory behind those of the tiles.
+    - The processor of LLaVA passes the tokenizer's arguments to its image processor, which refuses
+      them.
+    - The processor of Llama 4 writes tokens for the whole image after the tokens for its tiles, but
+      does not prepare the whole image. The model would read memory behind the tiles' features.
     - The processor of dots.ocr has the image token of the published checkpoint in its code.
-    - Some share lazy arrays, which MLX can evaluate only on the thread that made them.
+    - Some processors share lazy arrays, which MLX can evaluate only on the thread that made them.
     """
     family = type(processor).__name__
     images: Any = getattr(processor, "image_processor", None)
     if family == "LlavaProcessor":
-        patch(images, lambda own, part, given, **_: own(part, given))
+        patch(images, lambda call, part, pixels, **_: call(part, pixels))
     elif family == "DotsVLProcessor":
         token = processor.image_token
         processor.image_token_id = processor.tokenizer.convert_tokens_to_ids(token)
@@ -126,19 +128,20 @@ def correct(processor: Any) -> None:
 
         images._split_into_tiles = split_completely
     parts = [part for part in vars(processor).values() if hasattr(part, "__dict__")]
-    held = (value for part in (processor, *parts) for value in vars(part).values())
-    mx.eval([value for value in held if isinstance(value, mx.array)])
+    values = (value for part in (processor, *parts) for value in vars(part).values())
+    mx.eval([value for value in values if isinstance(value, mx.array)])
 
 
 class ItemProcessor:
     """Prepares items, one at a time, because the processor's tokenizer is not thread-safe.
 
     markers: by kind, the text that the processor expands to one item.
-    control: the control tokens; text that the processor writes before the first and after the last
-        of them does not belong to the item.
-    most_bytes: size of the cache of prepared items.
-    width: number of embeddings that one placeholder token stands for, if it is not one.
-    vocabulary: number of logits; placeholder tokens beyond it (Molmo 2) never reach a prompt.
+    control: the control tokens. The item is what the processor writes from the first control token
+        to the last.
+    most_bytes: maximum size of the cache of prepared items.
+    width: number of embeddings of an item that has only one placeholder token.
+    vocabulary: number of logits. Placeholder tokens beyond the vocabulary (Molmo 2) are replaced in
+        prompts.
     """
 
     def __init__(
@@ -167,10 +170,12 @@ class ItemProcessor:
         self._lock = threading.Lock()
 
     def prepare(self, given: Picture | Video | Sound, name: str, images: int = 1) -> MediaItem:
-        """Prepare an item. name: the item in error messages, such as `Images[2]`. images: how many
-        its prompt has.
+        """Prepare an item.
 
         Raises InvalidRequest.
+
+        name: the name of the item in error messages, such as `Images[2]`.
+        images: number of images in the prompt.
         """
         processor = self._processor
         untiled = images > _TILED and hasattr(processor, "candidate_resolutions")
@@ -196,7 +201,8 @@ class ItemProcessor:
     def used_pixels(self) -> int | None:
         """The number of pixels to which large images are scaled down; None if that is unknown.
 
-        If the processor does not state it, it is measured with a large image, including tiles.
+        If the processor does not state this number, it is measured with a large image. Pixels of
+        all tiles count.
         """
         stated = getattr(getattr(self._processor, "image_processor", None), "max_pixels", None)
         if isinstance(stated, int) and stated > 0:
@@ -205,7 +211,10 @@ class ItemProcessor:
             with self._lock:
                 item = self._prepared(picture_of(Image.new("RGB", _PROBE)))
         except Exception:
-            _log.info("large JPEGs are decoded at full size: one cannot be prepared", exc_info=True)
+            _log.info(
+                "large JPEGs are decoded at full size: a large image cannot be prepared",
+                exc_info=True,
+            )
             return None
         found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
         pixels = found // (_CHANNELS * _FLOAT)
@@ -214,11 +223,12 @@ class ItemProcessor:
     def fitted(
         self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
     ) -> list[MediaItem]:
-        """Return a prompt's items in order, with what depends on the items before each of them.
+        """Return a prompt's items, changed where they depend on the items before them.
 
-        Some families number the images, and some write one boundary where two images meet. An item
-        that was prepared on its own has the number 0, and all boundaries. places: (start, stop) of
-        the items' markers in the prompt.
+        Some families number images, and some write only one boundary between two images. An item
+        that was prepared separately has the number 0, and all boundaries.
+
+        places: the (start, stop) of each item's marker in the prompt.
         """
         fitted: list[MediaItem] = []
         images, end = 0, -1
@@ -233,22 +243,22 @@ class ItemProcessor:
         return fitted
 
     def _numbered(self, item: MediaItem, number: int) -> MediaItem:
-        """The item with the text of its number in the prompt, if the processor writes numbers."""
+        """Return an item with its number in the prompt, if the processor writes numbers."""
         images: Any = getattr(self._processor, "image_processor", None)
         if not number or not getattr(images, "use_image_id", False):
             return item
-        texts = (f"{images.im_id_start}{each}{images.im_id_end}" for each in (0, number))
+        texts = (f"{images.im_id_start}{value}{images.im_id_end}" for value in (0, number))
         with self._lock:
-            none, own = (
+            old, new = (
                 tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts
             )
         whole = item.whole
-        at = next((at for at in range(len(whole)) if whole[at : at + len(none)] == none), -1)
+        at = next((at for at in range(len(whole)) if whole[at : at + len(old)] == old), -1)
         if at < 0:
             return item
-        whole = (*whole[:at], *own, *whole[at + len(none) :])
-        count = item.count + len(own) - len(none)
-        # Another number gives other features and other KV.
+        whole = (*whole[:at], *new, *whole[at + len(old) :])
+        count = item.count + len(new) - len(old)
+        # Features and KV depend on the number.
         return _changed(item, number.to_bytes(4), whole=whole, count=count)
 
     def _prepared(self, given: Picture | Video | Sound) -> MediaItem:
@@ -260,7 +270,7 @@ class ItemProcessor:
             prompts="" if self._ends else self._markers[kind] + self._after,
             image_token_index=self._image_token,
             add_special_tokens=False,
-            **_as_mlx_vlm_takes(given, self._processor),
+            **_mlx_vlm_arguments(given, self._processor),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
@@ -280,10 +290,10 @@ class ItemProcessor:
             encoded, count = (min(tokens),), self.width
             tokens = (_NOTHING,) * count
         elif count > 1:
-            places = [
+            control = [
                 at for at, token in enumerate(tokens) if at >= bos and token in self._control
             ] or [bos, count - 1]
-            first, count = places[0], places[-1] + 1 - places[0]
+            first, count = control[0], control[-1] + 1 - control[0]
             if max(tokens) >= self._vocabulary:
                 encoded = tokens
                 tokens = tuple(n if n < self._vocabulary else _NOTHING for n in tokens)
@@ -292,7 +302,7 @@ class ItemProcessor:
         )
 
     def _bos(self, tokens: Sequence[int], marker: str) -> int:
-        """Return how many BOS tokens the processor or its tokenizer wrote: 1 or 0."""
+        """Return how many BOS tokens the processor or its tokenizer has written: 1 or 0."""
         text = getattr(self._tokenizer, "bos_token", None)
         begun = isinstance(text, str) and not marker.startswith(text)
         return int(begun and tokens[0] == self._tokenizer.bos_token_id)
@@ -307,8 +317,8 @@ def _changed(item: MediaItem, change: bytes, **fields: Any) -> MediaItem:
     return replace(item, digest=hashlib.sha256(item.digest + change).digest(), **fields)
 
 
-def _as_mlx_vlm_takes(given: Picture | Video | Sound, processor: Any) -> dict[str, Any]:
-    """mlx-vlm's arguments for an item. A video: [frames, channels, height, width], and metadata."""
+def _mlx_vlm_arguments(given: Picture | Video | Sound, processor: Any) -> dict[str, Any]:
+    """Return mlx-vlm's arguments for an item. A video is [frames, channels, height, width]."""
     match given:
         case Picture():
             return {"images": [given.pixels]}
@@ -331,22 +341,22 @@ def _as_mlx_vlm_takes(given: Picture | Video | Sound, processor: Any) -> dict[st
 
 
 def end_tokens(processor: Any) -> frozenset[int]:
-    """The processor's own end tokens, in addition to those of configuration and tokenizer."""
+    """Return end tokens that the processor names in addition to configuration and tokenizer."""
     found = getattr(processor, "additional_eos_token_ids", None) or ()
     unknown = getattr(getattr(processor, "tokenizer", None), "unk_token_id", None)
     return frozenset(token for token in found if isinstance(token, int) and token != unknown)
 
 
 def kinds_of(processor: Any) -> list[str]:
-    """Return the kinds of items that the processor accepts, and can turn into features."""
+    """Return the kinds of items that a processor accepts and can prepare."""
     accepted = inspect.signature(getattr(processor, "process", processor)).parameters
-    hears = any(
+    prepares_audio = any(
         getattr(processor, name, None) is not None
         for name in ("feature_extractor", "audio_processor")
     )
     kinds = {IMAGE: True, VIDEO: "videos" in accepted}
-    kinds[AUDIO] = hears and bool({"audio", "audios"} & set(accepted))
-    return [kind for kind, taken in kinds.items() if taken]
+    kinds[AUDIO] = prepares_audio and bool({"audio", "audios"} & set(accepted))
+    return [kind for kind, prepared in kinds.items() if prepared]
 
 
 def _bytes(value: Any) -> int:

@@ -1,8 +1,8 @@
 """Builds a model that mlx-vlm implements: its text model, and its image and audio input if any.
 
-Before the model is served, a small image goes from the chat template through the encoder, and a
-short clip and a short tone if the model accepts them. If the image fails, the load fails with an
-error. If the clip fails, videos are sent as images.
+The load sends a small image through the chat template, processor and encoder, and also a short clip
+and a short tone if the model accepts video and audio. If the image fails, the load fails. If the
+clip fails, videos are sent to the model as images.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HINT = "; to serve its text part alone, set the option type:text"
 
 def build(order: LoadOrder) -> Stages[Built]:
     """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
-    from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
+    from mlx_vlm import utils  # noqa: F401, the import takes seconds, so it happens on this thread
 
     media = order.checkpoint.media
     open_media_input = partial(_open_media_input, order) if media else None
@@ -65,7 +65,7 @@ def build(order: LoadOrder) -> Stages[Built]:
 
 
 def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The model with its weights still lazy, and its configuration (`load_model`'s open_model)."""
+    """Return a model with lazy weights, and its configuration."""
     from mlx_vlm import utils
 
     package: Any = utils
@@ -76,9 +76,10 @@ def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
 def _open_media_input(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
 ) -> Stages[text_builder.MediaInput]:
-    """The media input of a loaded model, which is added to `prompts` too. Raises ModelRejected.
+    """Open the media input of a loaded model. Begins and ends on `files`. Raises ModelRejected.
 
-    Begins and ends on `files`.
+    prompts: will put media into prompts.
+    vocabulary: number of logits.
     """
     settings = order.settings
     with _refusing(loaded, order.checkpoint.path):
@@ -103,11 +104,11 @@ def _open_media_input(
             )
 
         def ends(kind: str, text: str) -> str:
-            """The control strings with which the processor surrounds an item; '' if there are none.
+            """Return the control strings that the processor writes around an item, in one string.
 
-            If the marker is still next to the item, the processor did not recognise it. If the
-            processor writes a token outside the vocabulary, prompts get an otherwise unused control
-            string in its place.
+            Returns '' if the processor writes none, or does not recognise the marker, which is then
+            still next to the item. For a processor that writes a token outside the vocabulary,
+            returns the marker with an unused control string.
             """
             try:
                 item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
@@ -155,7 +156,7 @@ def _open_media_input(
                     _log.warning("this model's %s input is off: it failed", kind, exc_info=True)
             yield "files"
         if not tried:
-            raise ModelRejected.because(loaded.name, "its chat template has no place for images")
+            raise ModelRejected.because(loaded.name, "its chat template has no marker for images")
         form = replace(form, markers={kind: form.markers[kind] for kind in tried})
         media = MediaPrompts(
             form,
@@ -164,7 +165,7 @@ def _open_media_input(
             {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
             order.media_limits,
         )
-        prompts.take_media(media, opens=any(item.bos for item in tried.values()))
+        prompts.accept_media(media, adds_bos=any(item.bos for item in tried.values()))
         return text_builder.MediaInput(
             reader,
             media,
@@ -176,7 +177,7 @@ def _open_media_input(
 
 @contextmanager
 def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
-    """Turn every exception inside into ModelRejected."""
+    """Turn every exception in the context into ModelRejected."""
     try:
         yield
         return
@@ -191,12 +192,12 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
 
 
 def _why_it_failed(fault: Exception, path: Path) -> str:
-    """Explains a fault of a processor or an encoder to the user, with advice."""
+    """Return a clause that explains a fault of a processor or an encoder, with advice."""
     if why := first_fault(path, OF_MEDIA):
         return why
     refused = isinstance(fault, InvalidRequest)
     if refused and isinstance(fault.__context__, Exception):
-        fault = fault.__context__  # the processor's own fault
+        fault = fault.__context__  # the exception of the processor
     if "trust_remote_code" in str(fault):
         return (
             "its image processor is Python code of its checkpoint, which runs only if the host sets"
@@ -225,7 +226,7 @@ def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None
     try:
         without = of_text(reader.model, item.tokens).embeddings
     except ValueError:
-        return  # the family itself rejects the tokens of an item that is missing
+        return  # the family rejects an item's tokens without the item
     if bool(mx.allclose(embeddings, without)):
         raise ValueError("the item does not change the embeddings")
 
@@ -237,7 +238,7 @@ def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
 
 
 def _unused(prompts: PromptBuilder, control: Iterable[str]) -> str:
-    """Return a control string that no prompt contains unless we write it; '' if there is none."""
+    """Return a control string that the chat template does not write; '' if there is none."""
     turn = {"role": "assistant", "content": "Yes."}
     question = {"role": "user", "content": "No?"}
     rendered = _renderer(prompts)([question, turn, question])
@@ -245,7 +246,7 @@ def _unused(prompts: PromptBuilder, control: Iterable[str]) -> str:
 
 
 def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
-    """Return the control strings by their tokens."""
+    """Return control strings by their token ids."""
     tokens = ((prompts.tokenize(text), text) for text in prompts.control.tokens)
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
@@ -270,14 +271,14 @@ def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:
-    """Return the markers that mlx-vlm's processors may recognise in text for this family."""
-    plain = ["<audio>"] if kind == AUDIO else ["<image>\n", "<image-1>"]
+    """Return the markers that this family's processor may recognise in text."""
+    usual = ["<audio>"] if kind == AUDIO else ["<image>\n", "<image-1>"]
     from mlx_vlm.prompt_utils import MessageFormatter
 
     counts = {"num_images": int(kind == IMAGE), "num_audios": int(kind == AUDIO)}
     try:
         message = MessageFormatter(model_type).format_message("", **counts)
     except Exception:
-        return plain
+        return usual
     content = message.get("content") if isinstance(message, dict) else message
-    return [content, *plain] if isinstance(content, str) and content.strip() else plain
+    return [content, *usual] if isinstance(content, str) and content.strip() else usual

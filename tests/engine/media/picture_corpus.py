@@ -180,7 +180,9 @@ def _refused() -> Iterator[Bad]:
         "WebM or Matroska": b"\x1aE\xdf\xa3\x9f",
     }
     for name, content in other.items():
-        yield Bad(name, content, rf"is in the format {name.strip()}, which is not decoded here")
+        yield Bad(
+            name, content, rf"is in the format {name.strip()}, which this backend does not decode"
+        )
     for name, content in {"text": b"hello", "one byte": b"\x00", "a riff": b"RIFF1234ABCD"}.items():
         yield Bad(name, content, "is not in a known image format")
 

@@ -138,11 +138,13 @@ def _refused() -> Iterator[BadSound]:
     for name, content in other.items():
         apart = name.strip() in DEMUXERS
         why = (
-            "cannot be decoded" if apart else f"is in the format {name}, which is not decoded here"
+            "cannot be decoded"
+            if apart
+            else f"is in the format {name}, which this backend does not decode"
         )
         yield BadSound(name, content, why)
     for name, content in {"text": b"hello", "zeros": b"\x00" * 99, "MIDI": b"MThd\x00\x00"}.items():
-        yield BadSound(name, content, "is not in a known sound format")
+        yield BadSound(name, content, "is not in a known audio format")
     for kind in ("WAV", "FLAC", "OGG"):
         yield BadSound(f"head of a {kind}", save(tone(), kind=kind)[:24], "cannot be decoded")
     yield BadSound(

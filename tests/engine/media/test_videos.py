@@ -201,9 +201,9 @@ def test_a_digest_covers_frames_and_times() -> None:
         (lambda: lasting(CLIP, 36_000), "lasts longer than 3600 seconds"),
         (
             lambda: saved(FRAMES, "clip.avi", "huffyuv"),
-            "has the codec huffyuv, which is not decoded here: send H.264",
+            "has the codec huffyuv, which this backend does not decode: send H.264",
         ),
-        (lambda: b"\x89PNG\r\n\x1a\n", "is in the format PNG, which is not decoded here"),
+        (lambda: b"\x89PNG\r\n\x1a\n", "is in the format PNG, which this backend does not decode"),
     ],
 )
 def test_an_invalid_clip_is_refused_with_its_reason(make: Callable[[], bytes], says: str) -> None:

@@ -493,5 +493,5 @@ async def test_an_image_of_any_turn_stands_before_the_prompt_where_the_processor
         assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
         assert answer.tokens == plain.chooses(messages, images, answer.tokens)
         assert (await answer_to(engine, raw)).tokens
-        with pytest.raises(InvalidRequest, match="accepts only one: send one"):
+        with pytest.raises(InvalidRequest, match="accepts only one item: send one"):
             await answer_to(engine, two)

@@ -69,7 +69,7 @@ async def test_an_image_is_followed_by_one_begin_and_precedes_any_text(tmp_path:
             answer = await answer_to(engine, asking(prompt, shown("red"), sampling=AMONG_SIGNS))
             assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
             assert answer.tokens == plain.chooses(messages, images, answer.tokens)
-        with pytest.raises(InvalidRequest, match="accepts only one: send one"):
+        with pytest.raises(InvalidRequest, match="accepts only one item: send one"):
             await answer_to(engine, asking("Zyx?", shown("red", "blue")))
         with pytest.raises(InvalidRequest, match="attends to later tokens"):
             await answer_to(engine, asking(RawPrompt("Zyx?"), prompt_logprobs=1))

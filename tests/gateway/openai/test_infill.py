@@ -140,7 +140,7 @@ def test_a_model_without_the_tokens_refuses_with_a_message(
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param
-    assert error["message"].startswith(f"{param} asks for the text between two others")
+    assert error["message"].startswith(f"{param} asks for the text between a prefix and a")
     assert "Qwen2.5-Coder" in error["message"]
 
 

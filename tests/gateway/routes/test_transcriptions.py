@@ -97,7 +97,7 @@ def test_a_translation_is_english(gateway: GatewayProcess) -> None:
     [
         ({"file": None}, "file", "file is missing"),
         ({"file": b""}, "file", "file is empty"),
-        ({"file": b"no sound at all"}, "file", "file is not in a known sound format"),
+        ({"file": b"no sound at all"}, "file", "file is not in a known audio format"),
         ({"language": "xx"}, "language", "language is 'xx'"),
         ({"temperature": "hot"}, "temperature", "temperature should be a number"),
         ({"temperature": "7"}, "temperature", "temperature should be less than or equal to 1"),
