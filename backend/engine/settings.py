@@ -310,7 +310,7 @@ class Settings:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from typed values; the rest have their defaults. Raises InvalidRequest."""
+        """Return settings with these values, and defaults for the others. Raises InvalidRequest."""
         return cls(**{name: checked("setting", name, value) for name, value in values.items()})
 
     @property
@@ -344,9 +344,9 @@ SPECIAL_TOKENS = (
 
 
 def weight_dtype(settings: Settings, field_value: str) -> str:
-    """The requested dtype: the setting, else the DType field of the load request, else `auto`.
+    """Return the requested dtype: the setting, else the field DType of the load request, or `auto`.
 
-    DType serves several engines, so their names for the same types are accepted too.
+    Hosts send DType to several engines, so the names that these have for types are accepted too.
     """
     if settings.dtype != "auto":
         return settings.dtype
@@ -362,7 +362,10 @@ def weight_dtype(settings: Settings, field_value: str) -> str:
 
 
 def checked(source: str, name: str, value: Any) -> Any:
-    """The value in the setting's own type. Raises InvalidRequest, which names source and name."""
+    """Return the value in the setting's type. Raises InvalidRequest with the setting's name.
+
+    source: the word before the name in the error message.
+    """
     if name not in RULES:
         raise InvalidRequest(unknown_setting(source, name))
     try:
@@ -373,7 +376,7 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """Return the error message for an unknown name. source: where the name was given."""
+    """Return the error message for an unknown name. source: the word before the name."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 
