@@ -232,7 +232,7 @@ def test_caches_for_one_sequence_are_not_batched() -> None:
 @pytest.mark.parametrize("counts", [[1], [1, 0], [1, 2, 3]])
 def test_every_sequence_of_a_prefill_gets_at_least_one_token(counts: list[int]) -> None:
     batch = kv.BatchCache([_filled("attention", 3), _filled("attention", 4)])
-    with pytest.raises(ValueError, match="2 sequences cannot take"), batch.prefill(counts):
+    with pytest.raises(ValueError, match="2 sequences do not accept"), batch.prefill(counts):
         pass
 
 
