@@ -18,11 +18,11 @@ from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache, make_prompt_cac
 
 from backend.engine.caching.gather import (
     can_gather,
+    extracted,
     gathered,
     keeps_state,
     of_rows,
     rearranged,
-    taken,
 )
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.caching.quantized_kv import QuantizedKV, QuantizedWindowKV
@@ -78,7 +78,7 @@ def snapshot(cache: RowCache) -> Snapshot:
 
 
 def _snapshot(layers: Sequence[Any], row: int) -> Snapshot:
-    return [None if _keeps_all(layer) else taken((layer, row)) for layer in layers]
+    return [None if _keeps_all(layer) else extracted((layer, row)) for layer in layers]
 
 
 def evaluated(kept: Snapshot) -> int:
@@ -371,7 +371,7 @@ class BatchCache:
         The buffers of a running sequence are larger, and may be shared with a longer sequence.
         Raises what MLX raises; the copy may still be under way when this returns.
         """
-        alone = [taken((layer, self._rows[place])) for layer in self._layers]
+        alone = [extracted((layer, self._rows[place])) for layer in self._layers]
         mx.async_eval([layer.state for layer in alone])
         return alone
 
