@@ -88,7 +88,7 @@ class Charges:
         )
         return tokens, growth
 
-    def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:
+    def unused_rows(self, members: Collection[SequenceState], rows: int) -> int:
         """Return the bytes of unused rows in the arrays that these sequences share."""
         return rows * self._cost.of(max(sequence.charged for sequence in members))
 

@@ -565,8 +565,8 @@ class Planner:
         if not cost.per_token:
             fair = _MOST_SNAPSHOTS  # recurrent state only: nothing else could be stored
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
-        spare = max(left - self.entries.copied_bytes, 0) // size
-        most = min(fair, share, spare, _MOST_SNAPSHOTS)
+        fitting = max(left - self.entries.copied_bytes, 0) // size
+        most = min(fair, share, fitting, _MOST_SNAPSHOTS)
         sequence.places, sequence.snapshots = set(), set()
         if self.limits.prompt_cache and sequence.arrived.keep:
             last, shared = sequence.prompt - 1, self._sources.match(sequence).shared
@@ -654,7 +654,7 @@ class Planner:
             depth = self._depths.get(number, 0)
             if not len(members) <= depth <= most:
                 depth = most
-            nbytes = self._charges.spare_rows(members, depth - len(members))
+            nbytes = self._charges.unused_rows(members, depth - len(members))
             if len(members) > 1 and nbytes <= left:
                 depths[number] = depth
                 left -= nbytes
