@@ -1,6 +1,6 @@
 """Runs the sequences of one model: the planner decides a step, the executor carries it out.
 
-Everything happens on the engine thread, one `step` at a time: plan, launch, read and deliver the
+All work happens on the engine thread, one `step` at a time: plan, launch, read and deliver the
 tokens of the previous step, then wait for work that delays no token.
 """
 
@@ -95,17 +95,17 @@ class Scheduler:
         self._steps = 0
         self._plan = StepPlan(0)  # the latest
         self._step_name = ""
-        self._latest_seconds = 0.0  # that were predicted of the latest step
+        self._latest_seconds = 0.0  # predicted duration of the latest step
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
-        # What the planner need not know at every step: tokens, and times of decode steps.
+        # Events that the planner need not get at every step: tokens, and times of decode steps.
         self._generated: defaultdict[int, list[int]] = defaultdict(list)
-        self._deliveries = 0  # of these tokens
+        self._deliveries = 0  # number of deliveries of these tokens
         self._decoded: list[PlannerEvent] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
-        self._guess_report: GuessReport | None = None  # the latest that the gauges have
+        self._guess_report: GuessReport | None = None  # the latest report that the gauges have
         self.executor = (
             Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
         )
@@ -135,11 +135,11 @@ class Scheduler:
 
     @property
     def waiting(self) -> bool:
-        """Whether a sequence is waiting for its first, or its next, token."""
+        """Whether a sequence is waiting for a token."""
         return bool(self._outputs)
 
     def prefill_seconds(self, command: Submit) -> float:
-        """Estimated time for the prompt's tokens that are not in the prompt cache."""
+        """Estimate the prefill time, in seconds, of the tokens that are not in the prompt cache."""
         pace = self.planner.pace
         if not pace.known:
             return 0.0
@@ -199,7 +199,7 @@ class Scheduler:
         )
 
     def _beside(self, command: Submit) -> int:
-        """Bytes that a sequence needs in addition to its KV, for its grammar and its filters."""
+        """Return the bytes that a sequence needs for its grammar and filters, besides its KV."""
         request = command.request
         nbytes = 0 if request.constraint is None else _MATCHER_BYTES
         if search_all(request.sampling, self._model.vocabulary):
@@ -207,9 +207,9 @@ class Scheduler:
         return nbytes
 
     def _guesses(self, command: Submit) -> int:
-        """Maximum number of guesses at a time for a sequence.
+        """Return the maximum number of draft tokens at a time for a sequence.
 
-        It is 0 with media, which guessers do not see.
+        It is 0 for a prompt with media, which guessers do not read.
         """
         if self._model.drafting is None or command.media is not None:
             return 0
@@ -222,12 +222,12 @@ class Scheduler:
         return self._model.media
 
     def cancel(self, ticket: int) -> None:
-        """End a sequence. Nothing is published, because its owner cancelled it."""
+        """End a sequence. Nothing is published, because the owner has cancelled the sequence."""
         if self._outputs.pop(ticket, None) is not None:
             self._events.append(Ended(ticket))
 
     def cancel_all(self, error: EngineError) -> None:
-        """End every sequence with an error and forget every stored prefix."""
+        """End every sequence with an error, and drop every cached prefix."""
         if self._model.disk is not None and any(isinstance(e, Ended) for e in self._events):
             # Answers that have just ended are saved to disk when they leave, in the next step.
             self.step()
@@ -248,7 +248,7 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: every decoding sequence gets a token, and prefill gets its share."""
         plan = self._next_plan()
-        # Most steps only decode what the step before has decoded.
+        # Most steps only decode the same sequences as the step before.
         if again := plan is self._plan:
             expected = 2 * self._latest_seconds if self.planner.pace.known else None
         else:
@@ -279,7 +279,7 @@ class Scheduler:
             self._settle()
 
     def _prepare(self, plan: StepPlan) -> None:
-        """Do what a new plan needs before its step is launched."""
+        """Do the work of a new plan that comes before the launch of its step."""
         if self._model.disk is not None and plan == StepPlan(plan.number):
             # no sequence can continue until the writes are done
             self._model.disk.drain(_WRITE_WAIT)
@@ -289,10 +289,10 @@ class Scheduler:
             self._flush(everything=True)
 
     def _expected_seconds(self, plan: StepPlan) -> float | None:
-        """Predicted seconds of a step, with the passes that the step before has left in flight.
+        """Return the predicted seconds of a step, with passes in flight of the step before.
 
-        None before any pass has been timed; infinite if an image or a sound may be encoded, because
-        nothing predicts how long that takes.
+        Returns None before any pass has been timed, and infinity if an image or a sound may be
+        encoded, because nothing predicts how long that takes.
         """
         before, self._latest_seconds = self._latest_seconds, 0.0
         sequences = self.executor.sequences
@@ -309,8 +309,8 @@ class Scheduler:
         return time.monotonic()
 
     def _next_plan(self) -> StepPlan:
-        """The plan of the next step; the planner is asked only if the latest may no longer hold."""
-        # Without guesses, on which no plan lasts, a sequence gets at most two tokens at a time.
+        """Return the plan of the next step: the latest plan if it is still valid, or a new plan."""
+        # Without draft tokens, with which no plan lasts, a delivery has at most two tokens each.
         if not self._events and (
             self.planner.lasts(2 * self._deliveries)
             or self.planner.lasts(max(map(len, self._generated.values()), default=0))
@@ -324,10 +324,10 @@ class Scheduler:
         return self.planner.plan(self._now(), events)
 
     def _learn(self, events: list[PlannerEvent], began: float, read: int = 0) -> None:
-        """Keep the events for the next plan.
+        """Store the events of a step for the next plan.
 
-        began: when the step that led to them was launched.
-        read: number of tokens that were read in it.
+        began: time.perf_counter() when the step was launched.
+        read: number of tokens that were read in the step.
         """
         steps, seconds = 0, 0.0
         for event in events:
@@ -342,7 +342,7 @@ class Scheduler:
             self._gauges.tokens_per_second = read * steps / seconds
 
     def _deliver(self, sampled: Sequence[Sampled]) -> None:
-        """Publish the events for these tokens."""
+        """Publish the events that these tokens cause."""
         now, outputs, generated = time.perf_counter(), self._outputs, self._generated
         count = 0
         for sequence, token, logprob, broken, over in sampled:
@@ -387,7 +387,7 @@ class Scheduler:
                 self._publish_all(number, output, output.finish_unstarted())
 
     def _report_progress(self) -> None:
-        """Report to owners that wait for a first token how much of the prompt is done."""
+        """Publish the progress of prefill for owners that wait for a first token."""
         for number in [number for number in self._watched if number in self._outputs]:
             output = self._outputs[number]
             if output.generated:
@@ -396,7 +396,7 @@ class Scheduler:
                 self._publish(number, news)
 
     def _fail_broken(self) -> None:
-        """End the sequences whose step failed; after a failed allocation they are retried once."""
+        """End the sequences whose step failed; after a failed allocation, retry them once."""
         failures, self.executor.failures = self.executor.failures, []
         for failure in failures:
             self._handle(failure)
@@ -415,7 +415,7 @@ class Scheduler:
                 self._fail(number, failure.where, failure.fault, short=short)
 
     def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
-        """Handle a fault that affects one sequence. short: whether memory was short."""
+        """End a sequence because of a fault. short: whether an allocation failed."""
         if self._outputs.pop(number, None) is None:
             return
         self._events.append(Ended(number, failed=True))
@@ -432,8 +432,8 @@ class Scheduler:
         limit = self._model.memory_limit // MIB
         if refusal.writing:
             error = Overloaded(
-                f"{refusal.writing // MIB} MiB of memory cannot be used before the prompt cache in"
-                " them is written, and the disk does not finish that: check the disk of"
+                f"{refusal.writing // MIB} MiB of memory hold prompts that have to be written to"
+                " disk first, and the disk does not finish that: check the disk of"
                 " prompt_cache_dir, or send a shorter prompt"
             )
         elif output.generated:
@@ -491,14 +491,15 @@ class Scheduler:
             self._gauges.guessing = replace(report, guessers=drafting.names)
 
     def shed(self) -> None:
-        """Give up the prompt cache and freed buffers, because an allocation failed."""
+        """Drop the prompt cache and freed buffers, because an allocation failed."""
         self._events.append(MemoryShort())
         mx.clear_cache()
 
     def lend(self, nbytes: int) -> int:
         """Return the bytes that a batch of texts to embed may use now.
 
-        If there are fewer than the `nbytes` that it needs, later steps make room for it.
+        If the batch needs more, later steps free memory for it.
+        nbytes: bytes that the batch needs.
         """
         lendable = self.planner.lendable
         self.executor.lacking_bytes = nbytes if nbytes > lendable else 0
@@ -506,7 +507,7 @@ class Scheduler:
         return lendable
 
     def memory(self) -> dict[str, int]:
-        """Return what MLX holds for this model besides its weights, in bytes, between two steps."""
+        """Return the bytes that MLX uses for this model besides the weights, by purpose."""
         parts = {
             "kv_cache": self.executor.row_bytes,
             "prompt_cache": self.executor.entry_bytes,

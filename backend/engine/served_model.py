@@ -1,4 +1,4 @@
-"""The half of a loaded model that is used outside the engine thread."""
+"""The part of a loaded model that the event loop and the prompt threads use."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What is needed to validate, prepare and answer requests. It contains no MLX object.
+    """The data for validating, preparing and answering requests, without any MLX object.
 
     chat_format: the format of answers.
-    call_format: the format of answers to requests with tools, if it is another one.
+    call_format: the format of answers to requests with tools, if it differs.
     vocabulary_size: number of logits.
     token_bytes: returns the bytes of a token.
-    new_text: creates a decoder; its argument is whether the text continues earlier text.
+    new_text: creates a text decoder; its argument is whether the text continues earlier text.
     kind: the kind of requests that the model answers.
-    media: which of image, video and audio it accepts.
+    media: which of image, video and audio the model accepts.
     reads_whole: whether all tokens of a prompt attend to each other.
-    media_marker: the marker for them in a raw prompt.
+    media_marker: the marker for media in a raw prompt.
     epoch: the number of the load.
     capacity: maximum number of running and waiting requests.
     default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
     template_words: the `REASONING_WORDS` that the chat template uses.
-    constraints: for models that generate text.
+    constraints: compiles constraints, for models that generate text.
     adapters: names of the adapters of which a request may choose one.
-    reader: for requests other than generation.
-    speech: what a speech-to-text model reads of a request.
+    reader: prepares requests that are not generations.
+    speech: the abilities of a speech-to-text model.
     media_limits: the limits on media in requests.
     division: how ranks divide the model, for logs; '' if they do not.
     """

@@ -1,4 +1,4 @@
-"""The values that a setting accepts, and how they are parsed from text."""
+"""The values that a setting accepts, and the parsing of these values from strings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The values of one setting.
+    """The values that one setting accepts.
 
-    A default of None is written as `auto`; the device then decides.
+    kind: the type of the values.
+    default: the default value; None is written as `auto`, and the backend then decides.
+    meaning: the description in the table of docs/options.md.
+    minimum, maximum: bounds of numbers.
+    choices: the accepted strings; empty means any.
     """
 
     kind: type
@@ -37,7 +41,7 @@ class Rule:
         return f"{words}, or auto" if self.default is None else words
 
     def parse(self, text: str) -> Any:
-        """Parse a text; a setting of type text keeps it unchanged."""
+        """Parse a string; for a setting of type str, return it unchanged."""
         return text if self.kind is str else parse_scalar(text)
 
     def check(self, value: Any) -> Any:
@@ -59,15 +63,15 @@ class Rule:
         return self.kind(value)
 
     def read(self, text: str) -> Any:
-        """Parse and check a text. Raises ValueError with the accepted values."""
+        """Parse and check a string. Raises ValueError with the accepted values."""
         return self.check(self.parse(text))
 
 
 def parse_scalar(text: str) -> bool | int | float | str:
-    """Return the text as a boolean or number if it is one, else the text itself.
+    """Return the boolean or number that a string contains, or else the string itself.
 
-    Python accepts more numbers than people mean: `nan`, `inf`, `1_000` and digits of
-    other scripts stay text, and so does a number too large for a float.
+    Python accepts more numbers than people mean: `nan`, `inf`, `1_000` and digits of other scripts
+    stay strings, and so does a number too large for a float.
     """
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -90,7 +94,7 @@ def flag(default: bool | None, meaning: str) -> Any:
 
 
 def text(default: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
-    """Return a field for text, or for one of several words."""
+    """Return a field for a string, or for one of several words."""
     return _field(Rule(str, default, meaning, choices=choices))
 
 

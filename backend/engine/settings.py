@@ -1,6 +1,6 @@
 """A model's settings: one table, used to check values and to generate documentation.
 
-Nothing here needs MLX, so the servicer can check settings before the engine imports it.
+Nothing here needs MLX, so the servicer can check settings before the engine imports MLX.
 `python -m backend.engine.settings` prints the table of docs/options.md.
 """
 
@@ -25,7 +25,7 @@ class Settings:
 
     parallel: int = number(16, 1, 256, "Maximum number of requests decoded together.")
     max_queue: int = number(
-        256, 0, 100_000, "Maximum number of requests waiting for a slot; further ones are refused."
+        256, 0, 100_000, "Maximum number of requests that wait for a slot; others are refused."
     )
     prefill_chunk: int | None = number(
         None,
@@ -99,10 +99,10 @@ class Settings:
         None,
         0,
         _MIB,
-        "Memory in MiB for the experts of a mixture of experts whose experts stay in the"
-        " checkpoint's files, from which a step reads what it lacks; 0 loads all experts into"
+        "Memory in MiB for experts of a model whose experts stay in the checkpoint's files, from"
+        " which a step reads those that are not in memory; 0 loads all experts into"
         " memory, auto does so if the model fits, and is otherwise three quarters of the memory"
-        " that its other weights leave. Experts in files stay quantised, whatever dequantize says.",
+        " that its other weights leave. Experts in files stay quantised, even with dequantize.",
     )
     repetition_guard: int = number(
         0,
@@ -170,10 +170,10 @@ class Settings:
     mtp: bool | None = flag(
         None,
         "Whether tokens are drafted by the model's own head for multi-token prediction (MTP), which"
-        " does not change the output; on and off mean true and false. auto means that it is used"
-        " if the checkpoint has one, or a folder beside it: a head that cannot be used is then"
-        " left out with a warning, and refused with true. Qwen3.5, Qwen3-Next, DeepSeek-V3, GLM-4.5"
-        " and later, Nemotron-H and MiMo as first published have one.",
+        " does not change the output; on and off mean true and false. auto uses a head in the"
+        " checkpoint or in a folder beside it; if the head cannot be used, auto logs a warning and"
+        " true refuses the load. Qwen3.5, Qwen3-Next, DeepSeek-V3, GLM-4.5 and later, Nemotron-H"
+        " and MiMo as first published have such a head.",
     )
     dtype: str = text(
         "auto",
@@ -190,8 +190,8 @@ class Settings:
         None,
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
         " reference forward passes of the model; a model that fails in a batch is then served one"
-        " request at a time. auto means only the first load of a checkpoint, whose verdict is kept,"
-        " and on a CPU no model of a family that was tested, unless it drafts or quantises its KV.",
+        " request at a time. auto means only the first load of a checkpoint, whose result is"
+        " stored, and on a CPU no model of a tested family, unless it drafts or quantises its KV.",
     )
     parallelism: str = text(
         "auto",
@@ -210,7 +210,8 @@ class Settings:
     distributed_backend: str = text(
         "",
         "Transport of the ranks in hostfile; empty means `MLX_DISTRIBUTED_BACKEND`, or ring. It may"
-        " not differ from that of ranks that are connected. Without ranks it has no effect.",
+        " not differ from the transport of ranks that are already connected. Without ranks it has"
+        " no effect.",
         ("", "ring", "jaccl", "nccl", "mpi"),
     )
     rank_timeout: int = number(
@@ -229,16 +230,16 @@ class Settings:
         33_554_432,
         1,
         89_478_485,
-        "Maximum number of pixels of an image as it is decoded, of a video frame as it is stored,"
-        " and of all frames used of a video; all images and videos of a request together may have"
-        " four times as many.",
+        "Maximum number of pixels of a decoded image, of a video frame in its file, and of all used"
+        " frames of a video together; all images and videos of a request together may have four"
+        " times as many.",
     )
     video_frames: int = number(
         16,
         1,
         768,
-        "Maximum number of frames that the model sees of a video, evenly spaced; all of them"
-        " together are scaled down to max_image_pixels.",
+        "Maximum number of frames of a video that the model reads, evenly spaced; together they are"
+        " scaled down to max_image_pixels.",
     )
     max_video_seconds: int = number(3600, 1, 86_400, "Maximum length in seconds of a video.")
     max_audio_seconds: int = number(
@@ -257,8 +258,8 @@ class Settings:
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
     context: str = text(
         "",
-        "`max` gives the context that 0 would give, whatever context_size is: LocalAI sends"
-        " 4096 for a model file without one. max_model_len still limits it.",
+        "`max` replaces context_size by 0, as many tokens as fit, because LocalAI sends 4096 for a"
+        " model file without context_size. max_model_len still limits the context.",
         ("", "max"),
     )
     type: str = text(
@@ -269,8 +270,8 @@ class Settings:
     )
     pooling: str = text(
         "",
-        "How token vectors are combined for Embedding; none returns each of them; empty means the"
-        " checkpoint's own, or last for a generative model.",
+        "How token vectors are combined for Embedding; none returns all of them; empty means the"
+        " checkpoint's own way, or last for a generative model.",
         ("", "mean", "last", "cls", "max", "none"),
     )
     normalize: bool | None = flag(
@@ -280,13 +281,13 @@ class Settings:
     )
     prompt_name: str = text(
         "",
-        "Which of the prompts in config_sentence_transformers.json is put in front of a text to"
-        " embed, or a query, whose request names none; empty means its `default_prompt_name`.",
+        "Name of the prompt in config_sentence_transformers.json that precedes texts and queries if"
+        " their request names no prompt; empty means the file's `default_prompt_name`.",
     )
     truncate: bool = flag(
         True,
-        "Whether an input of Embedding or Rerank that is longer than the model reads loses its end;"
-        " if not, the request is refused. Requests may override it.",
+        "Whether an input of Embedding or Rerank that is too long for the model loses its end; if"
+        " not, the request is refused. A request may choose otherwise.",
     )
     task: str = text(
         "",
@@ -310,7 +311,7 @@ class Settings:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from typed values; the rest have their defaults. Raises InvalidRequest."""
+        """Return settings with these values, and defaults for the others. Raises InvalidRequest."""
         return cls(**{name: checked("setting", name, value) for name, value in values.items()})
 
     @property
@@ -344,9 +345,9 @@ SPECIAL_TOKENS = (
 
 
 def weight_dtype(settings: Settings, field_value: str) -> str:
-    """The requested dtype: the setting, else the DType field of the load request, else `auto`.
+    """Return the requested dtype: the setting, else the field DType of the load request, or `auto`.
 
-    DType serves several engines, so their names for the same types are accepted too.
+    Hosts send DType to several engines, so the names that these have for types are accepted too.
     """
     if settings.dtype != "auto":
         return settings.dtype
@@ -362,7 +363,10 @@ def weight_dtype(settings: Settings, field_value: str) -> str:
 
 
 def checked(source: str, name: str, value: Any) -> Any:
-    """The value in the setting's own type. Raises InvalidRequest, which names source and name."""
+    """Return the value in the setting's type. Raises InvalidRequest with the setting's name.
+
+    source: the word before the name in the error message.
+    """
     if name not in RULES:
         raise InvalidRequest(unknown_setting(source, name))
     try:
@@ -373,7 +377,7 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """Return the error message for an unknown name. source: where the name was given."""
+    """Return the error message for an unknown name. source: the word before the name."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 

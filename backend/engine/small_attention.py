@@ -1,8 +1,8 @@
 """Attention of passes with few tokens, on devices that prepare a kernel for each new shape.
 
 On CUDA, cuDNN plans the attention of each pair of query and key lengths at its first use, which
-takes 60 ms (docs/hardware.md). Almost every turn of a chat has a new pair, and a step that checks
-guesses has one too. For few tokens, attention by plain operations takes far less than a plan.
+takes 60 ms (docs/hardware.md). Almost every turn of a chat has a new pair, and so has a step that
+checks draft tokens. For few tokens, attention by plain operations takes far less time than a plan.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-# Scores of a layer up to which plain operations are used. They move about ten bytes for each, so on
-# an H100 all layers of a model with 8 billion parameters take 3 ms longer than with a plan.
+# Maximum number of scores of a layer for plain operations. They move about ten bytes for each
+# score, so on an H100 all layers of a model with 8 billion parameters take 3 ms longer than with a
+# plan.
 MOST_SCORES = 1 << 24
 COPIES = 3  # arrays of scores that exist at the same time
 
@@ -24,8 +25,10 @@ Attention: TypeAlias = Callable[..., mx.array]
 class SmallAttention:
     """`mx.fast.scaled_dot_product_attention`, with plain operations for few tokens.
 
-    A single token is left to `attend`, whose kernels for decode steps depend on the KV's buffers
-    only.
+    A single token is left to MLX's function, whose kernels for decode steps depend only on the size
+    of the KV's buffers.
+    attend: MLX's function.
+    most: maximum number of scores for plain operations.
     """
 
     def __init__(self, attend: Attention, most: int = MOST_SCORES) -> None:
@@ -43,7 +46,11 @@ class SmallAttention:
         sinks: mx.array | None = None,
         **rest: Any,
     ) -> mx.array:
-        """`q`: [rows, heads, tokens, size]; `k`, `v`: [rows, KV heads, places, size]."""
+        """Return the attention, with the arguments of MLX's function.
+
+        q: [rows, heads, tokens, size].
+        k, v: [rows, KV heads, columns, size].
+        """
         rows, heads, tokens, _ = q.shape
         if tokens == 1 or rows * heads * tokens * k.shape[2] > self._most:
             return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
@@ -52,7 +59,7 @@ class SmallAttention:
 
 @contextmanager
 def without_small_attention() -> Iterator[bool]:
-    """Use MLX's own attention in the block; yields whether that differs."""
+    """Use MLX's attention in the block; yields whether it was replaced."""
     present: Any = mx.fast.scaled_dot_product_attention
     differs = isinstance(present, SmallAttention)
     if differs:
@@ -72,15 +79,15 @@ def _plain(
     sinks: mx.array | None,
 ) -> mx.array:
     rows, heads, tokens, size = q.shape
-    kv_heads, places = k.shape[1], k.shape[2]
+    kv_heads, columns = k.shape[1], k.shape[2]
     grouped = (q * scale).reshape(rows, kv_heads, heads // kv_heads, tokens, size)
     scores = grouped @ mx.expand_dims(k, 2).swapaxes(-1, -2)
     if isinstance(mask, str):  # "causal"
-        mask = mx.arange(places - tokens, places)[:, None] >= mx.arange(places)
+        mask = mx.arange(columns - tokens, columns)[:, None] >= mx.arange(columns)
     if mask is not None:
-        if mask.ndim == 4:  # [rows, heads or 1, tokens, places]
-            own = mask.shape[1] > 1
-            mask = mask.reshape(mask.shape[0], -1, heads // kv_heads if own else 1, *mask.shape[2:])
+        if mask.ndim == 4:  # [rows, heads or 1, tokens, columns]
+            group = heads // kv_heads if mask.shape[1] > 1 else 1
+            mask = mask.reshape(mask.shape[0], -1, group, *mask.shape[2:])
         if mask.dtype == mx.bool_:
             scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
         else:

@@ -7,12 +7,14 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-_FACTOR = 20  # a step may take this many times the longest of its kind, seen or predicted
+_FACTOR = 20  # multiple of the longest time, measured or predicted, of a step of the same kind
 
 
 class StepTimeout(NamedTuple):
-    """Bounds, in seconds, of the time after which a step counts as hung; 0 means never.
+    """Bounds, in seconds, of the time after which a step counts as hung.
 
+    least: lower bound.
+    most: upper bound; if both are 0, no step counts as hung.
     compiles: whether the first step of each kind may compile kernels.
     """
 
@@ -37,9 +39,10 @@ class StepLimits:
     def begin(self, step: str, expected: float | None, tick: int) -> int:
         """Return the seconds that a step may take.
 
-        step: its name.
-        expected: its predicted seconds; None if nothing is known yet, and infinite if it may take
+        step: name of the step.
+        expected: predicted seconds; None if nothing is known yet, and infinity if the step may take
             any time.
+        tick: the current time.
         """
         least, most, compiles = self._timeout
         self.end(tick)

@@ -1,6 +1,6 @@
 """Groups of threads that exist from the start.
 
-A pool of Python's starts its threads with the first work, and leaves that work in its queue for
+A thread pool of Python starts its threads when it gets work, and leaves the work in its queue for
 ever if the system then allows no more threads.
 """
 
@@ -28,5 +28,5 @@ def reserved_threads(count: int, name: str) -> ThreadPoolExecutor:
 
 
 def require_threads(count: int) -> None:
-    """Raise Overloaded unless the system allows this process so many more threads."""
+    """Raise Overloaded unless the system allows this process `count` more threads."""
     reserved_threads(count, "allowed").shutdown()

@@ -1,8 +1,8 @@
-"""Incremental detokenisation. A character of several tokens is held back until it is complete.
+"""Incremental detokenisation: a character of several tokens is delayed until it is complete.
 
-A token's bytes are looked up when it is written: a table of a whole vocabulary would take a fifth
-of a second of each load. For the two common kinds of tokenizer, mlx-lm's detokenizers are
-not used, because they drop the leading space of a continuation, hold back a single space, and emit
+A token's bytes are looked up when the token is generated: a table of a whole vocabulary would take
+a fifth of a second of each load. For the two common kinds of tokenizer, mlx-lm's detokenizers are
+not used, because they drop the leading space of a continuation, delay a single space, and return
 U+FFFD, at which LocalAI stops reading a stream's text.
 """
 
@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
-_UNFINISHED = 8  # tokens without complete text that are held back; a character has up to four bytes
-_USUAL = 1 << 13  # tokens whose bytes and text are kept after their first use
+_UNFINISHED = 8  # maximum delay in tokens; a character has up to four bytes
+_USUAL = 1 << 13  # number of tokens whose bytes and text are remembered
 _SENTENCEPIECE = [
     {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
     {"type": "ByteFallback"},
@@ -26,7 +26,7 @@ _FIRST_SPACE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Return the printable stand-ins of GPT-2's byte-level BPE: character → byte value."""
+    """Return the byte for each character of the alphabet of GPT-2's byte-level BPE."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in set(printable)]
     alphabet = {chr(value): value for value in printable}
@@ -41,15 +41,16 @@ class TextStream(Protocol):
         """Return the text that the token completes; '' if a character is still incomplete."""
 
     def finish(self) -> str:
-        """Return the text that was held back, without an incomplete character."""
+        """Return the text that was delayed, without an incomplete character."""
 
 
 class ByteStream:
     """Decoder over the bytes of single tokens; bytes that are not UTF-8 are dropped.
 
     bytes_of: returns the bytes of a token.
-    text_of: returns the text of a token, or None if that is not whole characters; the decoder is
-        slower.
+    strip_first_space: whether to remove a space at the beginning of the text.
+    text_of: returns the text of a token, or None if the token is not whole characters. It is used
+        where possible, because decoding bytes takes longer.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class ByteStream:
 
 
 class WindowStream:
-    """Decoder for tokenizers of an unknown kind: decodes each token with a few before it.
+    """Decoder for tokenizers of an unknown kind: decodes each token with the tokens before.
 
-    Such a tokenizer's text depends on neighbouring tokens, for example where it removes spaces.
-    context: the tokens before the first one.
+    The text of a token may depend on neighbouring tokens, for example if the tokenizer removes
+    spaces.
+    decode: returns the text of tokens.
+    context: the tokens before the first token.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int]) -> None:
@@ -108,7 +111,7 @@ class TokenTexts:
     """The text of one model's tokens.
 
     tokenizer: mlx-lm's TokenizerWrapper. The decoder of its fast tokenizer shows the kind of
-    vocabulary: byte-level BPE, or SentencePiece with byte fallback.
+        vocabulary: byte-level BPE, or SentencePiece with byte fallback.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -126,10 +129,11 @@ class TokenTexts:
         self._text_of = lru_cache(_USUAL)(self._whole_text)
 
     def stream(self, continues: bool) -> TextStream:
-        """Return a decoder for one row. continues: whether its text continues the prompt's text.
+        """Return a text decoder for one row.
 
-        SentencePiece puts a space before the first word. The continuation of a raw prompt keeps
-        it; the answer in a chat does not.
+        SentencePiece puts a space before the first word. It remains in the continuation of a raw
+        prompt, but not in an answer in a chat.
+        continues: whether the text continues the prompt's text.
         """
         if self._bytes_of is None:
             return WindowStream(self._decode, self._context() if continues else ())
@@ -154,7 +158,7 @@ class TokenTexts:
 
     def _decode(self, tokens: list[int]) -> str:
         try:
-            # "Cleaning up" would take back spaces that have been sent.
+            # "Cleaning up" would remove spaces that have been sent.
             return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
         except Exception:
             raise

@@ -1,7 +1,8 @@
-"""The engine thread: the only one that creates or touches an MLX object.
+"""The engine thread: the only thread that creates or uses an MLX object.
 
-It takes commands from one queue and delivers publications in batches, once per round. When there is
-nothing to do, it waits for the queue. One stage of a load runs per round, so that streams continue.
+The thread gets commands from a queue, and delivers publications in batches, once per round. If
+there is nothing to do, it waits for the queue. One stage of a load runs per round, so that streams
+continue.
 mlx and the packages that use it are imported with the first load, so that the process answers
 Health earlier.
 """
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 0.025  # maximum time for which the first of several announced prompts waits
-_LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
-_LINGER_SHARE = 0.1  # maximum of the same wait, as a share of the prompt's prefill time
-_LEAST_LINGER = 0.002  # its minimum: long enough for the event loop to read another request
+_LINGER_SECONDS = 0.01  # maximum time for which a prompt waits for others not announced yet
+_LINGER_SHARE = 0.1  # the same wait as a share of the prompt's prefill time
+_LEAST_LINGER = 0.002  # minimum of this wait: the event loop can read another request meanwhile
 _COMPANY_SECONDS = 0.05  # time after which a prompt counts as alone, and does not wait
 _QUIET_SECONDS = 1.0  # time without a command before a load's remaining work goes on
 _CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
@@ -44,7 +45,7 @@ _CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 class Worker:
     """Runs the engine thread. All public methods may be called from any thread.
 
-    deliver: takes the publications of a round, in order.
+    deliver: called with the publications of a round, in order.
     fatal: called once, with the cause, when the engine has failed; the thread then ends.
     """
 
@@ -62,7 +63,7 @@ class Worker:
         self.gauges = Gauges()
         self._announced: set[int] = set()
         self._gather_until = self._linger_until = 0.0
-        self._submitted_at = float("-inf")  # when the latest prompt came
+        self._submitted_at = float("-inf")  # when the latest prompt arrived
         self._suspect = False
         self._stopping = False
 
@@ -73,7 +74,7 @@ class Worker:
         self._inbox.put(command)
 
     def announce(self, ticket: int) -> None:
-        """Announce that a short prompt is being prepared: its command comes within milliseconds."""
+        """Announce a prompt that is being prepared, whose command will come in milliseconds."""
         self._announced.add(ticket)
 
     def withdraw(self, ticket: int) -> None:
@@ -97,7 +98,7 @@ class Worker:
         return 0 if scheduler is None else scheduler.planner.unused
 
     def join(self, timeout: float) -> bool:
-        """Wait until the thread has ended; False if it is still running."""
+        """Wait for the end of the thread; returns False if it is still running."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -141,9 +142,10 @@ class Worker:
     def _next_command(self, *, block: bool) -> Command | None:
         """Return the next command; None if there is none to wait for.
 
-        Before the first of several prompts starts, this waits for the others that are about to
-        come: prefilling them together is faster than prefilling one alone and the others between
-        its decode steps.
+        Before the first of several prompts starts, this waits for other prompts that are about to
+        come: prefilling all of them together is faster than prefilling the first alone and the
+        others between its decode steps.
+        block: whether to wait until a command comes.
         """
         if block:
             return self._wait()
@@ -161,7 +163,7 @@ class Worker:
         return None
 
     def _wait(self) -> Command:
-        """The next command. While none comes, a load's remaining work is done, stage by stage."""
+        """Wait for the next command; meanwhile, do the remaining work of a load in stages."""
         quiet = _QUIET_SECONDS
         while self._later is not None:
             with contextlib.suppress(queue.Empty):
@@ -185,7 +187,7 @@ class Worker:
 
     @property
     def _only_waiting(self) -> bool:
-        """Whether there are requests and all of them are waiting."""
+        """Whether there are requests and none of them runs."""
         if self._scheduler is None or (self._encoder is not None and self._encoder.busy):
             return False
         return self._scheduler.waiting and not self._scheduler.planner.sequences.admitted
@@ -247,7 +249,7 @@ class Worker:
         self._encoder.submit(command.ticket, command.pieces)
 
     def _encode_rows(self, encoder: RowQueue, *, running: bool) -> None:
-        """Run one batch if the running sequences leave memory for its first row."""
+        """Run one batch of rows if the running sequences leave memory for the first row."""
         room = encoder.room
         if self._scheduler is not None:
             room = min(self._scheduler.lend(encoder.needs), room)
@@ -266,7 +268,7 @@ class Worker:
         try:
             if command.abandoned.is_set():
                 raise Cancelled("the load was cancelled")
-            place = next(command.stages)
+            thread = next(command.stages)
         except StopIteration as finished:
             built: Built = finished.value
         except BaseException as fault:
@@ -277,7 +279,7 @@ class Worker:
             release_memory()
             return
         else:
-            command.done.set_result(place)
+            command.done.set_result(thread)
             return
         command.done.set_result(self._take_over(*built))
 
@@ -347,10 +349,7 @@ class Worker:
         self._suspect = True
 
     def _probe(self) -> None:
-        """After a fault, check that MLX still computes.
-
-        If it does not, no request can be served.
-        """
+        """Check after a fault that MLX still computes; if not, no request can be served."""
         import mlx.core as mx
 
         self._suspect = False

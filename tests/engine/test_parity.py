@@ -169,15 +169,15 @@ def _play(
 ) -> Counter[str]:
     waits = dice.random() < 0.5
     common = [dice.randrange(1, VOCABULARY) for _ in range(60)]
-    gaps = common[0] % 2 == 0 and model.leader is None  # other ranks would not know of it
-    passes_with_gaps = 0
+    keeps = common[0] % 2 == 0 and model.leader is None  # other ranks would not know of it
+    passes_with_unused = 0
 
     def arrange(cache: BatchCache, joining: Sequence[Member] = ()) -> list[int]:
-        nonlocal passes_with_gaps
-        if gaps:
-            cache.rows, cache.gaps = MOST_ROWS, True
+        nonlocal passes_with_unused
+        if keeps:
+            cache.rows, cache.keeps_unused = MOST_ROWS, True
         order = arranged(cache, joining)
-        passes_with_gaps += cache.pass_rows is not None
+        passes_with_unused += cache.pass_rows is not None
         return order
 
     arranged = BatchCache.arrange
@@ -194,7 +194,7 @@ def _play(
     with (
         patch.object(executor, "launch", wraps=executor.launch) as launch,
         patch.object(BatchCache, "arrange", arrange),
-        patch.object(kv, "MOST_GAPS", 0.8 if gaps else kv.MOST_GAPS),
+        patch.object(kv, "MOST_UNUSED", 0.8 if keeps else kv.MOST_UNUSED),
     ):
         for _ in range(ROUNDS):
             if dice.random() < 0.2:
@@ -222,7 +222,7 @@ def _play(
         planner.limits = plenty
         rounds.drain()
     seen = _passed_by([call.args[0] for call in launch.call_args_list])
-    seen["passes with a row that was left"] = passes_with_gaps
+    seen["passes with a row that was left"] = passes_with_unused
     assert not rounds.faults
     for ticket in requests.keys() - cancelled:
         expected, received = answers[ticket], rounds.received[ticket]

@@ -65,11 +65,11 @@ def gathered(members: Sequence[Member], rows: int = 0) -> Any:
     return _gathered_states(members) if keeps_state(layer) else layer.gathered(members, rows)
 
 
-def taken(member: Member) -> Any:
+def extracted(member: Member) -> Any:
     """Return a new cache with a copy of a single sequence."""
     layer, row = member
     if isinstance(layer, CacheList):
-        return _each(layer, [member], lambda own, _: taken((own, row)))
+        return _each(layer, [member], lambda own, _: extracted((own, row)))
     if keeps_state(layer):
         alone: Any = type(layer)(len(layer.cache))
         rows = slice(row, row + 1)
@@ -77,7 +77,7 @@ def taken(member: Member) -> Any:
             None if state is None else mx.contiguous(state[rows]) for state in layer.cache
         ]
         return alone
-    return layer.taken(row) if can_gather(layer) else _compact(layer)
+    return layer.extracted(row) if can_gather(layer) else _compact(layer)
 
 
 def keeps_state(layer: Any) -> bool:

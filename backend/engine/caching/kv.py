@@ -18,11 +18,11 @@ from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache, make_prompt_cac
 
 from backend.engine.caching.gather import (
     can_gather,
+    extracted,
     gathered,
     keeps_state,
     of_rows,
     rearranged,
-    taken,
 )
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.caching.quantized_kv import QuantizedKV, QuantizedWindowKV
@@ -35,7 +35,7 @@ Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be 
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (LayerKV, QuantizedKV, RowShift)
-MOST_GAPS = 0.25  # largest share of a pass's rows that may be unused
+MOST_UNUSED = 0.25  # largest share of a pass's rows that may be unused
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 
@@ -78,7 +78,7 @@ def snapshot(cache: RowCache) -> Snapshot:
 
 
 def _snapshot(layers: Sequence[Any], row: int) -> Snapshot:
-    return [None if _keeps_all(layer) else taken((layer, row)) for layer in layers]
+    return [None if _keeps_all(layer) else extracted((layer, row)) for layer in layers]
 
 
 def evaluated(kept: Snapshot) -> int:
@@ -165,14 +165,14 @@ class BatchCache:
     evaluated.
 
     rows: how many rows the buffers may have after the next `arrange`, including unused rows.
-    gaps: whether rows that sequences have left may stay in passes, up to the share MOST_GAPS, for
-        sequences that will join; `pass_rows` returns the rows of a pass.
+    keeps_unused: whether rows that sequences have left may stay in passes, up to the share
+        MOST_UNUSED, for sequences that will join; `pass_rows` returns the rows of a pass.
     """
 
     def __init__(self, rows: Sequence[RowCache] = ()) -> None:
         """Take over the rows; a single one is used without a copy."""
         self._layers: list[Any] = []
-        self.rows, self.gaps = 0, False
+        self.rows, self.keeps_unused = 0, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._width = 0  # rows of `_layers`
         # Rows, with unused ones, of the buffers of layers that grow with their sequences.
@@ -323,7 +323,7 @@ class BatchCache:
         rows = [*self._rows, *free[: len(joining)]]
         rows += range(self._width, self._width + count - len(rows))
         width = max(rows) + 1
-        few = self.gaps and width <= self.rows and width - count <= MOST_GAPS * width
+        few = self.keeps_unused and width <= self.rows and width - count <= MOST_UNUSED * width
         fits = width == count or few
         if not fits or self._depth > max(self.rows, width):
             self._become([*((self._layers, row) for row in self._rows), *joining], rows=self.rows)
@@ -371,7 +371,7 @@ class BatchCache:
         The buffers of a running sequence are larger, and may be shared with a longer sequence.
         Raises what MLX raises; the copy may still be under way when this returns.
         """
-        alone = [taken((layer, self._rows[place])) for layer in self._layers]
+        alone = [extracted((layer, self._rows[place])) for layer in self._layers]
         mx.async_eval([layer.state for layer in alone])
         return alone
 

@@ -60,14 +60,14 @@ class LayerKV:
         """
         lengths = _lengths(members)
         like: Parts = next((layer.parts for layer, _ in members if layer.parts), ())
-        shape = max(rows, len(members)), self.room(max(lengths) + 1)
+        shape = max(rows, len(members)), self.buffer_columns(max(lengths) + 1)
         parts = tuple(
             mx.zeros((shape[0], part.shape[1], shape[1], part.shape[3]), part.dtype)
             for part in like
         )
         for first, run in _runs(members):
             layer, row = run[0]
-            used = self.held(max(lengths[first : first + len(run)]))
+            used = self.columns_of(max(lengths[first : first + len(run)]))
             for source, target in zip(layer.parts, parts, strict=False):
                 rows_of_run = slice(row, row + len(run))
                 target[first : first + len(run), :, :used] = source[rows_of_run, :, :used]
@@ -86,13 +86,14 @@ class LayerKV:
             return None
         lengths = _lengths(members)
         depth, _, columns, _ = self.parts[0].shape
+        longest = max(lengths)
         fits = len(members) <= depth <= max(rows, len(members))
-        if not fits or not self.held(max(lengths)) <= columns <= self.room(max(lengths) + 1):
+        if not fits or not self.columns_of(longest) <= columns <= self.buffer_columns(longest + 1):
             return None
         for row, (layer, place) in enumerate(members):
             if layer is self and place == row:
                 continue
-            used = self.held(lengths[row])
+            used = self.columns_of(lengths[row])
             # Attention multiplies what it does not see by 0, which does not remove an infinite
             # value that another sequence has left there.
             for part in self.parts:
@@ -112,19 +113,19 @@ class LayerKV:
         numbers = (like if row in rows else row for row in range(len(self.lengths)))
         self.lengths = shared_numbers(tuple(self.lengths[row] for row in numbers))
 
-    def taken(self, row: int) -> Self:
+    def extracted(self, row: int) -> Self:
         """Return a copy of one sequence, in buffers that are no larger than its KV."""
         length = self.lengths[row]
-        used = self.held(length)
+        used = self.columns_of(length)
         rows = slice(row, row + 1)
         parts = tuple(mx.contiguous(part[rows, :, :used]) for part in self.parts) if used else ()
         return self.with_rows([length], parts)
 
-    def held(self, length: int) -> int:
+    def columns_of(self, length: int) -> int:
         """Return the number of columns that a sequence of this length occupies."""
         return length
 
-    def room(self, tokens: int) -> int:
+    def buffer_columns(self, tokens: int) -> int:
         """Return the number of columns of buffers for sequences of at most this many tokens."""
         return whole_steps(tokens)
 
@@ -146,7 +147,7 @@ class LayerKV:
     def parts(self, parts: Parts) -> None:
         self.buffers = parts
 
-    def fresh(self, keys: mx.array, values: mx.array) -> Parts:
+    def in_stored_form(self, keys: mx.array, values: mx.array) -> Parts:
         """Return new keys and values in the form in which they are stored."""
         return keys, values
 
@@ -155,7 +156,7 @@ class LayerKV:
 
         They have columns for the longest sequence; `make_mask` hides those after shorter ones.
         """
-        new, tokens, lengths = self.fresh(keys, values), keys.shape[2], self.lengths
+        new, tokens, lengths = self.in_stored_form(keys, values), keys.shape[2], self.lengths
         parts = self.grown(new, lengths.longest + tokens)
         self.parts = written(parts, new, lengths)
         self.lengths = shared_numbers.plus(lengths, tokens)
@@ -166,20 +167,20 @@ class LayerKV:
         old = self.parts
         if old and columns <= old[0].shape[2]:
             return old
-        used = self.held(self.lengths.longest) if old else 0
-        room = self.room(max(columns, self.expected)) - used
+        used = self.columns_of(self.lengths.longest) if old else 0
+        more = self.buffer_columns(max(columns, self.expected)) - used
         depth = old[0].shape[0] if old else new[0].shape[0]
-        rooms = [mx.zeros((depth, part.shape[1], room, part.shape[3]), part.dtype) for part in new]
+        grown = [mx.zeros((depth, part.shape[1], more, part.shape[3]), part.dtype) for part in new]
         if old:
-            pairs = zip(old, rooms, strict=True)
-            rooms = [mx.concatenate([part[:, :, :used], more], axis=2) for part, more in pairs]
-        return tuple(rooms)
+            pairs = zip(old, grown, strict=True)
+            grown = [mx.concatenate([part[:, :, :used], added], axis=2) for part, added in pairs]
+        return tuple(grown)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        rows, used = len(self.lengths), self.held(self.lengths.longest)
-        return self.given(tuple(part[:rows, :, :used] for part in self.buffers))
+        rows, used = len(self.lengths), self.columns_of(self.lengths.longest)
+        return self.for_model(tuple(part[:rows, :, :used] for part in self.buffers))
 
-    def given(self, parts: Parts) -> tuple[Any, Any]:
+    def for_model(self, parts: Parts) -> tuple[Any, Any]:
         """Return keys and values in the form that the model accepts."""
         keys, values = parts
         return keys, values
@@ -199,7 +200,7 @@ class LayerKV:
 
     def release(self) -> None:
         """Cut the buffers after the longest sequence, and free that part if it is large."""
-        used = self.held(self.lengths.longest)
+        used = self.columns_of(self.lengths.longest)
         parts = self.parts
         self.parts = tuple(part[:, :, :used] for part in parts)
         if parts and oversized(used, parts[0].shape[2]):
@@ -242,7 +243,7 @@ class LayerKV:
         self.lengths = shared_numbers((length,))
 
     def size(self) -> int:
-        return self.held(self.lengths.longest)
+        return self.columns_of(self.lengths.longest)
 
     def empty(self) -> bool:
         return self.keys is None

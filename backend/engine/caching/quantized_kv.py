@@ -96,11 +96,11 @@ class _Quantized(LayerKV):
         keys, values = parts[:count], parts[count:]
         return keys if count > 1 else keys[0], values if len(values) > 1 else values[0]
 
-    def fresh(self, keys: mx.array, values: mx.array) -> Parts:
+    def in_stored_form(self, keys: mx.array, values: mx.array) -> Parts:
         packed, (key, value) = self.packing.packed, self.packing.bits
         return (*packed(keys, key), *packed(values, value))
 
-    def given(self, parts: Parts) -> tuple[Any, Any]:
+    def for_model(self, parts: Parts) -> tuple[Any, Any]:
         (keys, values), (key, value) = self._pair(parts), self.packing.bits
         return self.packing.unpacked(keys, key), self.packing.unpacked(values, value)
 

@@ -36,7 +36,7 @@ class RowShift:
 
     rearranged = gathered
 
-    def taken(self, row: int) -> RowShift:
+    def extracted(self, row: int) -> RowShift:
         return RowShift(self._numbers[row])
 
     @property

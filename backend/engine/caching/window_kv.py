@@ -32,10 +32,10 @@ class WindowKV(LayerKV):
     def with_rows(self, lengths: Sequence[int], parts: Parts = ()) -> Self:
         return type(self)(self.max_size, lengths, parts)
 
-    def held(self, length: int) -> int:
+    def columns_of(self, length: int) -> int:
         return min(length, self.max_size)
 
-    def room(self, tokens: int) -> int:
+    def buffer_columns(self, tokens: int) -> int:
         return min(whole_steps(tokens), self.max_size)
 
     @property
@@ -65,9 +65,9 @@ class WindowKV(LayerKV):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [sequences, heads, tokens, size]; returns all keys and values to attend to."""
-        new, tokens, before = self.fresh(keys, values), keys.shape[2], self.lengths
+        new, tokens, before = self.in_stored_form(keys, values), keys.shape[2], self.lengths
         longest = before.longest + tokens
-        self.parts = parts = self.grown(new, self.held(longest))
+        self.parts = parts = self.grown(new, self.columns_of(longest))
         self.lengths = shared_numbers.plus(before, tokens)
         if longest <= self.max_size or tokens == 1:
             wrap = self.max_size if longest > self.max_size else 0
@@ -80,8 +80,8 @@ class WindowKV(LayerKV):
         """All keys and values that the latest pass attends to."""
         if not self._outside:
             return super().keys_and_values()
-        rows, used = len(self._before), self.held(self._before.longest)
-        return self.given(
+        rows, used = len(self._before), self.columns_of(self._before.longest)
+        return self.for_model(
             tuple(
                 mx.concatenate([part[:rows, :, :used], fresh], axis=2) if used else fresh
                 for part, fresh in zip(self.buffers, self._outside, strict=True)
@@ -111,7 +111,7 @@ class WindowKV(LayerKV):
             return super().make_mask(N, return_array, window if longest > window else None)
         # A single token replaces the oldest one; several are in columns after the window.
         single = N == 1
-        columns = self.held(lengths.longest + single)
+        columns = self.columns_of(lengths.longest + single)
         starts = shared_numbers.array(lengths)[:, None]
         if single and window >= self.max_size:
             full = min(lengths) + 1 >= columns

@@ -278,7 +278,7 @@ class Executor:
 
     def _allow(self, batch: DecodeBatch, number: int, plan: StepPlan) -> None:
         """Allow unused rows while a prompt is prefilled, because that prompt may join in one."""
-        batch.allow(plan.rows.get(number, 0), gaps=bool(plan.prefill))
+        batch.allow(plan.rows.get(number, 0), unused=bool(plan.prefill))
 
     def _settle_groups(self) -> None:
         """Free the KV of sequences that have left the shared arrays of a prefill group."""

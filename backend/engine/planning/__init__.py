@@ -1,19 +1,20 @@
-"""What decides: who runs, how long a pass is, what is stored, evicted and preempted.
+"""Decides which sequences run, how long a pass is, and what is stored, evicted and preempted.
 
 Plain Python without MLX. Each question has a module of its own:
 
-- How many bytes does this take? `charges`
+- How many bytes does a sequence, a pass or a cached prefix need? `charges`
 - Where do a prompt's first tokens come from? `prefix_source`
 - Whose prompts does a step prefill? `prefill_turns`, within what `pace` allows
 - How many draft tokens does a step check? `guess_width`
 - Whose grammars take too much time? `mask_share`
 - When are sequences preempted for texts to embed? `text_turn`
 
-`planner` asks them, admits and preempts sequences and forms batches. Its state is in two tables,
-`sequence_table` and `stored_entries`.
+`planner` calls these modules, admits and preempts sequences, and forms batches. Its state is in two
+tables, `sequence_table` and `stored_entries`.
 
 When prompts with a common prefix arrive together, the prefix is computed once: the later prompts
-wait for it and copy it from the running sequence. While more short prompts wait than slots are
-free, a free slot stays free for a few steps if another sequence is about to reach its maximum
-length and the wait costs less than a pass, because the prompts then share their passes.
+wait for its KV and copy it from the running sequence. If more short prompts wait than slots are
+free, and another sequence is about to reach its maximum length, free slots stay unused for a few
+steps, because the prompts can then share their passes. This happens only if the wait takes less
+time than a pass.
 """

@@ -1,4 +1,4 @@
-"""The bytes that the planner charges for sequences, prefill passes and entries."""
+"""The bytes that the planner charges for sequences, prefill passes and cached prefixes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from backend.engine.planning.sequence_table import SequenceTable
 def longest_alone(
     cost: CacheCost, passes: PassCost, draft: CacheCost | None, room: int, most: int
 ) -> int:
-    """Return how many tokens, at most `most`, one sequence may have in `room` bytes.
+    """Return how many tokens, at most `most`, a sequence may have if it runs alone.
 
-    No other sequence runs then, and its prefill passes are as short as they may be.
+    The prefill passes are then as short as possible.
+    draft: cost of the KV of a draft model, if there is one.
+    room: bytes besides the weights.
     """
     window = max((size for _, size in cost.windowed), default=0)
 
@@ -48,31 +50,34 @@ class Charges:
     def newcomer(self, sequence: SequenceState, *, alone: bool) -> int:
         """Return the bytes needed to admit one more sequence.
 
-        These are its own, those of its smallest pass and, unless it would be alone, those of a copy
-        while it joins a batch.
+        These are the bytes of the sequence, of its smallest pass and, if other sequences run, of a
+        copy of its KV while it joins a batch.
+        alone: whether no other sequence runs.
         """
         copied = 0 if alone else self._cost.of(sequence.total)
-        own = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
-        return own + copied + self.smallest_pass(sequence)
+        rows = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
+        return rows + copied + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
         """Return the bytes of one row of `tokens` tokens.
 
-        These are its KV, that of a draft model, and its share of a decode step's temporary memory.
+        These are the bytes of its KV, of a draft model's KV, and of its share of the temporary
+        memory of a decode step.
         """
         draft = self._draft.of(tokens) if self._draft else 0
         return self._cost.of(tokens) + draft + self._passes.chosen(1, tokens)
 
     def rectangle(self, members: Collection[SequenceState]) -> int:
-        """Return the bytes of sequences that share arrays: each takes as much as the longest."""
+        """Return the bytes of sequences that share arrays: each needs as many as the longest."""
         return sum(sequence.width for sequence in members) * self.row(
             max(sequence.charged for sequence in members)
         )
 
     def growth(self, batches: Iterable[Collection[SequenceState]]) -> tuple[int, int]:
-        """The tokens that every sequence may add without more KV, and the bytes that this adds.
+        """Return how many tokens each sequence may add without new buffers, and their bytes.
 
-        A batch is charged for its longest sequence, so the others may grow beyond their own steps.
+        A batch is charged for its longest sequence, so the others may exceed their own growth
+        steps.
         """
         longest = [
             (max(sequence.charged for sequence in members), len(members)) for members in batches
@@ -83,8 +88,8 @@ class Charges:
         )
         return tokens, growth
 
-    def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:
-        """Return the bytes of rows that no sequence uses, in the rectangle of these sequences."""
+    def unused_rows(self, members: Collection[SequenceState], rows: int) -> int:
+        """Return the bytes of unused rows in the arrays that these sequences share."""
         return rows * self._cost.of(max(sequence.charged for sequence in members))
 
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
@@ -98,7 +103,7 @@ class Charges:
         )
 
     def entry(self, sequence: SequenceState, filled: int) -> int:
-        """Bytes of an entry of a sequence's first `filled` tokens, with its snapshots."""
+        """Return the bytes of a cached prefix with a sequence's first tokens and its snapshots."""
         return self._cost.of(filled) + len(sequence.snapshots) * self._cost.snapshot(
             sequence.prompt
         )
@@ -106,7 +111,7 @@ class Charges:
     # Passes.
 
     def least_pass(self, filling: Iterable[SequenceState]) -> int:
-        """Bytes that let every one of these sequences in prefill proceed, one at a time."""
+        """Return the bytes with which each of these sequences can be prefilled, one at a time."""
         return max(map(self.smallest_pass, filling), default=0)
 
     def smallest_pass(self, sequence: SequenceState) -> int:
@@ -116,10 +121,11 @@ class Charges:
         )
 
     def prefill_pass(self, sequence: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
-        """Return the bytes of a pass of `rows` rows like this one, over `tokens` tokens of each.
+        """Return the bytes of a prefill pass of rows like this sequence.
 
-        An image or a sound is encoded in a pass of its own; the pass that needs its features waits
-        for that.
+        An image or a sound is encoded in a separate pass before the pass that needs its features.
+        tokens: number of tokens per row.
+        seen: number of tokens in the KV of a row after the pass.
         """
         # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
         several = rows > 1 or sequence.arrived.scores
@@ -136,17 +142,21 @@ class Charges:
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
 
     def guesses(self, rows: int, width: int, longest: int) -> int:
-        """Return the bytes that checking `width` guesses per row adds to a decode step.
+        """Return the bytes that checking `width` draft tokens per row adds to a decode step.
 
-        For a row with a recurrent state, the state from before the step is kept, both states may be
-        combined into a third, and tokens are fed again.
+        If rows have recurrent states, the states from before the step remain, both may be combined
+        into a third, and tokens are fed again.
+        longest: number of tokens of the longest row.
         """
         state = self._cost.fixed
         fed = width + (MOST_AGAIN if state else 0)
         return self._passes.chosen(rows * fed, longest) + 2 * rows * state
 
     def fitting(self, sequence: SequenceState, tokens: int, left: int) -> int:
-        """Return how many of the tokens a pass of at most `left` bytes can process; 0 if none."""
+        """Return how many tokens a pass of at most `left` bytes can process; 0 if none fit.
+
+        tokens: maximum number.
+        """
         least = sequence.fewest
         tokens = max(tokens, least)
         seen = (

@@ -1,10 +1,9 @@
-"""Decides how many guesses a decode step may check, from measured costs and gains.
+"""Decides how many draft tokens a decode step may check, from measured costs and gains.
 
-Plain Python without MLX, like the planner, which uses it: times are arguments, so the same events
-always give the same widths. How much longer a step with guesses takes than a plain one depends on
-the machine, the model, and the number and length of its sequences; how many tokens it gains depends
-on the text. Both are measured, and the width with the most tokens per second is used, which may be
-0.
+Plain Python without MLX: times are arguments, so the same events always give the same widths. The
+time that draft tokens add to a step depends on the machine, the model, and the number and length of
+the sequences; the number of tokens gained depends on the text. Both are measured, and the width
+with the most tokens per second is used. It may be 0: a step without draft tokens is called plain.
 """
 
 from __future__ import annotations
@@ -15,25 +14,24 @@ from dataclasses import dataclass
 from backend.engine.engine_state import GuessReport
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
-MOST_AGAIN = 8  # tokens that a step with guesses feeds to a sequence for the second time
-
-_GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of guessing
-_TRIAL = 4  # steps at width 0 that time it; the first one is not counted
-_FIRST_TRIAL = 3  # steps that time a width for the first time
-_RETEST = 2  # steps that test whether guesses are right again
-_FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; doubles each time
+MOST_AGAIN = 8  # tokens that a step with draft tokens feeds to a sequence for the second time
+_GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of drafting
+_TRIAL = 4  # plain steps that measure their time; the first of them is not counted
+_FIRST_TRIAL = 3  # steps that measure the time of a width for the first time
+_RETEST = 2  # steps of a test whether draft tokens are accepted again
+_FIRST_REFRESH = 32  # drafting steps after which plain steps are timed again; doubles each time
 _LONGEST_REFRESH = 256
-_LEAST_PLAIN = 32  # minimum of plain steps between two such tests
-_UNREPORTED = 7  # plain steps between two reported ones, while guesses are given up
-# share of the time of plain steps that such tests may take; each test that fails halves it
+_LEAST_PLAIN = 32  # minimum number of plain steps between two tests
+_UNREPORTED = 7  # plain steps between two reported steps, while drafting is paused
+# share of the time of plain steps that tests may take; each test that fails halves this share
 _RETEST_SHARE = 0.01
 _LEAST_RETEST_SHARE = 0.0025
 _MOST_SPENT = 200.0  # plain steps; limits the effect of a process that was stopped during a test
-_PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
+_PRIOR = 0.6  # assumed probability that the draft token after an accepted one is accepted too
 _MEMORY = 24  # measurements over which times are averaged
-_TEXT = 32  # steps over which right guesses are averaged; limited because the text changes
+_TEXT = 32  # steps over which acceptance is averaged; limited because the text changes
 _LEAST_TEXT = 12
-_PATIENCE = 64.0  # steps that guessers may spend on catching up before a right guess
+_PATIENCE = 64.0  # steps that guessers may spend on catching up before a token is accepted
 _PATIENCE_BACK = 1 / 64  # such steps that each plain step adds again
 _OUTLIER = 3.0  # multiple of the average; longer times count as this
 
@@ -51,38 +49,41 @@ class _Mean:
 
 
 class GuessWidth:
-    """Costs and gains of steps with guesses, for one loaded model. most: guesses at a time."""
+    """The measured costs and gains of draft tokens, for one loaded model.
+
+    most: maximum number of draft tokens at a time.
+    """
 
     def __init__(self, most: int) -> None:
         self._widths = [width for width in WIDTHS if width <= most]
         # Seconds of a step, by number and length of sequences, then by width.
         self._seconds: dict[tuple[int, int], dict[int, _Mean]] = {}
-        # The share of sequences in a step whose first guess was right, whose second was, and so on.
+        # The share of a step's sequences whose first draft token was accepted, whose second, etc.
         self._first_right_shares = [_Mean() for _ in range(most)]
-        self._tested = 0  # number of guesses for which the latest steps measured these shares
+        self._tested = 0  # number of draft tokens for which the latest steps measured these shares
         self._expected = [1.0] * (most + 1)  # tokens that a sequence gains in a step, by width
         self._estimate()
         # the width being tried, and the remaining steps of the trial
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
-        self._plain = self._guessing = 0  # steps since the other kind was last tried
-        # The time that steps with guesses have lost since they last saved time, as a number of
-        # plain steps: the time they took, less that of plain steps for as many tokens. Each
-        # plain step reduces it by `_retest_share`.
+        self._plain = self._guessing = 0  # steps of each kind since the last test of the other
+        # The time that draft tokens have cost since they last saved time, as a number of plain
+        # steps: the time of the steps, minus that of plain steps for as many tokens. Each plain
+        # step reduces this number by `_retest_share`.
         self._spent = 0.0
         self._retest_share = _RETEST_SHARE
         self._latest = 0  # width of the latest step
-        # the entry of `_seconds` for which guesses were last given up
+        # the times in `_seconds` because of which drafting was last paused
         self._resting: Mapping[int, _Mean] | None = None
         self._rested = (0, 0)  # number of sequences, and the unreported steps that are left
         self._refresh = _FIRST_REFRESH
         self.report = GuessReport()
 
     def skips_guesses(self, rows: int) -> bool:
-        """Return whether the next step of `rows` sequences has no guesses and need not be reported.
+        """Return whether the next step of `rows` sequences is plain and need not be reported.
 
-        Otherwise `choose` decides. After guesses were given up, calling `choose` and reporting
-        every step would cost a small model more than the tests whether guesses are right again.
+        Otherwise `choose` decides. While drafting is paused, calling `choose` and reporting every
+        step would cost a small model more than the tests whether draft tokens are accepted again.
         """
         before, left = self._rested
         if rows != before or not left:
@@ -96,8 +97,8 @@ class GuessWidth:
     def choose(self, rows: int, longest: int, most: int) -> int:
         """Return the width of the next step of `rows` sequences; 0 for a plain one.
 
-        longest: their greatest length in tokens.
-        most: how many guesses fit into memory.
+        longest: number of tokens of the longest sequence.
+        most: how many draft tokens fit in memory.
         """
         known = self._known(rows, longest)
         fits = min(self._decide(known, rows), most)
@@ -123,12 +124,13 @@ class GuessWidth:
     ) -> None:
         """Record a finished step.
 
-        width: as chosen.
-        proposed: guesses of all sequences.
-        right: for each sequence, how many guesses were right.
-        seconds: since the previous step if that had the same sequences; 0 if unknown.
-        behind: sequences without guesses because their guesser has yet to catch up with a long
-            prompt; that says nothing about the guesses to come.
+        rows, longest: as for `choose`.
+        width: the result of `choose`.
+        proposed: number of draft tokens of all sequences.
+        right: for each sequence, the number of accepted draft tokens.
+        seconds: time since the previous step if that had the same sequences; 0 if unknown.
+        behind: number of sequences without draft tokens because their guesser has yet to catch up
+            with a long prompt. They do not count as sequences whose draft tokens were rejected.
         """
         known = self._known(rows, longest)
         changed, self._latest = width != self._latest, width
@@ -158,7 +160,7 @@ class GuessWidth:
             if seconds:
                 self._trial = width, 0
         elif sum(right) >= proposed > 0:
-            # a test continues as long as guesses are right
+            # a test continues as long as all draft tokens are accepted
             self._trial = width, max(self._trial[1], 1)
         was = self.report
         self.report = GuessReport(
@@ -177,7 +179,7 @@ class GuessWidth:
             self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
             known[0].count = 1  # the machine's speed may have changed: forget most
             return self._try(0)
-        # While guesses are given up, only plain steps are timed, so a change of the gain would be
+        # While drafting is paused, only plain steps are timed, so a change of the gain would be
         # noise, and is ignored.
         rests = self._resting is known or (self._resting is not None and self._spent > 0)
         rests = rests and self._plain > 0
@@ -201,11 +203,11 @@ class GuessWidth:
         for mean in self._first_right_shares:
             mean.count = min(mean.count, _RETEST)  # the text may have changed: forget most
         if not self._can_pay(known, best):
-            known[best].count = 0  # time it anew: the machine may have been busy
+            known[best].count = 0  # measure the time again: the machine may have been busy
         return self._try(best, _RETEST)
 
     def _give_up(self, known: Mapping[int, _Mean]) -> None:
-        """Stop guessing because of these times."""
+        """Pause drafting because of these times."""
         if self._resting is not known:
             self._guessing = 0
         self._resting = known
@@ -215,14 +217,14 @@ class GuessWidth:
         return width
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
-        """Return the tokens per second and sequence.
+        """Return the tokens per second of each sequence.
 
-        The smallest width without a measurement is estimated; for larger ones the result is 0.
+        The smallest width without a measurement is estimated; for larger widths the result is 0.
         """
         if width in known:
             seconds = known[width].value
         elif width == min((w for w in self._widths if w not in known), default=-1):
-            # An additional guess is assumed to cost as much as those before.
+            # An additional draft token is assumed to cost as much as those before.
             most = max(each for each in self._widths if each in known)
             slope = (known[most].value - known[0].value) / most if most else 0.0
             seconds = known[most].value + max(slope, 0.0) * (width - most)
@@ -233,7 +235,7 @@ class GuessWidth:
     def _estimate(self) -> None:
         """Estimate how many tokens each width gains.
 
-        Wider steps than the latest ones are estimated from the widest of those.
+        Widths above those of the latest steps are estimated from the widest of these.
         """
         first, shares = self._tested, self._first_right_shares
         again = _PRIOR
@@ -252,7 +254,7 @@ class GuessWidth:
         return self._rate(known, width) * known[0].value if width else 1.0
 
     def _can_pay(self, known: Mapping[int, _Mean], width: int) -> bool:
-        """Return whether steps with right guesses only would be faster than plain ones."""
+        """Return whether steps whose draft tokens are all accepted would beat plain steps."""
         if width not in known or 0 not in known:
             return True
         return (1 + width) * known[0].value > known[width].value
@@ -266,10 +268,11 @@ class GuessWidth:
         *,
         changed: bool,
     ) -> None:
-        """Count what a step took beyond a plain one.
+        """Count the time of a step beyond that of plain steps for as many tokens.
 
-        All of it counts: also the first step of a test, in which guessers read what they missed,
-        and the plain one after it. gained: tokens of each sequence.
+        The first step of a test, in which guessers catch up, and the plain step after a test count
+        too.
+        gained: mean number of accepted draft tokens per sequence.
         """
         plain = known[0].value if 0 in known else 0.0
         if not plain:
@@ -289,9 +292,9 @@ class GuessWidth:
         self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
-        """Times for this number of sequences and length.
+        """Return the times, by width, of steps with this number of sequences and this length.
 
-        Initially those of the most similar known step.
+        They begin with the times of the most similar known step.
         """
         key = _size(rows), _size(longest)
         if key not in self._seconds:
@@ -306,5 +309,5 @@ class GuessWidth:
 
 
 def _size(number: int) -> int:
-    """Return a class of numbers within a factor of two."""
+    """Return a number that is the same for similar numbers: those within a factor of two."""
     return max(number - 1, 0).bit_length()

@@ -1,8 +1,8 @@
 """Decides which sequences pause because their grammars take too much of the others' time.
 
-Plain Python without MLX, like the planner, which uses it: times are arguments, so the same events
-always give the same decisions. All rows of a decode step wait for all masks, so grammars have a
-share of the steps' time, and may exceed it by `pause` seconds before a sequence has to stop.
+Plain Python without MLX: times are arguments, so the same events always give the same decisions.
+All rows of a decode step wait for all masks. So the grammars together have a share of the steps'
+time, and may exceed it by `pause` seconds before a sequence has to pause.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _COSTLY = 0.002  # seconds; pausing a sequence with quicker masks would gain the
 
 
 class MaskShare:
-    """The time that grammars took, for one loaded model. pause: seconds.
+    """The time that grammars used, for one loaded model.
 
-    owed: seconds that costly grammars took beyond their share; later steps make up for them.
+    pause: seconds by which grammars may exceed their share.
+    owed: seconds by which costly grammars have exceeded it; later steps make up for them.
     """
 
     def __init__(self, pause: float) -> None:
@@ -30,10 +31,10 @@ class MaskShare:
         self.owed = max(self.owed - seconds * _SHARE, 0.0)
 
     def masked(self, seconds: float) -> None:
-        """Record the seconds that a sequence's grammar took.
+        """Record the seconds that a sequence's grammar used.
 
-        Only costly grammars add to `owed`: many quick ones together may exceed the share for ever,
-        and then a paused costly one would never resume.
+        Only costly grammars add to `owed`: many quick grammars together may exceed the share for
+        ever, and then a sequence with a costly grammar would never resume.
         """
         if seconds >= _COSTLY:
             self.owed += seconds
@@ -41,8 +42,9 @@ class MaskShare:
     def too_costly(self, seconds: Mapping[int, float]) -> list[int]:
         """Return the sequences that have to pause because of their masks.
 
-        seconds: the time that each decoding sequence's grammar took for its latest token; 0 without
-        a grammar. Returns none if no other sequence would gain.
+        The list is empty if no other sequence would gain.
+        seconds: by number, the time that each decoding sequence's grammar used for its latest
+            token; 0 without a grammar.
         """
         if self.owed <= self._pause:
             return []

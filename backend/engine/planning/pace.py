@@ -5,9 +5,9 @@ The pace learns how long passes take, and gives each step as many tokens as fit 
 pause. While no stream is running the pause may be longer, but it still limits how long a cancel or
 a new request waits.
 
-The time of a pass has a part that does not depend on its tokens, because every pass reads all
-weights and starts all kernels. The rest grows with the tokens and, because of attention, with the
-tokens before them:
+A part of the time of a pass does not depend on the number of its tokens, because every pass reads
+all weights and starts all kernels. The rest grows with the tokens and, because of attention, with
+the tokens before them:
 
     seconds = fixed + each * tokens + context * tokens * (tokens before)
 
@@ -33,18 +33,20 @@ _SHAPE_MEMORY = 0.95  # weight of earlier passes in the fit, which needs very di
 _LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass has been timed
 _NEAR = 1024.0  # tokens; a shorter context has little effect, and a smaller difference is noise
 _LEAST_SHARE = 16  # at least 1/16 of a pass's time grows with its tokens, whatever the fit says
-_DOUBT = 0.01  # weight of the assumed width, as a share of that of the timed passes
-_CREDIBLE = 4.0  # factor by which a single pass may be faster than predicted, and count as it is
+_DOUBT = 0.01  # weight of the assumed width, as a share of the weight of the timed passes
+_CREDIBLE = 4.0  # a pass that is faster than predicted by more than this factor counts as this fast
 
 
 class Pace:
-    """How long prefill passes take, and how many tokens the next prefill step may take.
-
-    known: whether a pass has been timed. Before that, _FIRST tokens are assumed to take as long as
-    a step may.
+    """How long prefill passes take, and how many tokens the next prefill step may have.
 
     Passes may be slow for reasons that do not repeat, such as the compilation of kernels, so a
-    single slow pass changes little. None is faster than the device, so fast passes count more.
+    single slow pass changes little. No pass is faster than the device, so fast passes count more.
+
+    most_tokens: maximum number of tokens of a step.
+    stall_ms: maximum time of a step, in ms, while streams wait for it.
+    known: whether a pass has been timed. Before that, _FIRST tokens are assumed to need the maximum
+        time.
     """
 
     def __init__(self, most_tokens: int, stall_ms: float) -> None:
@@ -79,15 +81,15 @@ class Pace:
         return self._tokens / self._seconds if self.known else None
 
     def seconds(self, tokens: int, behind: int = 0) -> float:
-        """Predicted duration of a pass.
+        """Return the predicted seconds of a pass.
 
-        tokens: with padding.
-        behind: tokens of the prompt that are already computed.
+        tokens: number of tokens, including padding.
+        behind: number of the prompt's tokens that are already computed.
         """
         return self._moment * (self._fixed + tokens * (self._each + behind * self._context))
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Predicted duration of a step, if each of its batches decodes with little context."""
+        """Return the predicted seconds of a step whose batches decode with little context."""
         seconds = 0.0
         for group in plan.prefill:
             widest = max(part.end - part.start for part in group)
@@ -97,15 +99,19 @@ class Pace:
         return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:
-        """Maximum seconds of a step. running: whether streams wait for it."""
+        """Return the maximum seconds of a step. running: whether streams wait for the step."""
         return self._stall if running or not self.known else self._stall * _IDLE_PAUSE
 
     def tokens(self, *, running: bool, behind: int = 0) -> int:
-        """The number of tokens of the next step, from SMALLEST_STEP to the configured maximum."""
+        """Return the number of tokens of the next step, from SMALLEST_STEP to the maximum.
+
+        running: whether streams wait for the step.
+        behind: number of the prompt's tokens that are already computed.
+        """
         return self.fitting(self.pause(running=running), behind)
 
     def fitting(self, seconds: float, behind: int = 0) -> int:
-        """Return the number of tokens of a pass that takes so long, in the limits of `tokens`."""
+        """Return the number of tokens of a pass of these seconds, within the limits of `tokens`."""
         token = self._moment * (self._each + behind * self._context)
         # At most what the maximum takes, because the division could otherwise overflow.
         left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)
@@ -113,17 +119,23 @@ class Pace:
         return min(max(fitting, SMALLEST_STEP), self._most)
 
     def urgency(self, left: int, waited: float) -> float:
-        """Tokens left to prefill, minus the tokens that could have been prefilled while it waited.
+        """Return the tokens left to prefill, minus those that the waiting time is worth.
 
-        The smallest goes first: short prompts stay quick, and ageing keeps a long prompt from
-        starving. Once a prompt has waited for twice the time that it needs, nothing newer overtakes
-        it.
+        The prompt with the smallest result goes first: short prompts stay quick, and a long prompt
+        advances as it waits. Once a prompt has waited for twice the time that it needs, no newer
+        prompt overtakes it.
+        left: number of tokens left.
+        waited: seconds.
         """
         rate = max(self.tokens_per_second or _LEAST_SPEED, _LEAST_SPEED) / 2
         return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a timed pass. tokens: with padding; a pass without any is ignored."""
+        """Learn from a timed pass; a pass without tokens is ignored.
+
+        tokens: number of tokens, including padding.
+        behind: as for `seconds`.
+        """
         if tokens < 1:
             return
         seconds = max(seconds, 1e-9)
@@ -144,16 +156,17 @@ class Pace:
         self._all_sums = _SHAPE_MEMORY * self._all_sums + row * (growing / scale)
         self._fit_context()
         self.known = True
-        # The fit is slow to follow a machine whose speed has changed; the moment follows at once.
+        # The fit follows a change of the machine's speed slowly; the moment follows immediately.
         moment, self._moment = self._moment, 1.0
         self._latest.append(seconds / self.seconds(tokens, behind))
         memory = 0.0 if first else _MEMORY
         self._moment = memory * moment + (1 - memory) * median_low(self._latest)
 
     def _fit_fixed(self) -> float:
-        """Return the fixed seconds: weighted least squares, with neither part negative.
+        """Return the fixed seconds, by weighted least squares; neither part is negative.
 
-        As far as the passes have one length, the fixed part is assumed to be that of _WIDTH tokens.
+        If all passes have about the same length, the fixed part is assumed to equal the time of
+        _WIDTH tokens.
         """
         doubt = _DOUBT * self._near[0, 0] * np.array([[1.0, -_WIDTH], [-_WIDTH, _WIDTH**2]])
         fixed, each = map(float, np.linalg.solve(self._near + doubt, self._near_sums))
@@ -164,8 +177,9 @@ class Pace:
     def _fit_context(self) -> None:
         """Fit the seconds per token and the effect of the context, given the fixed seconds.
 
-        The effect counts from the mean context, because passes after many tokens predict little
-        about passes after none, and it is drawn to none, because near contexts show mostly noise.
+        The effect is measured from the mean context, because passes after many tokens predict
+        little about passes after none. The fit favours no effect, because the differences between
+        similar contexts are mostly noise.
         """
         (weight, first), (_, second) = self._all
         mean = first / weight

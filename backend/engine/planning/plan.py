@@ -1,7 +1,8 @@
-"""The planner's decisions and the events it receives: frozen, serialisable data without MLX.
+"""The planner's decisions, and the events that it receives: frozen, serialisable data without MLX.
 
-A `StepPlan` is all that the executor needs for one step. It refers to sequences, stored entries and
-batches by number, so it can be printed, replayed by a simulator, or sent to another rank.
+A `StepPlan` contains all that the executor needs for one step. It refers to sequences, cached
+prefixes and batches by number, so it can be printed, replayed by a simulator, or sent to another
+rank.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (`KVCache.step`)
 
 @dataclass(frozen=True, slots=True)
 class CacheCost:
-    """Bytes of KV that one sequence needs.
+    """The bytes of KV that one sequence needs.
 
     per_token: bytes per token, in layers that store every token.
     fixed: bytes of recurrent state.
-    windowed: (bytes per token, maximum tokens) of layers with a sliding window.
+    windowed: (bytes per token, maximum tokens) of each layer with a sliding window.
     """
 
     per_token: int
@@ -36,26 +37,27 @@ class CacheCost:
         return self.snapshot(steps) + steps * self.per_token
 
     def snapshot(self, tokens: int) -> int:
-        """Bytes of the layers that cannot be cut back: recurrent state and sliding windows."""
+        """Return the bytes of layers that cannot be truncated: recurrent state, sliding windows."""
         bounded: int = sum(size * min(tokens, most) for size, most in self.windowed)
         return self.fixed + bounded
 
 
 @dataclass(slots=True)
 class PassCost:
-    """Temporary bytes that a forward pass needs, in addition to KV, until it is done.
+    """The temporary bytes that a forward pass needs, in addition to KV.
 
-    An upper bound may be replaced by what was measured, while no sequence is charged (`become`).
+    An upper bound may be replaced by a measured cost, while no sequence is charged (`become`).
 
-    per_token: for every token in it, including padding.
-    per_pair: for every token and each token that it attends to: attention scores, if MLX has no
-        fused kernel.
-    per_mask: for every such pair, in addition, if the mask is an array: MLX's CUDA kernels need it
-        as a number for every attention head.
-    per_choice: for every token whose logits are computed.
-    per_filter: in addition, if filters look at the whole vocabulary.
-    per_small: for every pair, if the pass has several tokens, but at most most_small in all:
-        attention by plain operations (`small_attention`).
+    per_token: bytes for every token of the pass, including padding.
+    per_pair: bytes for every pair of a token and a token that it attends to: attention scores, if
+        MLX has no fused kernel.
+    per_mask: additional bytes for every such pair if the mask is an array: MLX's CUDA kernels need
+        a number for every attention head.
+    per_choice: bytes for every token whose logits are computed.
+    per_filter: additional bytes if filters use the whole vocabulary.
+    per_small: bytes for every pair if the pass has several tokens: attention by plain operations
+        (`small_attention`).
+    most_small: maximum of these bytes in all.
     """
 
     per_token: int = 0
@@ -67,8 +69,10 @@ class PassCost:
     most_small: int = 0
 
     def of(self, tokens: int, seen: int, masked: int = 0) -> int:
-        """Bytes of a pass over `tokens` tokens; its sequences are then up to `seen` tokens long.
+        """Return the bytes of a pass.
 
+        tokens: number of tokens of the pass.
+        seen: number of tokens of the longest sequence after the pass.
         masked: for how many of the `seen` tokens the mask is an array.
         """
         pairs = self.per_pair * seen + self.per_mask * min(masked, seen)
@@ -76,31 +80,31 @@ class PassCost:
         return tokens * (self.per_token + math.ceil(pairs)) + small
 
     def become(self, other: PassCost) -> None:
-        """Take the values of another cost, wherever this one is used."""
+        """Replace the values by those of another cost, for all users of this object."""
         for attribute in fields(self):
             setattr(self, attribute.name, getattr(other, attribute.name))
 
     def chosen(self, rows: int, seen: int) -> int:
-        """Return the bytes of a decode step of `rows` rows, whose lengths may differ."""
+        """Return the bytes of a decode step of `rows` rows, the longest of `seen` tokens."""
         return self.of(rows, seen, masked=seen) + rows * self.per_choice
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a loaded model allows the planner.
+    """The limits within which the planner decides, for one loaded model.
 
-    cost: of one sequence's KV.
+    cost: cost of one sequence's KV.
     passes: temporary memory of forward passes.
     slots: maximum number of admitted sequences.
-    room: bytes left after the weights.
-    prompt_cache: bytes of these for stored entries.
-    max_entries: maximum number of stored entries; 0 means no limit.
+    room: memory budget: bytes that the memory limit leaves after the weights.
+    prompt_cache: how many of these bytes cached prefixes may use.
+    max_entries: maximum number of cached prefixes; 0 means no limit.
     prefill_chunk: maximum number of tokens of one prefill pass.
     stall_ms: longest pause of running streams that a prefill pass may cause.
     together: whether prompts of different lengths can share a prefill pass.
     trims: whether every layer's cache can be truncated to any length.
-    guesses: maximum number of guesses that a decode step checks for a sequence.
-    draft: cost of the KV of a draft model, in addition to the model's own.
+    guesses: maximum number of draft tokens that a decode step checks for a sequence.
+    draft: cost of the KV of a draft model, if there is one.
     """
 
     cost: CacheCost
@@ -117,7 +121,7 @@ class Limits:
     draft: CacheCost | None = None
 
 
-# Events: what the planner learns.
+# Events, from which the planner learns.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +131,19 @@ class Arrived:
     key: the prompt in the form that caches compare.
     tokens: the prompt's token ids.
     limit: maximum number of tokens to generate.
-    spans: ranges of the prompt inside which no cache may be cut (images, sounds).
-    whole: whether a prefill pass must not cut them either.
-    places: lengths of prefixes that later prompts are likely to share.
-    on_disk: how many tokens of the prompt a file holds.
-    width: rows of KV that it may need at once.
-    fresh: the whole prompt must be computed, whatever is stored.
-    alone: its prefill cannot share a pass.
+    spans: ranges of the prompt inside which no KV may be truncated (images, sounds).
+    whole: whether a prefill pass must not end inside a span either.
+    places: checkpoint positions: lengths of prefixes that later prompts are likely to share.
+    on_disk: how many tokens of the prompt have KV in a file.
+    width: number of rows of KV that the sequence may need at once.
+    fresh: whether the whole prompt must be computed, even if cached prefixes match.
+    alone: whether the prefill cannot share a pass.
     joins: whether tokens are generated after the prompt.
     scores: whether continuations are scored instead.
-    keep: whether its KV is worth storing when it ends.
-    encodes: bytes that encoding the largest of its images and sounds takes.
-    beside: bytes that it needs in addition to KV for as long as it is admitted.
-    guesses: maximum number of guesses that a decode step may check for it.
+    keep: whether the KV is worth storing when the sequence ends.
+    encodes: bytes for encoding the largest of its images and sounds.
+    beside: bytes needed in addition to KV while the sequence is admitted.
+    guesses: maximum number of draft tokens that a decode step may check.
     """
 
     sequence: int
@@ -163,7 +167,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The executor has given a sequence its KV, which holds its first `reused` tokens."""
+    """The executor has started a sequence with the KV of its first `reused` tokens."""
 
     sequence: int
     reused: int
@@ -171,7 +175,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The KV of a sequence holds `filled` tokens. snapshot: a snapshot of that length was taken."""
+    """The KV of a sequence has `filled` tokens.
+
+    snapshot: whether a snapshot was taken at this length.
+    """
 
     sequence: int
     filled: int
@@ -187,7 +194,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence has ended. failed: its KV may be damaged and must not be stored."""
+    """A sequence has ended. failed: whether its KV may be damaged and must not be stored."""
 
     sequence: int
     failed: bool = False
@@ -202,13 +209,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An entry was stored.
+    """A cached prefix was stored.
 
-    entry: its number.
-    length: its tokens.
-    after: those of them that follow the prompt.
-    nbytes: bytes that it holds.
-    places: lengths at which it can be used; None means any.
+    entry: number of the cached prefix.
+    length: number of its tokens.
+    after: the tokens that follow the prompt.
+    nbytes: bytes of its KV and snapshots.
+    places: checkpoint positions: the lengths at which it can be used; None means any length.
     """
 
     entry: int
@@ -220,16 +227,18 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class NotStored:
-    """An entry of the plan could not be stored."""
+    """A cached prefix of the plan could not be stored."""
 
     entry: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimed:
-    """Seconds that the device took for a prefill pass over this many tokens, including padding.
+    """The device has computed a prefill pass.
 
-    behind: tokens that were computed before them, in the longest prompt.
+    tokens: number of tokens of the pass, including padding.
+    seconds: time that the device took.
+    behind: number of tokens before those of the pass, in the longest prompt.
     """
 
     tokens: int
@@ -239,16 +248,21 @@ class PrefillTimed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimed:
-    """Seconds that the device took for a decode step of all batches."""
+    """The device has computed a decode step of all batches.
+
+    seconds: time that the device took.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Seconds of processor time that a sequence's grammar took since the latest plan.
+    """A sequence's grammar has used processor time since the latest plan.
 
-    postponed: there was no time for its latest mask, so the sequence must be preempted.
+    seconds: the processor time.
+    postponed: whether there was no time for the latest mask, so that the sequence must be
+        preempted.
     """
 
     sequence: int
@@ -258,16 +272,16 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """A decode step of a batch that the plan's `guess` lists has ended.
+    """A decode step of a batch has ended, for which the plan's `guess` has a width.
 
     rows: number of sequences.
-    longest: tokens of the longest.
-    width: as planned.
-    proposed: guesses of all sequences.
-    right: of each sequence, the guesses that were right.
-    seconds: since the previous step, if that had the same sequences and nothing else ran; 0 if
+    longest: number of tokens of the longest sequence.
+    width: the planned width.
+    proposed: number of draft tokens of all sequences.
+    right: number of accepted draft tokens of each sequence.
+    seconds: time since the previous step, if that had the same sequences and nothing else ran; 0 if
         unknown.
-    behind: sequences without guesses because their guesser has yet to catch up.
+    behind: number of sequences without draft tokens because their guesser has yet to catch up.
     """
 
     rows: int
@@ -281,14 +295,14 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class OtherBytes:
-    """Bytes besides the weights that neither sequences nor stored entries hold.
+    """Bytes that neither the weights nor sequences nor cached prefixes use.
 
-    nbytes: memory that will be free soon: KV on its way to the disk.
-    features: features of earlier images and sounds, which are evicted when sequences need the
-        memory.
-    files: KV that was read from disk for sequences that wait; it is free when they start, or when a
-        plan gives it up.
-    texts: the working memory for which a batch of texts to embed waits; 0 if none waits.
+    nbytes: bytes that will be free soon: KV that is being written to disk.
+    features: bytes of features of earlier images and sounds, which are evicted when sequences need
+        the memory.
+    files: bytes of KV that was read from disk for waiting sequences. They are free when the
+        sequences start, or when a plan drops this KV.
+    texts: bytes of working memory for which a batch of texts to embed waits; 0 if none waits.
     """
 
     nbytes: int
@@ -299,7 +313,7 @@ class OtherBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShort:
-    """An allocation failed: every stored entry must be dropped."""
+    """An allocation failed, so that every cached prefix must be dropped."""
 
 
 PlannerEvent = (
@@ -320,15 +334,16 @@ PlannerEvent = (
 )
 
 
-# Decisions: what a plan consists of.
+# Decisions, of which a plan consists.
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a sequence's first `length` tokens come from: an entry, another sequence, or disk.
+    """The source of the KV of a sequence's first `length` tokens.
 
-    number: of the entry or sequence.
-    move: take over the entry's KV instead of copying it.
+    kind: a cached prefix (`entry`), another sequence, or a file.
+    number: number of the cached prefix or of the other sequence.
+    move: whether to move the KV of a cached prefix instead of copying it.
     """
 
     kind: Literal["entry", "sequence", "disk"]
@@ -339,12 +354,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Give a sequence its KV.
+    """Start a sequence.
 
-    tokens: its prompt, and what it had generated before a preemption.
-    width: rows of KV that it may use at once.
-    snapshots: the lengths within the source at which it has snapshots, copied from the source or
-        taken now.
+    tokens: the prompt, and the tokens that were generated before a preemption.
+    source: the source of its first KV; None means empty KV.
+    width: number of rows of KV that the sequence may use at once.
+    snapshots: the lengths within the source at which the sequence needs snapshots; they are copied
+        from the source or taken now.
     """
 
     sequence: int
@@ -356,7 +372,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Remove a sequence's KV. entry: the number under which to store it; None means drop it."""
+    """Remove a sequence's KV.
+
+    entry: number of the cached prefix in which to store the KV; None means to drop it.
+    """
 
     sequence: int
     entry: int | None = None
@@ -374,7 +393,7 @@ class Join:
 class Prefill:
     """Compute the KV of a sequence's tokens from `start` to `end`.
 
-    snapshot: copy the layers that cannot be truncated when `end` is reached.
+    snapshot: whether to take a snapshot at `end`.
     """
 
     sequence: int
@@ -393,10 +412,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that does not fit into memory.
+    """A sequence that is refused because it does not fit in memory.
 
-    needed, room: bytes besides the weights.
-    writing: bytes that a disk has not finished writing, without which it would fit.
+    needed: bytes that the sequence needs, besides the weights.
+    room: bytes that the memory limit leaves after the weights.
+    tokens: number of tokens of the sequence.
+    writing: bytes that a disk has not finished writing, without which the sequence would fit.
     """
 
     sequence: int
@@ -408,20 +429,22 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, in the order in which the executor carries it out.
+    """The plan of one step; the fields are in the order in which the executor carries them out.
 
-    A step that only decodes may have the plan of the one before it, number included.
-
-    features: bytes that features of images and sounds may keep; None means no change.
+    A step that only decodes may have the plan of the step before, with the same number.
+    features: maximum bytes of features of images and sounds; None means no change.
     unread: waiting sequences that lose the KV that was read from disk for them.
+    evict: cached prefixes to drop.
     preempt: sequences that lose their KV and start again later.
-    prefill: the passes, each with the sequences computed in it.
-    decode: how many sequences decode in each batch, by its number.
-    guess: by batch, the maximum number of guesses to check for each sequence; batches not listed
-        check none, and their steps are not reported as `Guessed`.
-    rows: by batch, how many rows its KV may have, with unused ones into which sequences can join;
-        exactly those of its sequences for batches not listed.
+    leave: sequences that have ended.
+    decode: by batch, how many sequences decode.
+    guess: by batch, the maximum number of draft tokens to check for each sequence. Batches that are
+        not listed check none, and their steps are not reported as `Guessed`.
+    rows: by batch, how many rows the KV may have, including unused rows that sequences can join.
+        Batches that are not listed have a row for each sequence.
+    prefill: the passes, each with the sequences that share it.
     ahead: whether the passes may start before those of the step before have ended.
+    score: the continuations to score.
     """
 
     number: int
@@ -446,7 +469,7 @@ class StepPlan:
         return not (self.evict or self.preempt or self.leave or self.start or self.prefill)
 
     def __str__(self) -> str:
-        """What the step does, for the last log line of a process that hangs in the step."""
+        """Return the contents of the step, for the last log line of a process that hangs in it."""
         doing = []
         if self.decode:
             doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")

@@ -1,8 +1,8 @@
 """Decides what the engine does next: who is admitted, prefilled, preempted, stored and evicted.
 
-Plain Python without MLX. Clock, byte counts, arrivals and results are arguments, so the same events
+Plain Python without MLX. Times, byte counts, arrivals and results are arguments, so the same events
 always give the same plans: a simulator can replay them, and a property test can check every step.
-The executor (`backend.engine.executing.executor`) carries the plans out and decides nothing.
+The executor (`backend.engine.executing.executor`) carries out the plans and decides nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from backend.engine.planning.text_turn import TextTurn
 
 # seconds after which a sequence that does not fit blocks the admission of those behind it
 _PATIENCE = 10.0
-# A disk counts as one that never finishes writing after this many seconds, and at this speed.
+# A disk counts as hanging after these seconds, plus those that the data needs at this speed.
 _DISK_PATIENCE = 60.0
 _DISK_SPEED = 10 << 20  # bytes per second
 # maximum share of a batch's bytes that may be padding, and of its rows that may be unused
@@ -64,12 +64,15 @@ _MOST_AHEAD = 3  # steps in a row whose passes start before those of the step be
 class Planner:
     """The decisions for one loaded model.
 
-    sequences: all that wait or run. entries: the prompt cache. pace, widths, masks: decide how long
-    a prefill pass may be, how many guesses save time, and whose grammars are too costly. A pace
-    that has been measured may be given.
-    preemptions: number of sequences that were preempted to free memory. unused: bytes of the room
-    that the latest plan charges to no sequence; a prompt cache file may be read into them, because
-    entries are then evicted. lendable: bytes that texts to embed may use beside the latest plan.
+    sequences: all sequences that wait or run.
+    entries: the cached prefixes.
+    pace: decides how long a prefill pass may be; the argument may be a pace that was measured.
+    widths: decides how many draft tokens save time.
+    masks: decides which grammars are too costly.
+    preemptions: number of sequences that were preempted to free memory.
+    unused: bytes that the latest plan charges to no sequence. KV may be read from a file into them,
+        because cached prefixes are then evicted.
+    lendable: bytes that texts to embed may use beside the latest plan.
     """
 
     def __init__(self, limits: Limits, pace: Pace | None = None) -> None:
@@ -89,19 +92,19 @@ class Planner:
         self._leaving: list[Leave] = []
         self._steps = 0
         self._batches = 0
-        self._other = 0  # bytes that neither sequences nor entries hold, and that will be free soon
+        self._other = 0  # bytes that KV uses until it is written to disk
         self._written_at = 0.0  # when that number last changed
         self._disk_hangs = False
-        self._read = 0  # bytes that were read from disk for sequences that have not started
-        self._files = 0  # those of them that count now
-        self._unread: list[int] = []  # sequences that lose these bytes in this step
+        self._read = 0  # bytes of KV that was read from disk for sequences that have not started
+        self._files = 0  # how many of these bytes count as used now
+        self._unread: list[int] = []  # sequences that lose such KV in this step
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
         self._claim = 0  # bytes that the latest plan leaves free for texts to embed
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
-        self._latest, self._latest_limits = StepPlan(0), limits  # the latest that was decided
+        self._latest, self._latest_limits = StepPlan(0), limits  # the latest plan, and its limits
         # By how many tokens sequences may grow before another plan must be decided, if nothing else
-        # happens; less than 0 if another must be decided now.
+        # happens; less than 0 if another plan must be decided now.
         self._lasts = -1
         self._computing = 0  # bytes of the latest plan's passes
         self._ahead = 0  # steps in a row whose passes have started ahead
@@ -111,10 +114,11 @@ class Planner:
         return bool(self.sequences.by_number or self._leaving or self.entries.busy)
 
     def lasts(self, tokens: int) -> bool:
-        """Whether the latest plan holds for the next step too, if sequences only generated tokens.
+        """Return whether the latest plan is valid for the next step too.
 
-        tokens: maximum number per sequence since the planner last learned of any. A step may then
-        be run without a call of `plan`, and the events of several steps be given to it together.
+        If so, the step may run without a call of `plan`, and the next call gets the events of
+        several steps together. Sequences must only have generated tokens since the latest call.
+        tokens: maximum number of tokens of a sequence since then.
         """
         return tokens <= self._lasts and self._latest_limits is self.limits
 
@@ -165,8 +169,8 @@ class Planner:
         self._computing = computing
         left -= max(computing, self._charges.least_pass(prefilling))
         if prefilling:
-            used = self._used()  # a shared pass makes them one rectangle
-        # Entries give way to texts to embed, if these can then run.
+            used = self._used()  # sequences that share a pass now share arrays
+        # Cached prefixes are evicted for texts to embed, if these can then run.
         lent = 0 if self._claim or self._texts.lacking > left else self._texts.lacking
         left -= lent
         self._shrink(left)
@@ -199,18 +203,20 @@ class Planner:
     def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
         """Return whether the passes may start before those of the step before have ended.
 
-        Then the device does not wait for the host, but two steps' passes take memory, and the time
-        of each is not known, so every few steps one waits. computing: bytes of the passes.
+        The device then does not wait for the host. But the passes of two steps need memory, and the
+        time of each is not known, so every few steps the passes do not start ahead.
+        computing: bytes of the passes.
+        free: bytes for passes.
         """
         runs = bool(prefill) and self.pace.known and computing + self._computing <= free
         self._ahead = self._ahead + 1 if runs and self._ahead < _MOST_AHEAD else 0
         return self._ahead > 0
 
     def _tokens_until_change(self, plan: StepPlan) -> int:
-        """`_lasts` after a plan.
+        """Return by how many tokens sequences may grow while a plan stays valid.
 
-        While steps only decode, the next plan would be the same until a sequence needs more KV, or
-        all have grown by more than the free bytes. Those bytes count as used from now on.
+        While steps only decode, the next plan would be the same until a sequence needs larger
+        buffers, or no free bytes are left. The bytes of this growth count as used from now on.
         """
         if plan != StepPlan(plan.number, decode=plan.decode, rows=plan.rows):
             return -1
@@ -241,11 +247,11 @@ class Planner:
                 )
                 self._arrived.append(event.sequence)
                 if event.on_disk:
-                    self._files = self._read  # given up while its file was being read
+                    self._files = self._read  # files may have been dropped during the read
             case Started(number, reused):
                 if sequence := self.sequences.by_number.get(number):
-                    # Less than planned, because a file has disappeared. The executor has left out
-                    # the rest of the plan for this sequence, so it is planned again.
+                    # Fewer tokens than planned, because a file has disappeared. The executor has
+                    # skipped the rest of the plan for this sequence, so it is planned again.
                     sequence.filled = reused
                     sequence.snapshots = {place for place in sequence.snapshots if place <= reused}
             case Prefilled(number, filled, snapshot):
@@ -302,10 +308,11 @@ class Planner:
         return self.limits.room - self._other - self._files - self._claim
 
     def _drop_files(self, starting: SequenceState | None = None) -> None:
-        """Give up the KV that was read from disk for waiting sequences; it is computed instead.
+        """Drop the KV that was read from disk for waiting sequences; they will compute it.
 
-        Only their start would free it, so they could wait for ever. starting: a sequence that keeps
-        its own, because it is about to start.
+        Otherwise only the start of these sequences would free the memory, so they could wait for
+        ever.
+        starting: a sequence that is about to start, whose KV is not dropped.
         """
         for sequence in self.sequences.of("waiting"):
             if sequence.on_disk and sequence is not starting:
@@ -314,14 +321,15 @@ class Planner:
         self._files = 0
 
     def _make_room(self) -> tuple[list[Leave], list[Refusal], int]:
-        """Preempt the newest sequences until the others fit; evict stored entries to make room.
+        """Preempt the newest sequences until the others fit, and evict cached prefixes.
 
-        Returns also the bytes that the admitted sequences are then charged for.
+        Returns the preempted sequences, the refused ones, and the bytes that the admitted sequences
+        are then charged for.
 
         KV that was read from disk for waiting sequences is dropped before a sequence is preempted.
-        KV of preempted sequences is stored if there is room for it. The last sequence is not
-        preempted if the only other memory in use will soon be free; it is refused if a disk keeps
-        that memory for ever.
+        The KV of preempted sequences is stored if it fits. The last sequence is not preempted if
+        all other memory in use will soon be free; it is refused if a hanging disk never frees that
+        memory.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
@@ -358,8 +366,8 @@ class Planner:
     def _pause_costly_grammars(self) -> list[Leave]:
         """Preempt the sequences whose grammars are too costly for the others.
 
-        The KV of a preempted sequence is stored as an entry. The sequence starts again once the
-        decode steps of the others have made up for the time that its grammar took.
+        The KV of a preempted sequence is stored as a cached prefix. The sequence starts again once
+        decode steps of the others have made up for the time that its grammar used.
         """
         if not self.limits.prompt_cache:
             return []
@@ -384,13 +392,13 @@ class Planner:
         return leaving
 
     def _is_paused(self, sequence: SequenceState) -> bool:
-        """Whether it must wait until decode steps of others have made up for its grammar's time."""
+        """Return whether a sequence waits until decode steps make up for its grammar's time."""
         return sequence.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
 
     def _refuse_unfit(self) -> list[Refusal]:
         """Refuse new sequences that would not fit even alone, in the smallest passes.
 
-        They would wait until the others end, and block those behind them.
+        Otherwise they would wait until the others end, and block later sequences.
         """
         refused: list[Refusal] = []
         arrived, self._arrived = self._arrived, []
@@ -409,11 +417,14 @@ class Planner:
         return Refusal(sequence.number, needed, self.limits.room, sequence.total, writing)
 
     def _shrink(self, room: int, *pinned: int) -> None:
-        """Limit entries and features to `room` bytes together. pinned: entries that must stay."""
+        """Limit cached prefixes and features to `room` bytes together.
+
+        pinned: cached prefixes that must not be evicted.
+        """
         self.entries.shrink(room - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
-        """Return how many of the bytes `left` features may keep; None if nothing changes."""
+        """Return the maximum bytes of features, within the bytes `left`; None if unchanged."""
         if self._features <= max(left, 0):
             return None
         self._features = max(left, 0)
@@ -432,7 +443,7 @@ class Planner:
         storing = self.entries.storing_bytes
         used = self._used() + storing
         if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._room:
-            # not even the shortest fits, including the copy while it joins a batch
+            # Not even the shortest sequence fits, including the copy while it joins a batch.
             return starts, refused
         waiting = [
             sequence
@@ -447,9 +458,9 @@ class Planner:
             if len(starts) + expecting >= slots:
                 break
             if self._is_paused(sequence):
-                continue  # another one has just started
+                continue  # because of a sequence that has just started
             if sequence.lost and any(other.lost for other in self.sequences.of("prefill")):
-                continue  # together, they would need the memory that was not there
+                continue  # together, they would need the memory that was lacking
             # Memory is checked first because that is quick: in a long queue, most do not fit.
             sequence.width = sequence.arrived.width
             needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
@@ -490,11 +501,10 @@ class Planner:
         """Return whether to leave the free slots unused until the next sequence ends.
 
         The prompts that start then share one pass, and a pass of few tokens is mostly overhead. So
-        this saves time if more prompts wait than slots are free, and if the free slots would be
-        unused for less time than that overhead.
-
-        waiting: in the order in which they would start.
-        free: slots.
+        the wait saves time if more prompts wait than slots are free, and if the slots are unused
+        for less time than that overhead.
+        waiting: the waiting sequences, in the order in which they would start.
+        free: number of free slots.
         """
         running = self.sequences.of("decode")
         if not (self.limits.together and self.pace.known and running) or len(waiting) <= free:
@@ -514,11 +524,11 @@ class Planner:
         return self.pace.urgency(left, now - sequence.since)
 
     def _start(self, sequence: SequenceState, source: Source | None, left: int) -> Start:
-        """Admit a sequence. left: bytes besides those of all admitted sequences."""
+        """Admit a sequence. left: bytes that are free once it is admitted."""
         if source is not None and source.kind == "entry":
             self._shrink(left, source.number)
             if self.entries.index.nbytes > max(left, 0) and not source.move:
-                # The entry and its copy do not fit in memory together.
+                # The cached prefix and its copy do not fit in memory together.
                 if self.entries.index.places(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
@@ -542,11 +552,12 @@ class Planner:
     def _choose_snapshots(
         self, sequence: SequenceState, known: Collection[int] | None, left: int
     ) -> None:
-        """Choose which snapshots to take, and which of the source's snapshots to keep.
+        """Choose which snapshots to take, and which of the source's snapshots to copy.
 
-        known: the lengths at which the source can be truncated; None means any. left: bytes that
-        are free. Their number is limited by the free bytes, by a share of the prompt cache, and by
-        the KV of the prompt, which they may outweigh only by a few.
+        The number of snapshots is limited by the free bytes, by a share of the prompt cache, and by
+        the bytes of the prompt's KV, which a few snapshots may exceed.
+        known: the lengths at which the source can be truncated; None means any length.
+        left: bytes that are free.
         """
         cost = self.limits.cost
         size = max(cost.snapshot(sequence.prompt), 1)
@@ -554,8 +565,8 @@ class Planner:
         if not cost.per_token:
             fair = _MOST_SNAPSHOTS  # recurrent state only: nothing else could be stored
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
-        spare = max(left - self.entries.copied_bytes, 0) // size
-        most = min(fair, share, spare, _MOST_SNAPSHOTS)
+        fitting = max(left - self.entries.copied_bytes, 0) // size
+        most = min(fair, share, fitting, _MOST_SNAPSHOTS)
         sequence.places, sequence.snapshots = set(), set()
         if self.limits.prompt_cache and sequence.arrived.keep:
             last, shared = sequence.prompt - 1, self._sources.match(sequence).shared
@@ -580,7 +591,7 @@ class Planner:
     def _batch_for(self, sequence: SequenceState) -> int:
         """Return a batch in which padding stays small, or a new one.
 
-        A batch is a rectangle: every sequence takes as much memory as the longest.
+        Every sequence of a batch needs as much memory as the longest.
         """
         left = (
             self._room
@@ -606,7 +617,7 @@ class Planner:
         return self._batches
 
     def _guess(self, left: int) -> dict[int, int]:
-        """Return how many guesses each batch may check, within the bytes `left`."""
+        """Return how many draft tokens each batch may check, within the bytes `left`."""
         widths: dict[int, int] = {}
         if not self.limits.guesses:
             return widths
@@ -627,9 +638,10 @@ class Planner:
     def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
         """Return how many rows the KV of each batch may have, within the bytes `left`.
 
-        A sequence joins without a copy of the others if its batch has an unused row: one that
-        another sequence has left, or one that was allocated in advance. At most _WASTE of the rows
-        are unused, and no more than can be admitted. guess: the widths of the step.
+        A sequence joins without a copy of the others if its batch has an unused row, which another
+        sequence has left or which was allocated in advance. At most the share _WASTE of the rows is
+        unused, and there are never more rows than slots.
+        guess: the planned numbers of draft tokens, by batch.
         """
         batches = self.sequences.batches()
         for number, width in guess.items():
@@ -642,7 +654,7 @@ class Planner:
             depth = self._depths.get(number, 0)
             if not len(members) <= depth <= most:
                 depth = most
-            nbytes = self._charges.spare_rows(members, depth - len(members))
+            nbytes = self._charges.unused_rows(members, depth - len(members))
             if len(members) > 1 and nbytes <= left:
                 depths[number] = depth
                 left -= nbytes

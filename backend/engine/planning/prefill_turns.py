@@ -1,7 +1,7 @@
-"""Decides which prompts a step prefills, how many tokens of each, and which share a pass.
+"""Decides which prompts a step prefills, how many tokens of each, and which prompts share a pass.
 
 A step may take only as long as running streams may wait, so prompts take turns. Plain Python
-without MLX, like the planner, which uses it.
+without MLX.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from backend.engine.planning.pace import SMALLEST_STEP, Pace
 from backend.engine.planning.plan import Limits, Prefill, Score
 from backend.engine.planning.sequence_state import SequenceState
 
-UNEVEN = 1024  # tokens by which the lengths in a pass may always differ, whatever the padding costs
+UNEVEN = 1024  # tokens by which the lengths in a batch may differ, whatever the padding costs
 _SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
 _LAST_STEP = 1.5  # factor on the usual tokens of a step, if that completes all prefills
 
@@ -43,12 +43,11 @@ class PrefillTurns:
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
         """Return the prefill passes of this step, within the pause allowed for running streams.
 
+        Also returns the scores of this step, and the temporary bytes of all passes together. They
+        are added up, because all passes may be in MLX's queue at the same time.
         filling: the sequences in prefill.
-        room: bytes besides those of admitted sequences.
-        running: whether others decode.
-
-        Also returns the temporary bytes of all passes together, because all may be in MLX's queue
-        at the same time.
+        room: bytes that admitted sequences leave for passes.
+        running: whether other sequences decode.
         """
         if not running:
             self._owed_to_decode = 0.0
@@ -92,10 +91,10 @@ class PrefillTurns:
 
     def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
         """Return the sequences that this step may prefill, the most urgent first."""
-        able = [sequence for sequence in filling if sequence.filled < sequence.target]
+        ready = [sequence for sequence in filling if sequence.filled < sequence.target]
         # How long scoring takes is unknown, so scoring and prompts take turns.
-        if not (able and self._scored):
-            able += [
+        if not (ready and self._scored):
+            ready += [
                 sequence
                 for sequence in filling
                 if sequence.filled >= sequence.target and sequence.arrived.scores
@@ -106,16 +105,17 @@ class PrefillTurns:
                 sequence.target - sequence.filled, now - sequence.since
             ), sequence.number
 
-        return sorted(able, key=urgency)
+        return sorted(ready, key=urgency)
 
-    def _longer(self, able: Sequence[SequenceState]) -> float:
-        """Maximum seconds of a step without streams; more than usual if that ends all prefills.
+    def _longer(self, order: Sequence[SequenceState]) -> float:
+        """Return the maximum seconds of a step while no sequence decodes.
 
-        Otherwise a few remaining tokens would be prefilled much later, beside the others' decode
-        steps.
+        The step may take longer than usual if that completes all prefills. Otherwise a few
+        remaining tokens would be prefilled much later, between the decode steps of others.
+        order: the sequences that the step may prefill.
         """
-        remaining = [sequence.target - sequence.filled for sequence in able]
-        behind = max(sequence.filled for sequence in able)
+        remaining = [sequence.target - sequence.filled for sequence in order]
+        behind = max(sequence.filled for sequence in order)
         whole = self._pace.tokens(running=False, behind=behind)
         most = min(round(_LAST_STEP * whole), self._longest)
         if whole < sum(remaining) <= most:
@@ -123,10 +123,11 @@ class PrefillTurns:
         return self._pace.pause(running=False)
 
     def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
-        """Give half of the step to the shortest prompt, if a long one has waited for its turn.
+        """Give half of the step to the shortest prompt, if a longer prompt is more urgent.
 
-        Otherwise every new prompt would wait until the long one is done. Returns whether the first
-        in order gets half.
+        Otherwise every new prompt would wait until the long prompt is done. Returns whether the
+        first sequence in order gets half of the step.
+        order: the sequences, the most urgent first; it is changed.
         """
         shortest = min(order, key=lambda sequence: sequence.target - sequence.filled, default=None)
         if shortest is None or shortest is order[0]:
@@ -148,39 +149,40 @@ class PrefillTurns:
     ) -> list[tuple[SequenceState, Prefill]]:
         """Return the next chunk of a prompt, and chunks of others that share its pass.
 
-        All take as long as the longest, so a chunk shares the pass only if its padding takes less
-        time than a pass of its own.
-
-        tokens: of the first.
-        budget: tokens of all.
-        left: bytes.
+        All chunks are padded to the longest, so a chunk shares the pass only if its padding takes
+        less time than a separate pass.
+        first: the sequence of the first prompt.
+        tokens: maximum number of tokens of its chunk.
+        others: sequences that may share the pass.
+        budget: maximum number of tokens of the pass, including padding.
+        left: bytes for the pass.
         """
         group = [(first, stretch(first, tokens))]
         if not self._together or first.arrived.alone:
             return group
-        able = [
+        candidates = [
             (other, stretch(other, budget))
             for other in others
             if not other.arrived.alone and other.filled < other.target
         ]
-        for added in sorted(able, key=lambda pair: _size(pair[1])):
+        for added in sorted(candidates, key=lambda pair: _size(pair[1])):
             more = [*group, added]
             parts = [part for _, part in more]
             ends = [part.end for part in parts]
-            # A pass of so few tokens takes about as long as that of the first alone.
+            # A pass of so few tokens takes about as long as a pass of the first chunk alone.
             free = self._pace.width if max(ends) <= UNEVEN else 0
             if _padded(parts) > max(budget, free):
                 continue
             if self._seconds(parts) > self._seconds(parts[:-1]) + self._seconds(parts[-1:]):
                 continue
             if max(ends) - min(ends) > UNEVEN:
-                continue  # The shorter KV would be copied into rows of the longest one's length.
+                continue  # The shorter KV would be copied into rows as long as the longest.
             if self._bytes(more) <= left:
                 group = more
         return group
 
     def _seconds(self, parts: Sequence[Prefill]) -> float:
-        """Predicted duration of a pass."""
+        """Return the predicted seconds of a pass."""
         return self._pace.seconds(_padded(parts), max(part.start for part in parts))
 
     def _bytes(self, group: Sequence[tuple[SequenceState, Prefill]]) -> int:
@@ -190,7 +192,10 @@ class PrefillTurns:
 
 
 def stretch(sequence: SequenceState, budget: int) -> Prefill:
-    """Return the next chunk of a prompt. It ends where a snapshot should be taken."""
+    """Return the next chunk of a prompt; it ends at a position where a snapshot is needed.
+
+    budget: maximum number of tokens.
+    """
     end = min(sequence.filled + budget, sequence.target)
     end = min([end, *(place for place in sequence.places if place > sequence.filled)])
     if sequence.arrived.whole:

@@ -1,10 +1,11 @@
-"""Finds the entry whose KV shares the longest prefix with a new prompt.
+"""Finds the cached prefix that has the most tokens in common with a new prompt.
 
-The index stores ids, tokens and sizes; the owner of the KV frees the entries that the index evicts.
-Entries are leaves and branches of a radix tree, so a lookup, an addition and a removal take as many
-steps as there are branches along the tokens, however many entries are stored. A lookup compares the
-prompt with a single entry. Two sequences are compared by cumulative digests of their blocks, with a
-binary search, and then token by token in the one block where they diverge.
+A cached prefix is called an entry here. The index stores the ids, tokens and sizes of entries; the
+owner of the KV frees the entries that the index evicts. Entries are leaves and branches of a radix
+tree. So a lookup, an addition and a removal take as many steps as there are branches along the
+tokens, however many entries are stored. A lookup compares the prompt with a single entry: a binary
+search over cumulative digests finds the block in which they diverge, and a comparison of the tokens
+in that block finds the position.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ Tokens = NDArray[np.int32]
 
 # Tokens per block. Smaller blocks mean more digests per key, larger ones more tokens to compare.
 BLOCK = 256
-_TOKEN_BITS = 24  # above any vocabulary; the other bits of a token's 31 number adapters
-_FEW = 16  # tokens; computing them is as fast as finding them
-# A new entry replaces others only among this many: thousands may share its first tokens.
+_TOKEN_BITS = 24  # enough for any vocabulary; the higher bits, up to the sign, number adapters
+_FEW = 16  # tokens; computing so few is as fast as a lookup
+# A new entry is compared with this many others at most: thousands may share its first tokens.
 _MOST_COMPARED = 32
 
 
 class PrefixKey:
     """The tokens of a sequence, with digests of its whole blocks. Immutable and thread-safe.
 
+    Equal digests count as equal tokens. A wrong match would show a user the conversation of another
+    user, but SHA-256 has no known collisions.
     tokens: int32, shape (length,), read-only. Images and sounds have negative ids.
-    digests: SHA-256; the one at index i covers the first (i + 1) * BLOCK tokens. There is one for
-    each whole block, and more if the key is a prefix of a longer one. Equal digests count as equal
-    tokens. A wrong match would show one user the conversation of another, but SHA-256 has no known
-    collisions.
+    digests: SHA-256 digests; the digest at index i covers the first (i + 1) * BLOCK tokens. There
+        is a digest for each whole block, and there are more if the key is a prefix of a longer key.
     """
 
     __slots__ = ("digests", "tokens")
@@ -44,7 +45,7 @@ class PrefixKey:
     digests: list[bytes]
 
     def __init__(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-        """Pack the tokens. Raises ValueError if one does not fit into 32 bits."""
+        """Hash the tokens. Raises ValueError if a token does not fit into 32 bits."""
         self.tokens = _as_tokens(tokens)
         self.tokens.flags.writeable = False
         self.digests = _with_digests([], self.tokens)
@@ -59,16 +60,18 @@ class PrefixKey:
         return self._of(tokens, _with_digests(self.digests[: len(self) // BLOCK], tokens))
 
     def computed_by(self, adapter: int) -> PrefixKey:
-        """Return the key of these tokens in KV that an adapter computed; it equals no other's.
+        """Return the key of these tokens in KV that an adapter computed.
 
-        adapter: from 1. Keys match from their first token, so that token alone is changed.
+        It matches only keys of the same adapter. Keys match from their first token, so only that
+        token is changed.
+        adapter: number of the adapter, from 1.
         """
         tokens = self.tokens.copy()
         tokens[:1] += adapter << _TOKEN_BITS
         return PrefixKey(tokens)
 
     def prefix(self, length: int) -> PrefixKey:
-        """The key of the first `length` tokens. It shares the arrays, so it keeps them alive."""
+        """Return the key of the first `length` tokens, which shares the arrays of this key."""
         return self._of(self.tokens[:length], self.digests)
 
     def shared(self, other: PrefixKey) -> int:
@@ -95,10 +98,11 @@ class PrefixKey:
 class Match:
     """The result of a lookup.
 
-    entry, length: the entry with usable KV of the prompt's first `length` tokens (None and 0 for a
-    miss). shared: how many tokens the prompt shares with any entry, usable or not; a model whose
-    caches cannot be truncated should take a snapshot there. Both lengths exclude the last token of
-    the prompt, which must be run to get logits.
+    Both lengths exclude the last token of the prompt, which must be run to get logits.
+    entry: id of the entry with usable KV; None for a miss.
+    length: how many tokens of the prompt this KV covers.
+    shared: how many tokens the prompt shares with any entry, usable or not. A model whose caches
+        cannot be truncated should take a snapshot at this length.
     """
 
     entry: int | None
@@ -107,13 +111,14 @@ class Match:
 
 
 class PrefixIndex:
-    """The stored sequences, limited in bytes and, if `max_entries` > 0, in number.
+    """The entries, limited in bytes and, if `max_entries` > 0, in number.
 
     An entry without `places` can be truncated, so any prefix that it shares with a prompt is
-    usable. Others (recurrent state, a full sliding window) are usable only up to one of their
-    places, where a snapshot was taken, or up to their end. The least recently used entry is evicted
-    first; `add` and `touch` count as use, `find` does not. `pinned` entries are never evicted, even
-    if the limits are exceeded. Any thread may call `find`; all else is for one thread.
+    usable. Other entries (recurrent state, a full sliding window) are usable only up to one of
+    their checkpoint positions, where a snapshot was taken, or up to their end. The least recently
+    used entry is evicted first; `add` and `touch` count as use, `find` does not. `pinned` entries
+    are never evicted, even if the limits are exceeded. Any thread may call `find`; all other
+    methods are for one thread.
     """
 
     def __init__(self, max_bytes: int, max_entries: int = 0) -> None:
@@ -152,9 +157,9 @@ class PrefixIndex:
         return self._entries[entry].nbytes
 
     def places(self, entry: int) -> tuple[int, ...] | None:
-        """Return the lengths at which an entry is usable.
+        """Return the checkpoint positions of an entry: the lengths at which it is usable.
 
-        None means any. Raises KeyError as `length` does.
+        None means any length. Raises KeyError as `length` does.
         """
         return self._entries[entry].places
 
@@ -181,14 +186,16 @@ class PrefixIndex:
         places: Collection[int] | None = None,
         pinned: Collection[int] = (),
     ) -> list[int]:
-        """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new one.
+        """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new id.
 
-        places: the lengths at which it is usable besides its end; None means any. The new entry
-        replaces entries that would save only a few tokens more than it does. If that is true of an
-        old entry except at its end, the old one is evicted before all others: its end belongs
+        The new entry replaces entries that would save only a few tokens more. If that is true of an
+        old entry except at its end, the old entry is evicted before all others: its end belongs
         either to an answer that later turns of the same chat render differently, or to another
-        chat. Then the least recently used entries are evicted until the limits hold. Raises
-        ValueError if the id is already stored.
+        chat. Then the least recently used entries are evicted until the limits hold.
+        entry: the id. Raises ValueError if it is already stored.
+        places: checkpoint positions at which the entry is usable besides its end; None means any
+            length.
+        pinned: ids of entries that must not be evicted.
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is already stored")
@@ -207,10 +214,10 @@ class PrefixIndex:
         return replaced + self.shrink(self.max_bytes, {*pinned, entry})
 
     def _replaced(self, new: _Entry) -> tuple[list[int], list[int]]:
-        """The entries that a new one replaces, and those that are then useful only at their end.
+        """Return the ids of entries to replace, and of those that remain useful only at their end.
 
         Of the entries that cannot be truncated, only those that share the longest prefixes with the
-        new one are looked at, and the newest of these first.
+        new entry are compared, the newest first.
         """
         replaced: list[int] = []
         passed: list[int] = []
@@ -232,7 +239,7 @@ class PrefixIndex:
         return replaced, passed
 
     def _where(self, entry: _Entry) -> Iterator[tuple[_Node, int]]:
-        """The tree that holds an entry, with each length at which it is a node, longest first."""
+        """Yield the tree of an entry, with each length at which the tree has it, longest first."""
         if entry.places is None:
             yield self._trimmable, len(entry.key)
         for at in reversed(entry.places or ()):
@@ -246,9 +253,9 @@ class PrefixIndex:
         self._nbytes -= removed.nbytes
 
     def shrink(self, max_bytes: int, pinned: Collection[int] = ()) -> list[int]:
-        """Evict until at most `max_bytes` bytes and `max_entries` entries are left.
+        """Evict entries until at most `max_bytes` bytes and `max_entries` entries are left.
 
-        Returns their ids.
+        Returns the evicted ids.
         """
         evicted: list[int] = []
         nbytes, count = self._nbytes, len(self._entries)
@@ -272,7 +279,7 @@ class PrefixIndex:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Entry:
-    """One stored sequence. places: the lengths at which it is usable, in order; None means any."""
+    """A cached prefix. places: its checkpoint positions, in order; None means any length."""
 
     id: int
     key: PrefixKey
@@ -281,14 +288,15 @@ class _Entry:
 
 
 class _Node:
-    """A node of a radix tree, and the tree below it: the first `depth` tokens of some entries.
+    """A node of a radix tree, which stands for the first `depth` tokens of some entries.
 
-    here: the entries that the tree stores at this length, by id, oldest first; newest: the last of
-    them. sample: an entry here or below; None only in an empty tree. children: by the token after
-    the node's tokens. Every node except the root stores an entry or has at least two children.
-
-    Another thread may call `closest` during a change. So a node is complete before its parent shows
-    it, `depth` never changes, and that thread reads `children` only by key.
+    Every node except the root stores an entry or has at least two children. Another thread may call
+    `closest` during a change. So a node is complete before its parent refers to it, `depth` never
+    changes, and that thread reads `children` only by key.
+    here: the entries that the tree stores at this length, by id, oldest first.
+    newest: the newest of these entries.
+    sample: an entry of this node or of a node below; None only in an empty tree.
+    children: the nodes below, by the next token.
     """
 
     __slots__ = ("children", "depth", "here", "newest", "sample")
@@ -301,9 +309,9 @@ class _Node:
         self.children: dict[int, _Node] = {}
 
     def _descend(self, key: PrefixKey, length: int) -> list[_Node]:
-        """Return the nodes from the root that the first `length` tokens lead to.
+        """Return the nodes, from the root, to which the first `length` tokens lead.
 
-        Only the tokens at which branches part are compared.
+        Only the tokens at which branches diverge are compared.
         """
         tokens, node, path = key.tokens, self, [self]
         while node.depth < length:
@@ -315,7 +323,7 @@ class _Node:
         return path
 
     def closest(self, key: PrefixKey) -> tuple[_Entry | None, int, list[_Node]]:
-        """An entry that shares the longest prefix with the key, and the length of that prefix.
+        """Return an entry that shares the longest prefix with the key, and that prefix's length.
 
         Also returns the nodes, from the root, whose tokens are a prefix of the key.
         """
@@ -328,9 +336,9 @@ class _Node:
         return entry, shared, path
 
     def prefixes(self, key: PrefixKey) -> Iterator[_Entry]:
-        """Yield the entries that are stored at a length at which they are a prefix of the key.
+        """Yield the entries that are stored at a length up to which they equal the key.
 
-        The longest lengths come first, and of one length the newest entries.
+        The longest lengths come first and, at the same length, the newest entries.
         """
         for node in reversed(self.closest(key)[2]):
             yield from reversed(node.here.values())
@@ -375,22 +383,23 @@ class _Node:
 
 
 def _covers(entry: _Entry, shared: int, at: int) -> bool:
-    """Return whether an entry nearly replaces another one at the length `at`.
+    """Return whether an entry saves nearly as many tokens as another entry at the length `at`.
 
-    shared: tokens that both share. Nearly means that the tokens to recompute are at most half of
-    those before or after that length, or few.
+    That is so if the tokens to recompute are few, or at most half of the tokens before or after
+    that length.
+    shared: length of the prefix that both entries share.
     """
     most = min(at, shared)
     if entry.places is not None:
-        most = max((place for place in entry.places if place <= most), default=0)
+        most = max((length for length in entry.places if length <= most), default=0)
     return at - most <= max(_FEW, min(at, len(entry.key) - at) // 2)
 
 
 def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:
-    """A copy as int32. Raises ValueError for larger numbers, which NumPy would wrap around."""
-    given = np.asarray(tokens)
-    copied = given.astype(np.int32)
-    if not np.array_equal(copied, given):
+    """Return a copy as int32. Raises ValueError for numbers that do not fit."""
+    original = np.asarray(tokens)
+    copied = original.astype(np.int32)  # wraps around numbers that do not fit
+    if not np.array_equal(copied, original):
         raise ValueError("a token id does not fit into 32 bits")
     return copied
 

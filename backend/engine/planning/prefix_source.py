@@ -1,4 +1,4 @@
-"""Decides where a sequence's first tokens come from: an entry, another sequence, or a file."""
+"""Decides which KV a sequence starts with: a cached prefix, another sequence, or a file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class PrefixSource:
         self._pace = pace
 
     def match(self, sequence: SequenceState) -> Match:
-        """Return the best entry for a prompt.
+        """Return the best cached prefix for a prompt.
 
-        It is searched once, and again when relevant entries change.
+        The index is searched once, and again when relevant cached prefixes change.
         """
         if sequence.match is None:
             sequence.match = self._entries.index.find(sequence.arrived.key)
         return sequence.match
 
     def choose(self, sequence: SequenceState) -> Source | None:
-        """Return the longest prefix whose KV exists: in an entry, another sequence or a file."""
+        """Return the source of the longest prefix whose KV exists; None if there is none."""
         if sequence.arrived.fresh or not (self._limits.prompt_cache or sequence.on_disk):
             return None
         index = self._entries.index
@@ -54,9 +54,10 @@ class PrefixSource:
         return best if best is not None and best.length > 0 else None
 
     def expects(self, sequence: SequenceState, source: Source | None, free: int) -> bool:
-        """Whether to wait for a prefix that is being computed or stored for another sequence.
+        """Return whether to wait for a prefix that is being computed or stored.
 
-        free: bytes for a snapshot of it, where one is needed.
+        source: the best source that exists now.
+        free: bytes for a snapshot of the prefix, if a snapshot is needed.
         """
         if sequence.arrived.fresh or sequence.generated or not self._limits.prompt_cache:
             return False
@@ -64,8 +65,10 @@ class PrefixSource:
             length = min(_shared(sequence, other), other.target)
             if other.filled >= length or other.width > 1:
                 continue
-            own = source is not None and source.kind == "sequence" and source.number == other.number
-            if length < self._pace.width + (0 if source is None or own else source.length):
+            same = (
+                source is not None and source.kind == "sequence" and source.number == other.number
+            )
+            if length < self._pace.width + (0 if source is None or same else source.length):
                 continue
             if not self._limits.trims and length not in other.places:
                 if self._limits.cost.snapshot(other.prompt) > free:
@@ -73,16 +76,16 @@ class PrefixSource:
                 other.places.add(length)
             return True
         known = source.length if source else 0
-        # An entry is stored after one more step, so a few tokens are worth the wait.
+        # A cached prefix is stored after one more step, so a few tokens are worth the wait.
         return any(
-            self._cut_back(other, min(_shared(sequence, other), filled)) >= known + LEAST_STORED
+            self._truncatable(other, min(_shared(sequence, other), filled)) >= known + LEAST_STORED
             for other, filled in self._entries.storing.values()
         )
 
     def places_in(self, source: Source | None) -> Collection[int] | None:
         """Return the lengths at which a source has snapshots.
 
-        None means that it can be truncated anywhere.
+        None means that the source can be truncated to any length.
         """
         if source is None or source.kind == "disk":
             return ()
@@ -91,9 +94,9 @@ class PrefixSource:
         return self._entries.index.places(source.number)
 
     def _only_user(self, sequence: SequenceState, entry: int) -> bool:
-        """Return whether the entry may be moved: no other sequence needs it.
+        """Return whether a cached prefix may be moved, because no other sequence needs it.
 
-        The entry that continues it is stored later and replaces it.
+        The cached prefix of the sequence itself, which is longer, replaces it later.
         """
         if not sequence.arrived.keep or self._entries.index.places(entry) is not None:
             return False
@@ -107,21 +110,21 @@ class PrefixSource:
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt
-        shared = self._cut_back(other, min(_shared(sequence, other), filled))
+        shared = self._truncatable(other, min(_shared(sequence, other), filled))
         return sequence.uncut(shared) if self._limits.trims else shared
 
-    def _cut_back(self, other: SequenceState, shared: int) -> int:
-        """The length, of at most `shared` tokens, to which a sequence's KV can be truncated."""
+    def _truncatable(self, other: SequenceState, shared: int) -> int:
+        """Return the longest length, up to `shared`, to which a sequence's KV can be truncated."""
         if self._limits.trims:
             return shared
-        return max((place for place in other.snapshots if place <= shared), default=0)
+        return max((length for length in other.snapshots if length <= shared), default=0)
 
 
 def _shared(sequence: SequenceState, other: SequenceState) -> int:
     """Return the length of the prefix that both prompts share.
 
-    It never ends inside an image, and excludes the last token, whose pass gives the logits for
-    sampling.
+    The prefix never ends inside an image, and excludes the last token, whose pass computes the
+    logits for sampling.
     """
     if other.number not in sequence.shared:
         length = min(sequence.arrived.key.shared(other.arrived.key), sequence.prompt - 1)

@@ -16,19 +16,24 @@ AHEAD = 512  # tokens of output charged before they are generated
 class SequenceState:
     """The planner's data about one sequence.
 
+    since: time of the arrival, in seconds.
+    width: number of rows of KV that the sequence may use at once.
     state: `waiting`, `prefill` or `decode`.
-    filled: tokens in its KV during prefill.
-    least: tokens of the smallest prefill pass for which memory is kept.
-    places: prompt lengths at which a snapshot should be taken.
-    snapshots: those at which one was taken.
-    on_disk: tokens that a file provides when the sequence first starts.
-    batch: number of the batch in which it decodes.
-    group: number of the group that shared its latest prefill pass; 0 if none did.
-    known: tokens that it had when it started, which are prefilled.
-    mask_seconds: its grammar's time for the latest token.
-    postponed: whether there was no time for its next mask.
-    resting: whether it was preempted because of its grammar.
-    lost: whether it has lost its KV to a failed allocation.
+    filled: number of tokens in the KV during prefill.
+    least: number of tokens of the smallest prefill pass for which memory is reserved.
+    places: checkpoint positions: prompt lengths at which a snapshot should be taken.
+    snapshots: lengths at which a snapshot was taken.
+    on_disk: number of tokens whose KV was read from a file for the first start.
+    batch: number of the batch in which the sequence decodes.
+    group: number of the group that shared the latest prefill pass; 0 if none did.
+    known: number of tokens at the start, which are prefilled.
+    mask_seconds: the grammar's processor time for the latest token.
+    postponed: whether there was no time for the next mask.
+    resting: whether the sequence was preempted because of its grammar.
+    lost: whether the KV was lost to a failed allocation.
+    preempted_in: number of the step in which the sequence was last preempted.
+    match: the best cached prefix; None if the index must be searched.
+    shared: length of the common prefix, by the number of the other sequence.
     prompt: number of prompt tokens.
     """
 
@@ -85,9 +90,9 @@ class SequenceState:
 
     @property
     def fewest(self) -> int:
-        """The minimum number of tokens of a pass: one per row, and all of an item that is `whole`.
+        """Minimum number of tokens of a pass: one per row, or the longest item ahead, if `whole`.
 
-        It covers the longest item ahead, so that the memory for it is kept from the start.
+        The memory for the longest item is thus reserved from the start.
         """
         rows = max(self.width - 1, 1) if self.arrived.scores else 1
         if not self.arrived.whole:
@@ -97,7 +102,7 @@ class SequenceState:
 
     @property
     def storable(self) -> int:
-        """How many tokens an entry with its KV would have; 0 if that is too few to store."""
+        """How many tokens a cached prefix with this KV would have; 0 if too few to store."""
         if self.state == "waiting" or not self.arrived.keep:
             return 0
         filled = self.total if self.state == "decode" else self.filled
@@ -116,9 +121,9 @@ class SequenceState:
         return length
 
     def wait_again(self, step: int) -> None:
-        """Return to waiting after losing the KV; it will be prefilled with its answer so far.
+        """Return to waiting after the KV was lost; the answer so far will be prefilled too.
 
-        Its snapshots may be a part of the entry that is stored in this step.
+        The set of snapshots is left unchanged, because the KV may be stored in this step.
         """
         self.state, self.filled, self.group, self.known = "waiting", 0, 0, 0
         self.preempted_in = step

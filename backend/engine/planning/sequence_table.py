@@ -6,7 +6,11 @@ from backend.engine.planning.sequence_state import SequenceState
 
 
 class SequenceTable:
-    """by_number: all sequences, by arrival. admitted: those in prefill or decode, by admission."""
+    """The sequences of one loaded model.
+
+    by_number: all sequences, in order of arrival.
+    admitted: the sequences in prefill or decode, in order of admission.
+    """
 
     def __init__(self) -> None:
         self.by_number: dict[int, SequenceState] = {}
@@ -44,8 +48,8 @@ class SequenceTable:
     def remove(self, number: int) -> SequenceState | None:
         """Remove a sequence; returns its data.
 
-        Thousands may be cancelled in one step, so the others are not searched for what they know
-        of it; numbers are never used again.
+        The other sequences may still have its number in `shared`. They are not searched, because
+        thousands of sequences may be cancelled in one step; no number is used again.
         """
         self.admitted.pop(number, None)
         return self.by_number.pop(number, None)

@@ -1,16 +1,16 @@
-"""The prompt lengths at which snapshots are taken, for models whose caches cannot be truncated.
+"""Chooses the checkpoint positions of prompts, for models whose caches cannot be truncated.
 
-These are lengths where later prompts are likely to diverge from this one, lengths where earlier
-prompts did, and regular intervals for all other cases. Pure functions.
+A snapshot is taken at each of these lengths: where later prompts are likely to diverge from the
+prompt, where earlier prompts did, and at regular intervals. Pure functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-LEAST_STORED = 16  # tokens; computing fewer is as fast as finding them
+LEAST_STORED = 16  # tokens; computing fewer is as fast as a lookup
 _INTERVAL = 128
-_NEAR = 8  # tokens; of two places closer than this, only the shorter one gets a snapshot
+_NEAR = 8  # tokens; of two closer positions, only the first gets a snapshot
 
 
 def snapshot_places(
@@ -21,34 +21,34 @@ def snapshot_places(
     most: int,
     uncut: Callable[[int], int],
 ) -> tuple[set[int], set[int]]:
-    """The lengths at which to take snapshots, and the lengths at which the source's are kept.
+    """Return the positions at which to take snapshots, and those whose snapshots are copied.
 
-    The source is the KV from which the prefill starts.
+    Snapshots are copied from the source, the KV from which the prefill starts.
 
     expected: lengths where prompts diverge, the likeliest first.
-    known: the lengths at which the source has snapshots; None if it can be truncated anywhere.
-    filled: tokens of the source.
+    known: the lengths at which the source has snapshots; None if it can be truncated to any length.
+    filled: number of tokens of the source.
     last: the longest useful length.
     most: maximum number of snapshots.
     uncut: shortens a length that lies inside an image or a sound.
     """
     interval = max(-(-last // max(most - len(expected), 1)), _INTERVAL)
     chosen = [*expected, *range(interval, last - interval // 2, interval)]
-    chosen = [uncut(place) for place in chosen if LEAST_STORED <= place <= last]
+    chosen = [uncut(position) for position in chosen if LEAST_STORED <= position <= last]
     chosen = [at for at in chosen if not any(0 < at - other <= _NEAR for other in chosen)]
     ahead = list(dict.fromkeys(at for at in chosen if at > filled))[:most]
-    # A sliding window that has not wrapped around yet can still be truncated anywhere.
+    # A sliding window that has not wrapped around yet can still be truncated to any length.
     behind = {at for at in (chosen if known is None else known) if at <= filled}
     return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=chosen)
 
 
-def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
-    """At most `most` of the places: first those in `kept`, then others, denser towards the end.
+def _spread(positions: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
+    """Return at most `most` of the positions: first those in `kept`, then others.
 
-    Conversations are usually edited near their end. So places far from `end` that have close
+    Conversations are usually edited near their end. So positions far from `end` that have close
     neighbours are removed first.
     """
-    left = sorted(places)
+    left = sorted(positions)
 
     def loss(at: int) -> tuple[bool, float]:
         before = left[at - 1] if at else 0

@@ -1,4 +1,4 @@
-"""The planner's view of the prompt cache: entries that are stored, being stored, or evicted."""
+"""The planner's data about cached prefixes: stored, being stored, and evicted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from backend.engine.planning.sequence_table import SequenceTable
 
 
 class StoredEntries:
-    """The stored entries of one loaded model.
+    """The cached prefixes of one loaded model, which are called entries.
 
-    index: finds the entry for a prompt. storing: for each entry that will exist after the next
-    step, by number: its sequence, and how many of its tokens. copied: entries that the current plan
-    copies, which therefore cannot be evicted. unstored: how often KV was larger than the whole
-    prompt cache.
+    index: finds the entry for a prompt.
+    storing: entries that will exist after the next step, by number: each with its sequence, and how
+        many of the sequence's tokens it has.
+    copied: entries that the current plan copies, and which therefore cannot be evicted.
+    unstored: how often KV was larger than the whole prompt cache.
     """
 
     def __init__(self, limits: Limits, charges: Charges, sequences: SequenceTable) -> None:
@@ -49,7 +50,10 @@ class StoredEntries:
         return sum(map(self.index.size, self.copied))
 
     def number_for(self, sequence: SequenceState, filled: int) -> int | None:
-        """Return a number for an entry with the sequence's KV, if that is worth storing."""
+        """Return a number for an entry with a sequence's first `filled` tokens.
+
+        Returns None if the entry is not worth storing.
+        """
         if not self._limits.prompt_cache:
             return None
         if self._limits.cost.of(filled) > self._limits.prompt_cache:
@@ -79,7 +83,7 @@ class StoredEntries:
                 other.match = None
 
     def serve(self, source: Source) -> None:
-        """Use an entry for a sequence: take it over, or keep it until it has been copied."""
+        """Use an entry for a sequence: remove it from the index, or mark it as copied."""
         if source.move:
             self.copied.discard(source.number)
             self.index.remove(source.number)
@@ -89,7 +93,7 @@ class StoredEntries:
             self.index.touch(source.number)
 
     def shrink(self, room: int, *pinned: int) -> None:
-        """Evict until entries take at most this many bytes."""
+        """Evict entries until they use at most `room` bytes. pinned: entries that must stay."""
         most = max(min(room, self._limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self.copied}))

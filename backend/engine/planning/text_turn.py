@@ -1,10 +1,10 @@
-"""Decides when sequences give up memory for a batch of texts to embed.
+"""Decides when sequences are preempted to free memory for a batch of texts to embed.
 
-Texts run in spare memory; stored entries are evicted for them. Sequences may fill the memory for as
-long as they run, so texts that wait get a turn: the newest sequences are preempted, one batch of
-texts runs, and then the sequences start again. A turn comes only after twice the time that it costs
-to compute these sequences again, so half of the time or more is left for their tokens. Plain Python
-without MLX, like the planner, which uses it.
+Texts run in memory that sequences leave free; cached prefixes are evicted for them. Sequences may
+fill the memory for as long as they run, so texts that wait get a turn: the newest sequences are
+preempted, one batch of texts runs, and then the sequences start again. A turn comes only after
+twice the time that it takes to compute these sequences again, so at least half of the time is left
+for their tokens. Plain Python without MLX.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _COST_FACTOR = 2.0
 
 
 class TextTurn:
-    """The turns of one loaded model. lacking: bytes that the next batch waits for; 0 if none."""
+    """The turns of one loaded model.
+
+    lacking: bytes for which the next batch of texts waits; 0 if none waits.
+    """
 
     def __init__(self, sequences: SequenceTable, charges: Charges, pace: Pace) -> None:
         self._sequences, self._charges, self._pace = sequences, charges, pace
@@ -32,12 +35,15 @@ class TextTurn:
         self.lacking = nbytes
 
     def claim(self, now: float, free: int) -> int:
-        """Bytes that sequences must leave free in this step. free: bytes that they leave anyway."""
+        """Return the bytes that sequences must leave free in this step.
+
+        free: bytes that they leave free without a turn.
+        """
         wait = max(_COST_FACTOR * self._seconds_lost(self.lacking - free), _LEAST_WAIT)
         return self.lacking if now - self._since >= wait else 0
 
     def _seconds_lost(self, nbytes: int) -> float:
-        """Return the seconds to compute again the newest sequences that hold this many bytes."""
+        """Return the seconds for computing again the newest sequences that use these bytes."""
         tokens = 0
         for sequence in reversed(self._sequences.admitted.values()):
             if nbytes <= 0:

@@ -140,7 +140,7 @@ def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject
     lengths = st.lists(st.sampled_from([1, 2, 9, 30, 45]), min_size=1, max_size=3)
     for _ in range(data.draw(st.integers(4, 16))):
         batches.batch.rows = data.draw(st.sampled_from([0, 2, 4, 8]))
-        batches.batch.gaps = data.draw(st.booleans())
+        batches.batch.keeps_unused = data.draw(st.booleans())
         match data.draw(st.sampled_from("arrive read read step step step leave return".split())):
             case "arrive":
                 starts = st.integers(1, 3)
@@ -232,7 +232,7 @@ def test_caches_for_one_sequence_are_not_batched() -> None:
 @pytest.mark.parametrize("counts", [[1], [1, 0], [1, 2, 3]])
 def test_every_sequence_of_a_prefill_gets_at_least_one_token(counts: list[int]) -> None:
     batch = kv.BatchCache([_filled("attention", 3), _filled("attention", 4)])
-    with pytest.raises(ValueError, match="2 sequences cannot take"), batch.prefill(counts):
+    with pytest.raises(ValueError, match="2 sequences do not accept"), batch.prefill(counts):
         pass
 
 
@@ -432,7 +432,7 @@ def test_a_full_window_takes_back_only_the_latest_pass() -> None:
 @pytest.mark.parametrize("kind", GROWING)
 def test_a_leave_copies_nothing_until_a_quarter_of_the_rows_is_waste(kind: str) -> None:
     batch = kv.BatchCache([_filled(kind, 9, start) for start in range(8)])
-    batch.rows, batch.gaps = 8, True
+    batch.rows, batch.keeps_unused = 8, True
     before = _addresses(batch.layers)
     row_bytes = batch.nbytes // 8
     for leaving, rows in ((2, [0, 1, 3, 4, 5, 6, 7]), (6, [0, 1, 3, 4, 5, 6])):
@@ -476,7 +476,7 @@ def _rows_of_passes(layer: Callable[[], Any], seed: int) -> list[Any]:
             joining.append(([layer()], 0))
             _append(joining[-1][0][0], dice.choice([3, 9, 300]))
         batch.rows = dice.randrange(len(batch) + len(joining) + 3)
-        batch.gaps = dice.random() < 0.8
+        batch.keeps_unused = dice.random() < 0.8
         found += [batch.arrange(joining), batch.pass_rows]
     return found
 
@@ -498,7 +498,7 @@ def test_a_row_that_was_left_does_not_change_the_others(kind: str) -> None:
     texts = [words(count, count) for count in (9, 30, 12, 9)]
     filled = [_fed(model, own) for own in texts]
     batch = kv.BatchCache([kv.clone(row) for row in filled])
-    batch.rows, batch.gaps = 4, True
+    batch.rows, batch.keeps_unused = 4, True
     assert batch.arrange() == [0, 1, 2, 3]
     batch.leave([1])
     del texts[1]
@@ -523,7 +523,7 @@ def test_a_row_that_was_left_does_not_change_the_others(kind: str) -> None:
 def test_a_row_that_a_longer_sequence_has_left_needs_no_columns(kind: str) -> None:
     model = kv_model(kind)
     batch = kv.BatchCache([_filled(kind, length) for length in (20, 600, 20, 20)])
-    batch.rows, batch.gaps = 5, True
+    batch.rows, batch.keeps_unused = 5, True
     batch.arrange()
     batch.leave([1])
     batch.arrange()

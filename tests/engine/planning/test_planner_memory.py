@@ -278,7 +278,7 @@ def test_a_lone_sequence_is_prefilled_token_by_token_rather_than_refused() -> No
 
 
 @pytest.mark.parametrize(("spare", "rows"), [(0, {}), (768, {1: 4})])
-def test_spare_rows_take_only_memory_that_is_free(spare: int, rows: dict[int, int]) -> None:
+def test_unused_rows_take_only_memory_that_is_free(spare: int, rows: dict[int, int]) -> None:
     planner = Planner(limits(1 << 20, prompt_cache=0))
     numbers = (1, 2, 3)
     starts = planner.plan(0.0, [arrived(number, [number] * 200) for number in numbers]).start
