@@ -1,12 +1,13 @@
 """Decodes an audio file to samples: one channel, 16 kHz, float32, within limits.
 
-The container is recognised by its bytes. Samples are read in blocks and mixed down immediately, so
-a small file with hours of silence costs no more than the allowed seconds.
+The container is recognised by its bytes. Samples are read in blocks, mixed and resampled
+immediately, so hours of silence in a small file cost no more than the allowed seconds at 16 kHz.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any
@@ -26,8 +27,8 @@ RATES = range(4_000, 192_001)
 MAX_CHANNELS = 8
 _BLOCK = 1 << 16
 _PROGRAM = "backend.engine.media.sound_process"
-_SLOW = f"is a sound that takes more than {SOUND_CPU_SECONDS} seconds to decode: send a part of it"
-_LARGE = f"is a sound that takes more than {SOUND_MEMORY // MIB} MiB to decode: send it as MP3"
+_SLOW = f"takes more than {SOUND_CPU_SECONDS} seconds to decode: send a part of it"
+_LARGE = f"takes more than {SOUND_MEMORY // MIB} MiB of memory to decode: send it as MP3"
 
 
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
@@ -38,15 +39,14 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
 
     Raises BadItem.
     """
-    name = require_format(content, "sound", FORMATS)
-    mixed, rate = (_read if name in _OWN else _read_apart)(content, name, most, allowed)
-    samples = resampled(mixed, rate)
+    name = require_format(content, "audio", FORMATS)
+    samples = (_read if name in _OWN else _read_apart)(content, name, most, allowed)
     if not len(samples):
         raise BadItem(f"is too short: it has no sample at {SOUND_RATE} per second")
     if not np.isfinite(samples).all():
         raise BadItem("has samples that are not finite numbers or are too large to be mixed")
     digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
-    digest.update(samples.tobytes())
+    digest.update(samples)
     return Sound(samples, SOUND_RATE, digest.digest())
 
 
@@ -63,11 +63,13 @@ class _File(BytesIO):
             return super().seek(0, 2)
 
 
-def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
-    """Return all channels mixed to one, and the number of samples per second."""
+def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
+    """Return the samples: all channels mixed to one, at SOUND_RATE."""
     import soundfile
+    import soxr
 
-    blocks: list[Any] = []
+    samples, found = bytearray(), 0
+    began = time.thread_time()
     try:
         with soundfile.SoundFile(_File(content)) as file:
             rate: int = file.samplerate
@@ -78,45 +80,49 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
                     f"has {file.channels} channels, but at most {MAX_CHANNELS} are mixed: send"
                     " fewer"
                 )
-            left = int(most * rate)
+            stream = soxr.ResampleStream(rate, SOUND_RATE, 1, "float32")
             while True:
-                block = file.read(min(_BLOCK, left + 1), dtype="float32", always_2d=True)
+                block = file.read(_BLOCK, dtype="float32", always_2d=True)
+                found += len(block)
+                if found > most * rate:
+                    raise _too_long(most, allowed)
+                if time.thread_time() - began > SOUND_CPU_SECONDS:
+                    raise BadItem(_SLOW)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    mixed = block.mean(axis=1, dtype=np.float32)
+                if rate != SOUND_RATE:
+                    mixed = stream.resample_chunk(mixed, last=not len(block))
+                samples += mixed.data
                 if not len(block):
                     break
-                left -= len(block)
-                if left < 0:
-                    raise _too_long(most, allowed)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    blocks.append(block.mean(axis=1, dtype=np.float32))
     except BadItem:
         raise
     except Exception as fault:
-        raise BadItem(f"is a {name} sound that cannot be decoded: {_why(fault)}") from None
-    found = sum(map(len, blocks))
+        raise BadItem(f"is {name} audio that cannot be decoded: {_why(fault)}") from None
     if not found:
-        raise BadItem(f"is a {name} sound without any samples")
+        raise BadItem(f"is {name} audio without any samples")
     if name == "FLAC" and found < declared:
-        raise BadItem(f"is a truncated FLAC sound: it has {found} of {declared} samples")
-    return np.concatenate(blocks), rate
+        raise BadItem(f"is truncated FLAC audio: it has {found} of {declared} samples")
+    return np.frombuffer(samples, np.float32)
 
 
-def _read_apart(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
-    """The same for a file that FFmpeg decodes, in a process of its own."""
+def _read_apart(content: bytes, name: str, most: float, allowed: int) -> Any:
+    """Do the same for a file that FFmpeg decodes, in a separate process."""
     task = Task(name, most, MAX_CHANNELS, SOUND_CPU_SECONDS)
     wall = 2 * SOUND_CPU_SECONDS
     try:
-        answer, samples = answer_of(_PROGRAM, asdict(task), content, wall, "sounds", _SLOW, _LARGE)
+        answer, samples = answer_of(_PROGRAM, asdict(task), content, wall, "audio", _SLOW, _LARGE)
     except BadItem as bad:
         broken = str(bad).startswith("cannot")
-        raise BadItem(f"is a {name} sound that {bad}") if broken else bad from None
+        raise BadItem(f"is {name} audio that {bad}") if broken else bad from None
     rate: int = answer["rate"]
     _require_rate(rate)
     mixed = np.frombuffer(samples, np.float32)
     if not len(mixed):
-        raise BadItem(f"is a {name} sound without any samples")
+        raise BadItem(f"is {name} audio without any samples")
     if len(mixed) > most * rate:
         raise _too_long(most, allowed)
-    return mixed, rate
+    return resampled(mixed, rate)
 
 
 def _require_rate(rate: int) -> None:
@@ -130,7 +136,7 @@ def _too_long(most: float, allowed: int) -> BadItem:
     if not allowed:
         return BadItem(f"is longer than {most:g} seconds: divide it into several recordings")
     return BadItem(
-        f"is longer than {most:g} seconds, but the sounds of a request may have {allowed} together:"
+        f"is longer than {most:g} seconds, but the audio of a request may have {allowed} together:"
         " send less, or load the model with a larger max_audio_seconds"
     )
 

@@ -96,6 +96,14 @@ def test_the_fields_of_a_request_reach_the_model(several: Any, given: Speech) ->
 
 
 @pytest.mark.usefixtures("greedy")
+def test_control_tokens_in_a_prompt_are_left_out(several: Any) -> None:
+    marked = "w12<|startoftranscript|><|0.00|> w13<|endoftext|>"
+    given = [Speech(speech(3), language="en", prompt=prompt) for prompt in ("w12 w13", marked)]
+    plain, other = [written(segments(several, each)) for each in given]
+    assert plain == other
+
+
+@pytest.mark.usefixtures("greedy")
 def test_a_model_of_one_language_is_not_asked_which(english: Any) -> None:
     given = Speech(speech(5))
     require_equal(english, given)
