@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +40,7 @@ from backend.engine.served_model import ServedModel
 from backend.engine.speech.transcript import Speech
 from backend.engine.step_limits import StepLimits
 from backend.engine.threads import require_threads, reserved_threads
+from backend.engine.units import MIB
 from backend.engine.worker import Worker
 from common.model_kind import ModelKind
 from common.wording import shown
@@ -58,6 +59,7 @@ _RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
+_MOST_RECORDINGS = 1024 * MIB  # of samples that wait or are being transcribed
 _NATIVE_THREADS = 8  # threads of other libraries, and a few in reserve
 _OTHER_THREADS = 4  # for work that would block the event loop for a moment
 _SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
@@ -96,6 +98,7 @@ class Engine:
         self._before_load: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[str] | None = None
         self._given_up: asyncio.Future[None] | None = None
+        self._recordings = 0  # bytes of samples
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, before_load: Callable[[], None] = lambda: None) -> None:
@@ -266,15 +269,27 @@ class Engine:
                     return event.scores
         raise AssertionError("a generation ends with Finished, or raises")
 
-    async def hear(self, recording: str) -> np.ndarray:
-        """Return the samples of a recording, one channel at SOUND_RATE per second.
+    @contextlib.asynccontextmanager
+    async def recording(self, recording: str) -> AsyncIterator[np.ndarray]:
+        """Decode a recording to samples: one channel at SOUND_RATE per second.
 
-        Cancelling the caller cancels the request.
+        The samples are counted until the context ends. Cancelling the caller cancels the request.
         recording: a path, base64 or a data URI.
         Raises InvalidRequest, Overloaded, NotLoaded.
         """
         answer = self._queue(Encoding, self._preparer.recording(recording))
-        return (await answer.result()).outputs[0]
+        samples = (await answer.result()).outputs[0]
+        kept, size = self._recordings, samples.nbytes
+        if kept and kept + size > _MOST_RECORDINGS:
+            raise Overloaded(
+                f"the recordings of other requests take {kept // MIB} MiB: send this one again when"
+                " they are done"
+            )
+        self._recordings += size
+        try:
+            yield samples
+        finally:
+            self._recordings -= size
 
     def transcribe(self, speech: Speech) -> Generation:
         """Queue a recording; its events are `Transcribed`, then `Finished`.

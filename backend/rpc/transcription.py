@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, WrongKind
 from backend.engine.events import Finished, TextDelta
 from backend.engine.served_model import ServedModel
-from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed
+from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed, Word
 from backend.engine.vision.media_plan import AUDIO
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
@@ -34,6 +35,7 @@ _NANOSECONDS = 1_000_000_000
 _GRANULARITIES = ("segment", "word")
 _MOST_TOKENS = 1024  # of an answer about 30 seconds
 _HOTTEST = 100.0
+_LONGEST_PROMPT = 4096  # characters; Whisper reads the last 223 tokens
 _SERVED_BY = (
     "load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that accepts audio"
 )
@@ -53,27 +55,32 @@ async def transcribe(
         )
     abilities = facts.speech or SpeechAbilities(translates=True, prompts=True, samples=True)
     _require_transcribable(request, abilities)
+    if facts.speech and len(request.prompt) > _LONGEST_PROMPT:
+        raise InvalidRequest(
+            f"{named('prompt')} has {len(request.prompt)} characters: send at most"
+            f" {_LONGEST_PROMPT}"
+        )
     language = _language(request.language, abilities if facts.speech else None)
-    samples = await engine.hear(request.dst)
     segments: list[Segment] = []
     text = ""
-    pieces = (
-        _by_speech_model(engine, request, language, samples)
-        if facts.speech
-        else _by_prompts(engine, facts, request, language, samples)
-    )
-    async for piece in pieces:
-        if isinstance(piece, Transcribed):
-            segments += piece.segments
-            language = language or piece.language
-        elif delta := piece if text else piece.lstrip():
-            text += delta
-            yield delta
+    async with engine.recording(request.dst) as samples:
+        request.ClearField("dst")  # it may be large, and transcribing may take long
+        pieces = (
+            _by_speech_model(engine, request, language, samples)
+            if facts.speech
+            else _by_prompts(engine, facts, request, language, samples)
+        )
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if isinstance(piece, Transcribed):
+                    segments += piece.segments
+                    language = language or piece.language
+                elif delta := piece if text else piece.lstrip():
+                    text += delta
+                    yield delta
+        seconds = len(samples) / SOUND_RATE
     yield pb.TranscriptResult(
-        segments=[_on_the_wire(index, segment) for index, segment in enumerate(segments)],
-        text=text,
-        language=language,
-        duration=len(samples) / SOUND_RATE,
+        segments=_on_the_wire(segments, seconds), text=text, language=language, duration=seconds
     )
 
 
@@ -122,10 +129,11 @@ async def _by_prompts(
             Metadata={"enable_thinking": "false"},
         )
         text = ""
-        async for piece in _answer(engine, facts, options):
-            delta = piece if text or not start else f" {piece.lstrip()}"
-            text += delta
-            yield delta
+        async with aclosing(_answer(engine, facts, options)) as pieces:
+            async for piece in pieces:
+                delta = piece if text or not start else f" {piece.lstrip()}"
+                text += delta
+                yield delta
         yield Transcribed(
             (Segment(start / SOUND_RATE, end / SOUND_RATE, text),) if text.strip() else ()
         )
@@ -205,27 +213,40 @@ def _language(given: str, abilities: SpeechAbilities | None) -> str:
         return ""
     if abilities is None or not word:
         return word
-    if abilities.languages and code not in abilities.languages:
+    if not abilities.languages:
+        return code
+    known = abilities.languages.get(word.lower()) or abilities.languages.get(code)
+    if known is None:
+        codes = sorted(set(abilities.languages.values()))
         raise InvalidRequest(
             f"{named('language')} is {shown(given)}, which this model does not know: send a code"
-            f" such as {', '.join(sorted(abilities.languages)[:8])}, or leave it out"
+            f" such as {', '.join(codes[:8])}, or leave it out"
         )
-    return code
+    return known
 
 
-def _on_the_wire(index: int, segment: Segment) -> pb.TranscriptSegment:
-    return pb.TranscriptSegment(
-        id=index,
-        start=round(segment.start * _NANOSECONDS),
-        end=round(segment.end * _NANOSECONDS),
-        text=segment.text,
-        tokens=segment.tokens,
-        words=[
-            pb.TranscriptWord(
-                start=round(word.start * _NANOSECONDS),
-                end=round(word.end * _NANOSECONDS),
-                text=word.text.strip(),
+def _on_the_wire(segments: Sequence[Segment], seconds: float) -> list[pb.TranscriptSegment]:
+    """Return segments and words in order and within the recording, as subtitles have to be.
+
+    seconds: of the recording. Nothing keeps a model from other times.
+    """
+    last = round(seconds * _NANOSECONDS)
+
+    def times(part: Segment | Word, earliest: int) -> tuple[int, int]:
+        start, end = (round(each * _NANOSECONDS) for each in (part.start, part.end))
+        start = min(max(start, earliest), last)
+        return start, min(max(start, end), last)
+
+    found: list[pb.TranscriptSegment] = []
+    spoken = 0
+    for index, segment in enumerate(segments):
+        start, end = times(segment, found[-1].end if found else 0)
+        found.append(
+            pb.TranscriptSegment(
+                id=index, start=start, end=end, text=segment.text, tokens=segment.tokens
             )
-            for word in segment.words
-        ],
-    )
+        )
+        for word in segment.words:
+            start, spoken = times(word, spoken)
+            found[-1].words.add(start=start, end=spoken, text=word.text.strip())
+    return found

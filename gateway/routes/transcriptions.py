@@ -118,13 +118,16 @@ def _fields(parts: Sequence[Part]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for part in parts:
         name = part.name.removesuffix("[]")
+        if name in fields and name not in _LISTS:
+            raise bad_field(f"{name} is in the form twice: send it once", param=name)
         if name == "file":
             if not part.content:
                 raise bad_field("file is empty: send a recording", param="file")
             if len(part.content) > LARGEST_FILE:
                 sentence = f"file has {len(part.content)} bytes: send at most {LARGEST_FILE}"
                 raise bad_field(sentence, "request_too_large", param="file")
-            fields[name] = base64.b64encode(part.content).decode()
+            # Bare base64 may begin with a slash, and would then be the path of a file.
+            fields[name] = f"data:;base64,{base64.b64encode(part.content).decode()}"
         elif name in _LISTS:
             fields.setdefault(name, []).append(part.text)
         else:

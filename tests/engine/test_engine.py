@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
+import io
 import json
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -13,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
+import soundfile
 
+from backend.engine import engine as engine_module
 from backend.engine.commands import Submit
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
@@ -233,6 +238,23 @@ async def test_the_queue_is_bounded_and_cancelling_makes_room(model: Path) -> No
             generation.cancel()
         assert engine.metrics().queued <= 1
         await _serves(engine)
+
+
+async def test_recordings_are_counted_until_they_are_done(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(16_000), 16_000, format="WAV")
+    second = base64.b64encode(file.getvalue()).decode()
+    monkeypatch.setattr(engine_module, "_MOST_RECORDINGS", 100_000)
+    async with _engine(model) as engine:
+        async with engine.recording(second) as samples:
+            assert len(samples) == 16_000
+            with pytest.raises(Overloaded, match="the recordings of other requests take"):
+                async with engine.recording(second):
+                    pass
+        async with engine.recording(second):
+            pass
 
 
 async def test_the_reader_of_a_cancelled_request_gets_an_error(model: Path) -> None:

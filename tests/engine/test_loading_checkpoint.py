@@ -85,6 +85,7 @@ def test_a_good_checkpoint_is_accepted(whole: Path, sharded: Path) -> None:
         (["README.md"], "the folder has no config.json, so it is not a model directory"),
         (["model.Q4_K_M.gguf", "README.md"], "is in GGUF format"),
         (["config.json", "model.gguf"], "is in GGUF format"),
+        (["config.json", "weights.npz"], "its weights are an .npz file: find a version with"),
         (["config.json", "pytorch_model.bin"], "its weights are PyTorch files: convert it with"),
         (["config.json", "consolidated.safetensors"], "has no weights (model*.safetensors)"),
         (["adapter_config.json", "adapters.safetensors"], "it is a LoRA adapter, not a model"),

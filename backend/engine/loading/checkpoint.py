@@ -281,6 +281,10 @@ def require_files(name: str, files: frozenset[str]) -> None:
             "its weights are PyTorch files: convert it with mlx_lm.convert, or find a version with"
             " safetensors files",
         )
+    if any(file.endswith(".npz") for file in names):
+        raise ModelRejected.because(
+            name, "its weights are an .npz file: find a version with safetensors files"
+        )
     raise IncompleteError.because(name, "the folder has no weights (model*.safetensors)")
 
 

@@ -1,12 +1,13 @@
 """Decodes an audio file to samples: one channel, 16 kHz, float32, within limits.
 
-The container is recognised by its bytes. Samples are read in blocks and mixed to one channel
-immediately, so a small file with hours of silence costs no more than the allowed seconds.
+The container is recognised by its bytes. Samples are read in blocks, mixed and resampled
+immediately, so hours of silence in a small file cost no more than the allowed seconds at 16 kHz.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any
@@ -39,14 +40,13 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     Raises BadItem.
     """
     name = require_format(content, "audio", FORMATS)
-    mixed, rate = (_read if name in _HERE else _read_in_child)(content, name, most, allowed)
-    samples = resampled(mixed, rate)
+    samples = (_read if name in _HERE else _read_in_child)(content, name, most, allowed)
     if not len(samples):
         raise BadItem(f"is too short: it has no sample at {SOUND_RATE} per second")
     if not np.isfinite(samples).all():
         raise BadItem("has samples that are not finite numbers or are too large to be mixed")
     digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
-    digest.update(samples.tobytes())
+    digest.update(samples)
     return Sound(samples, SOUND_RATE, digest.digest())
 
 
@@ -63,11 +63,13 @@ class _File(BytesIO):
             return super().seek(0, 2)
 
 
-def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
-    """Return all channels mixed to one, and the number of samples per second."""
+def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
+    """Return the samples: all channels mixed to one, at SOUND_RATE."""
     import soundfile
+    import soxr
 
-    blocks: list[Any] = []
+    samples, found = bytearray(), 0
+    began = time.thread_time()
     try:
         with soundfile.SoundFile(_File(content)) as file:
             rate: int = file.samplerate
@@ -78,29 +80,33 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
                     f"has {file.channels} channels, but at most {MAX_CHANNELS} are mixed: send"
                     " fewer channels"
                 )
-            left = int(most * rate)
+            stream = soxr.ResampleStream(rate, SOUND_RATE, 1, "float32")
             while True:
-                block = file.read(min(_BLOCK, left + 1), dtype="float32", always_2d=True)
+                block = file.read(_BLOCK, dtype="float32", always_2d=True)
+                found += len(block)
+                if found > most * rate:
+                    raise _too_long(most, allowed)
+                if time.thread_time() - began > SOUND_CPU_SECONDS:
+                    raise BadItem(_SLOW)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    mixed = block.mean(axis=1, dtype=np.float32)
+                if rate != SOUND_RATE:
+                    mixed = stream.resample_chunk(mixed, last=not len(block))
+                samples += mixed.data
                 if not len(block):
                     break
-                left -= len(block)
-                if left < 0:
-                    raise _too_long(most, allowed)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    blocks.append(block.mean(axis=1, dtype=np.float32))
     except BadItem:
         raise
     except Exception as fault:
         raise BadItem(f"is {name} audio that cannot be decoded: {_why(fault)}") from None
-    found = sum(map(len, blocks))
     if not found:
         raise BadItem(f"is {name} audio without any samples")
     if name == "FLAC" and found < declared:
         raise BadItem(f"is truncated FLAC audio: it has {found} of {declared} samples")
-    return np.concatenate(blocks), rate
+    return np.frombuffer(samples, np.float32)
 
 
-def _read_in_child(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
+def _read_in_child(content: bytes, name: str, most: float, allowed: int) -> Any:
     """Return the same as `_read` for a file that FFmpeg decodes, in a child process."""
     task = Task(name, most, MAX_CHANNELS, SOUND_CPU_SECONDS)
     wall = 2 * SOUND_CPU_SECONDS
@@ -116,7 +122,7 @@ def _read_in_child(content: bytes, name: str, most: float, allowed: int) -> tupl
         raise BadItem(f"is {name} audio without any samples")
     if len(mixed) > most * rate:
         raise _too_long(most, allowed)
-    return mixed, rate
+    return resampled(mixed, rate)
 
 
 def _require_rate(rate: int) -> None:

@@ -138,7 +138,9 @@ def opened(
         )
         stream: Any = file.streams.best(medium)
     except av.FFmpegError:
-        stream = None
+        raise RefusedError("cannot be decoded: it is broken or cut off") from None
+    if stream is None and len(file.streams):
+        raise RefusedError(f"cannot be decoded: it has no {medium}")
     if stream is None:
         raise RefusedError("cannot be decoded: it is broken or cut off")
     return file, stream

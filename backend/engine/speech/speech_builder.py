@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ import numpy as np
 from backend.engine import device as devices
 from backend.engine.errors import EngineError, ModelRejected, WrongKind
 from backend.engine.load_request import LoadOrder
+from backend.engine.loading.json_files import read_object
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of
 from backend.engine.media.items import SOUND_RATE
@@ -109,18 +111,18 @@ def open_model(path: Path, model_type: str) -> Any:
     made = module.Model(module.ModelConfig.from_dict(config))
     model = getattr(made, "_model", made)  # that of Qwen3-ASR is inside another object
     weights = load_weights(path)
+    weights.pop("proj_out.weight", None)  # of Whisper: a copy of its embeddings
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     apply_quantization(model, config, weights, getattr(model, "model_quant_predicate", None))
     model.load_weights(list(weights.items()))
     model.eval()
     if model_type == "whisper":
-        model = type(model).post_load_hook(model, path)
-        if model._processor is None:
-            raise ValueError(
-                "its tokenizer or preprocessor_config.json is missing: use a version with the files"
-                " of the original"
-            )
+        from transformers import AutoTokenizer
+
+        model._processor = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(path))
+        if heads := _alignment_heads(path, model.dims):
+            model.set_alignment_heads(heads)
     elif model_type == "qwen3_asr":
         from transformers import AutoTokenizer, WhisperFeatureExtractor
 
@@ -128,6 +130,19 @@ def open_model(path: Path, model_type: str) -> Any:
         model._feature_extractor = WhisperFeatureExtractor.from_pretrained(path)
         model.config.model_repo = ""
     return model
+
+
+def _alignment_heads(path: Path, dims: Any) -> list[list[int]]:
+    """The heads of the decoder that show the times of words; none if the files list none."""
+    file = path / "generation_config.json"
+    heads = read_object(file).get("alignment_heads") if file.is_file() else None
+    found = [[int(number) for number in head] for head in heads or ()]
+    if any(
+        not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head)
+        for layer, head in found
+    ):
+        raise ValueError("alignment_heads in generation_config.json names a head that is not there")
+    return found
 
 
 def _context(config: dict[str, Any]) -> int:

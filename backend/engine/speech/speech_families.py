@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,11 @@ def abilities_of(model_type: str, model: Any) -> SpeechAbilities:
     if model_type == "parakeet":
         return SpeechAbilities(times_words=True)
     if model_type == "qwen3_asr":
-        return SpeechAbilities(frozenset(_qwen_languages(model)), prompts=True, samples=True)
+        return SpeechAbilities(_with_names(_qwen_languages(model)), prompts=True, samples=True)
     several = bool(model.is_multilingual)
     languages = list(_languages())[: model.num_languages] if several else ["en"]
     return SpeechAbilities(
-        frozenset(languages), translates=several, prompts=True, samples=True, times_words=True
+        _with_names(languages), translates=several, prompts=True, samples=True, times_words=True
     )
 
 
@@ -45,6 +45,15 @@ def _languages() -> Mapping[str, str]:
     return names
 
 
+def _with_names(codes: Iterable[str]) -> dict[str, str]:
+    """The codes by themselves, and by the names of their languages."""
+    from mlx_audio.stt.models.whisper.tokenizer import TO_LANGUAGE_CODE
+
+    kept = dict.fromkeys(codes)
+    named = {name: code for name, code in TO_LANGUAGE_CODE.items() if code in kept}
+    return {code: code for code in kept} | named
+
+
 def _qwen_languages(model: Any) -> dict[str, str]:
     """The names by which a model knows languages, by their codes."""
     own = {str(name).lower(): str(name) for name in model.config.support_languages}
@@ -53,11 +62,11 @@ def _qwen_languages(model: Any) -> dict[str, str]:
 
 
 def _in_windows(
-    hear: Callable[[Speech, mx.array], Result], speech: Speech
+    transcribe: Callable[[Speech, mx.array], Result], speech: Speech
 ) -> Iterator[Transcribed]:
     for start, end in windows(speech.samples):
         offset = start / SOUND_RATE
-        segments, language = hear(speech, mx.array(speech.samples[start:end]))
+        segments, language = transcribe(speech, mx.array(speech.samples[start:end]))
         begun = " " if start else ""  # windows are separated by a space
         shifted = tuple(
             _shifted(segment, offset, "" if at else begun)
@@ -73,16 +82,13 @@ def _shifted(segment: Segment, offset: float, begun: str) -> Segment:
     return Segment(segment.start + offset, segment.end + offset, text, segment.tokens, words)
 
 
-def _parakeet(model: Any, _speech: Speech, sound: mx.array) -> Result:
-    """Segments as the model divides them; a token that begins with a space begins a word.
-
-    Sounds shorter than a frame have none.
-    """
-    heard = model.generate(sound, dtype=_dtype(model))
-    return tuple(map(_sentence, heard.sentences)), ""
+def _parakeet(model: Any, _speech: Speech, audio: mx.array) -> Result:
+    """Segments as the model divides them; audio shorter than a frame has none."""
+    return tuple(map(_sentence, model.generate(audio, dtype=_dtype(model)).sentences)), ""
 
 
 def _sentence(sentence: Any) -> Segment:
+    """A segment with its words: a token that begins with a space begins one."""
     words: list[Word] = []
     for token in sentence.tokens:
         if words and not token.text.startswith(" "):
@@ -94,20 +100,20 @@ def _sentence(sentence: Any) -> Segment:
     return Segment(float(sentence.start), float(sentence.end), sentence.text, ids, tuple(words))
 
 
-def _qwen3_asr(model: Any, speech: Speech, sound: mx.array) -> Result:
+def _qwen3_asr(model: Any, speech: Speech, audio: mx.array) -> Result:
     """One segment for a window; the language is the one that the model names."""
-    mx.random.seed(len(sound))
+    mx.random.seed(len(audio))
     names = _qwen_languages(model)
-    heard = model.generate(
-        sound,
+    result = model.generate(
+        audio,
         temperature=speech.temperature,
         language=names.get(speech.language),
         system_prompt=speech.prompt or None,
         max_tokens=_MOST_TOKENS,
     )
-    named = heard.language[0] if heard.language else ""
+    named = result.language[0] if result.language else ""
     code = next((code for code, name in names.items() if name == named), "")
-    return (Segment(0.0, len(sound) / SOUND_RATE, heard.text),), code
+    return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), code
 
 
 def _dtype(model: Any) -> Any:

@@ -23,15 +23,12 @@ Publish = Callable[[int, Transcribed | Finished | EngineError], None]
 Report = Callable[[str, BaseException], None]
 Transcribe = Callable[[Speech], Iterator[Transcribed | None]]
 
-_MOST_KEPT = 1024 * MIB  # of samples that wait or are being transcribed
-
 
 @dataclass(eq=False, slots=True)
 class _Job:
     ticket: int
-    heard: Iterator[Transcribed | None]
+    parts: Iterator[Transcribed | None]
     needs: int
-    bytes: int  # of its samples
     tokens: int = 0
     begun: bool = False
 
@@ -59,7 +56,7 @@ class SpeechQueue:
         self._transcribe = transcribe
         self._needs = needs
         self._slots = slots
-        self._room = room
+        self.room = room
         self._publish = publish
         self._report = report
         self._gauges = gauges
@@ -71,39 +68,23 @@ class SpeechQueue:
         return bool(self._jobs)
 
     @property
-    def room(self) -> int:
-        """Bytes that are left after the weights."""
-        return self._room
-
-    @property
     def needs(self) -> int:
         """Bytes that the running transcriptions need."""
         return sum(job.needs for job in self._jobs if job.begun)
 
     def submit(self, ticket: int, speech: Speech) -> None:
         """Queue a recording; publish Overloaded if it does not fit in memory."""
-        kept = sum(job.bytes for job in self._jobs)
-        if kept + speech.samples.nbytes > _MOST_KEPT and kept:
-            self._publish(
-                ticket,
-                Overloaded(
-                    f"the recordings of other requests take {kept // MIB} MiB: send this one again"
-                    " when they are done"
-                ),
-            )
-            return
         needs = self._needs(speech)
-        if needs > self._room:
+        if needs > self.room:
             self._publish(
                 ticket,
                 Overloaded(
                     f"transcribing this recording needs {needs // MIB} MiB, but the model leaves"
-                    f" only {self._room // MIB} MiB: send a shorter one, or raise memory_limit_mib"
+                    f" only {self.room // MIB} MiB: send a shorter one, or raise memory_limit_mib"
                 ),
             )
             return
-        heard = self._transcribe(speech)
-        self._jobs.append(_Job(ticket, heard, needs, speech.samples.nbytes))
+        self._jobs.append(_Job(ticket, self._transcribe(speech), needs))
         self._count()
 
     def cancel(self, ticket: int) -> None:
@@ -118,12 +99,12 @@ class SpeechQueue:
             self._drop(self._jobs[0])
 
     def step(self, *, running: bool, room: int | None = None) -> None:  # noqa: ARG002
-        """Continue one transcription until it has something to tell, or a while has passed."""
+        """Continue one transcription until a window ends, or earlier after a short time."""
         job = self._jobs[0]
         self._gauges.heartbeat.begin("window of speech", expected=self._seconds)
         started = time.perf_counter()
         try:
-            heard = next(job.heard)
+            part = next(job.parts)
         except StopIteration:
             self._drop(job)
             self._publish(job.ticket, Finished("stop", Usage(completion_tokens=job.tokens)))
@@ -135,18 +116,18 @@ class SpeechQueue:
         job.begun = True
         self._jobs.popleft()
         self._jobs.insert(self._before(job), job)
-        if heard is not None:
-            tokens = sum(len(segment.tokens) for segment in heard.segments)
+        if part is not None:
+            tokens = sum(len(segment.tokens) for segment in part.segments)
             job.tokens += tokens
             self._gauges.tokens_generated += tokens
-            self._publish(job.ticket, heard)
+            self._publish(job.ticket, part)
 
     def _before(self, job: _Job) -> int:
         """How many of the other jobs have a turn before its next: those with a slot and memory."""
         count, used = 0, job.needs
         for other in list(self._jobs)[: self._slots - 1]:
             used += other.needs
-            if used > self._room:
+            if used > self.room:
                 break
             count += 1
         return count
@@ -167,7 +148,7 @@ class SpeechQueue:
     def _drop(self, job: _Job) -> None:
         """Forget a job, and free what it holds."""
         self._jobs.remove(job)
-        job.heard = iter(())
+        job.parts = iter(())
         mx.clear_cache()
         self._count()
 

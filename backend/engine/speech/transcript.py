@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ class Transcribed:
 class SpeechAbilities:
     """What a speech-to-text model reads of a `Speech`, besides its samples and its language.
 
-    languages: the codes that it accepts; empty if it always detects the language itself.
+    languages: the codes that it accepts, by themselves and by the names of languages; empty if it
+        always detects the language itself.
     samples: whether its temperature can be set.
     """
 
-    languages: frozenset[str] = frozenset()
+    languages: Mapping[str, str] = field(default_factory=dict)
     translates: bool = False
     prompts: bool = False
     samples: bool = False

@@ -44,7 +44,8 @@ def transcribe(model: Any, speech: Speech) -> Iterator[Transcribed | None]:
     tokenizer = model.get_tokenizer(language=language, task=options["task"])
     windows = _Windows(model, tokenizer, options, words=speech.words)
     if speech.prompt:
-        windows.said = tokenizer.encode(f" {speech.prompt.strip()}")
+        tokens = tokenizer.encode(f" {speech.prompt.strip()}")
+        windows.said = [token for token in tokens if token < tokenizer.eot]  # only text
     seek = 0
     while seek < frames:
         seek, segments = yield from windows.next(spectrum, floor, seek, frames)
@@ -189,26 +190,22 @@ def _spectrum(
 ) -> Generator[None, None, tuple[mx.array, mx.array, int]]:
     """Compute the log-mel spectrum, in blocks of a minute, because an hour's FFT takes gigabytes.
 
-    Returns it without the normalisation, its lowest value, and the number of frames of sound. It
-    has at least the frames of a window, the last ones of silence.
+    Returns it without the normalisation, its lowest value, and the number of frames of the
+    recording. It has at least the frames of a window, the last ones of silence.
     """
     from mlx_audio.utils import hanning, mel_filters, stft
 
     frames = len(samples) // HOP
     count = max(frames, FRAMES)
-    size = count * HOP + _EDGE
-    sound = np.zeros(size, np.float32)
-    sound[: min(len(samples), size)] = samples[:size]
-    sound = np.concatenate([sound[_EDGE:0:-1], sound])
-    window, filters = (
-        hanning(2 * _EDGE, periodic=True),
-        mel_filters(_RATE, 2 * _EDGE, mels, norm="slaney", mel_scale=None),
-    )
+    window = hanning(2 * _EDGE, periodic=True)
+    filters = mel_filters(_RATE, 2 * _EDGE, mels, norm="slaney", mel_scale=None)
     blocks = []
     for start in range(0, count, _BLOCK):
         end = min(start + _BLOCK, count)
-        part = mx.array(sound[start * HOP : (end - 1) * HOP + 2 * _EDGE])
-        spectrum = stft(part, window=window, n_fft=2 * _EDGE, hop_length=HOP, center=False)
+        part = _around(samples, start * HOP - _EDGE, (end - 1) * HOP + _EDGE)
+        spectrum = stft(
+            mx.array(part), window=window, n_fft=2 * _EDGE, hop_length=HOP, center=False
+        )
         energy = spectrum.abs().square() @ filters.T
         blocks.append(mx.maximum(energy, 1e-10).log10())
         mx.eval(blocks[-1])
@@ -217,3 +214,10 @@ def _spectrum(
     floor = whole.max() - 8.0
     mx.eval(whole, floor)
     return whole, floor, frames
+
+
+def _around(samples: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Copy a range; a recording goes on as its mirror image before it, and as silence after it."""
+    part = samples[max(start, 0) : end]
+    part = np.pad(part, (0, end - max(start, 0) - len(part)))
+    return np.concatenate([part[-start:0:-1], part]) if start < 0 else part

@@ -16,6 +16,7 @@ import numpy as np
 import soundfile
 
 from backend.engine.media.sound_process import DEMUXERS
+from tests.engine.media.clips import plain, saved
 
 RATE = 16_000
 TONE = 440.0
@@ -162,6 +163,8 @@ def _refused() -> Iterator[BadSound]:
     yield BadSound("fast", wav(_floats(0.0), rate=4_000_000), "has 4000000 samples per second")
     yield BadSound("no rate", wav(_floats(0.0), rate=0), "samples per second|cannot be")
     yield BadSound("an unknown codec", wav(_floats(0.0), tag=0x1234), "cannot be decoded")
+    silent = saved(plain([(255, 0, 0)] * 8))
+    yield BadSound("a video without audio", silent, "is MP4 audio that cannot be .* no audio")
     hour = save(np.zeros(3600 * 4000, np.int16), 4000, "FLAC")
     yield BadSound("an hour of silence", hour, "is longer than 600 seconds")
 

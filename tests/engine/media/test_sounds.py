@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from backend.engine.media.items import BadItem, Sound
 from backend.engine.media.limits import MediaLimits
 from backend.engine.media.sound import decode_sound
+from backend.engine.units import MIB
 from tests.engine.media.sound_corpus import BAD, GOOD, LEVEL, TONE, BadSound, GoodSound, save, tone
 
 MOST = MediaLimits().audio_seconds
@@ -55,6 +58,18 @@ def test_a_limit_may_be_reached_and_not_exceeded() -> None:
     assert len(decode_sound(second, 1, 1).samples) == 16_000
     with pytest.raises(BadItem, match=r"is longer than 0\.95 seconds.* may have 1 together"):
         decode_sound(second, 0.95, 1)
+
+
+def test_a_small_file_takes_the_memory_of_its_seconds_at_16_khz() -> None:
+    """Two minutes at 96 kHz are 44 MiB of samples before they are resampled."""
+    content = save(np.zeros((120 * 96_000, 1), np.int16), 96_000, "FLAC")
+    gc.collect()
+    tracemalloc.start()
+    samples = read(content).samples
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(samples) == 120 * 16_000
+    assert peak < 24 * MIB
 
 
 def test_the_digest_is_of_the_samples_and_not_of_the_file() -> None:

@@ -77,14 +77,6 @@ def test_a_recording_that_never_fits_is_refused() -> None:
     assert isinstance(queue.events[0][1], Overloaded)
 
 
-def test_recordings_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.engine.speech.speech_queue._MOST_KEPT", 40)
-    queue = Queue()
-    queue.submit(1, 20)  # a single one may be larger
-    queue.submit(2, 1)
-    assert [(ticket, type(what)) for ticket, what in queue.events] == [(2, Overloaded)]
-
-
 def test_a_cancelled_recording_ends_and_says_nothing_more() -> None:
     closed: list[bool] = []
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_audio.stt.models.whisper.audio import log_mel_spectrogram
 
 from backend.engine.speech import whisper
+from backend.engine.speech.speech_builder import open_model
 from backend.engine.speech.transcript import Segment, Speech, Transcribed
-from tests.engine.speech.tiny_speech import speech
+from tests.engine.speech.tiny_speech import speech, write_whisper
 
 SECONDS = (0.005, 0.3, 12.0, 40.0)
 
@@ -96,6 +100,14 @@ def test_the_fields_of_a_request_reach_the_model(several: Any, given: Speech) ->
 
 
 @pytest.mark.usefixtures("greedy")
+def test_control_tokens_in_a_prompt_are_left_out(several: Any) -> None:
+    marked = "w12<|startoftranscript|><|0.00|> w13<|endoftext|>"
+    given = [Speech(speech(3), language="en", prompt=prompt) for prompt in ("w12 w13", marked)]
+    plain, other = [written(segments(several, each)) for each in given]
+    assert plain == other
+
+
+@pytest.mark.usefixtures("greedy")
 def test_a_model_of_one_language_is_not_asked_which(english: Any) -> None:
     given = Speech(speech(5))
     require_equal(english, given)
@@ -122,6 +134,49 @@ def test_a_second_try_draws_the_same_tokens_beside_other_requests(several: Any) 
         if each is not None and turn.gi_frame.f_locals["speech"] is first:  # type: ignore[attr-defined]
             found += each.segments
     assert written(found) == alone
+
+
+def test_the_spectrum_of_several_blocks_is_that_of_mlx_audio() -> None:
+    samples = speech(70.0)
+    parts = whisper._spectrum(samples, 80)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            found, floor, frames = end.value
+            break
+    theirs = log_mel_spectrogram(samples, 80, padding=480_000)[:frames]
+    assert frames == len(found) == len(theirs)
+    assert mx.allclose((mx.maximum(found, floor) + 4) / 4, theirs, atol=1e-5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint that a test may change."""
+    return write_whisper(tmp_path / "whisper")
+
+
+def test_a_checkpoint_with_a_copy_of_its_embeddings_loads(folder: Path) -> None:
+    file = str(folder / "model.safetensors")
+    weights: Any = mx.load(file)
+    mx.save_safetensors(
+        file, weights | {"proj_out.weight": weights["model.decoder.embed_tokens.weight"] + 0}
+    )
+    assert open_model(folder, "whisper").is_multilingual
+
+
+def test_a_checkpoint_needs_only_its_tokenizer(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+    assert open_model(folder, "whisper").get_tokenizer().encode("w12")
+
+
+def test_heads_that_align_words_are_read_and_checked(folder: Path) -> None:
+    file = folder / "generation_config.json"
+    file.write_text('{"alignment_heads": [[1, 0], [0, 1]]}')
+    assert open_model(folder, "whisper").alignment_heads.tolist() == [[1, 0], [0, 1]]
+    file.write_text('{"alignment_heads": [[2, 0]]}')
+    with pytest.raises(ValueError, match="names a head that is not there"):
+        open_model(folder, "whisper")
 
 
 def test_the_last_window_ends_with_the_recording(several: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Iterator
@@ -117,6 +118,23 @@ def test_a_refusal_names_the_field(
     assert answer.status_code in (400, 404)
     assert said in error["message"]
     assert error["param"] == param
+
+
+def test_a_file_is_never_a_path(gateway: GatewayProcess) -> None:
+    """Nine bytes whose base64 is `///etc/hosts`, and others whose base64 is no such file's path."""
+    answers = [ask(gateway, file=base64.b64decode(path)) for path in ("///etc/hosts", "/no/such")]
+    said = [answer.json()["error"]["message"].partition(":")[0] for answer in answers]
+    assert said == ["file is not in a known audio format"] * 2
+
+
+@pytest.mark.parametrize("name", ["file", "model"])
+def test_a_field_is_sent_once(gateway: GatewayProcess, name: str) -> None:
+    fields: list[Any] = [("file", ("a.wav", recording())), ("model", (None, "whisper"))]
+    fields += [field for field in fields if field[0] == name]
+    answer = gateway.client.post(PATH, files=fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"{name} is in the form twice: send it once"
+    assert answer.json()["error"]["param"] == name
 
 
 def test_json_is_refused(gateway: GatewayProcess) -> None:
