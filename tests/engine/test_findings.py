@@ -26,6 +26,7 @@ from backend.engine.loading.serving_trial import ServingTrial
 from backend.engine.loading.serving_verdict import Verdict, family_verdict, stored_verdict
 from backend.engine.loading.stages import Stages
 from tests.architectures.shapes import configuration
+from tests.engine.experts.checkpoints import FORMS, write_experts
 from tests.engine.loading_models import write_model
 from tests.engine.vision.seeing import answer_to, asking, seeing
 
@@ -133,6 +134,18 @@ async def test_a_verdict_counts_only_for_what_was_tried(work: Counter[str], mode
     assert (await _loaded(model, work, parallel=4))[0] == {"measured": 0, "tried": 1}
     assert (await _loaded(model, work, parallel=1))[0] == NONE
     assert (await _loaded(model, work, parallel=4, prompt_lookup=True))[0]["tried"] == 1
+
+
+async def test_what_passes_take_is_measured_for_each_number_of_slots(
+    work: Counter[str], tmp_path: Path
+) -> None:
+    """With fewer slots, a pass computes its experts in groups."""
+    path = write_experts(
+        tmp_path / "experts", FORMS["Qwen3, one by one"], moe_intermediate_size=256
+    )
+    for wanted in (0, 2, 4):
+        assert (await _loaded(path, work, expert_cache_mib=wanted))[0] == ALL
+    assert (await _loaded(path, work, expert_cache_mib=2))[0] == NONE
 
 
 async def test_a_folder_that_cannot_be_used_is_no_error(

@@ -191,8 +191,12 @@ class EncodeQueue:
             for row in rows:
                 row.retried = True
             return
-        self._report("encoding", fault)
         failure: EngineError
+        if isinstance(fault, EngineError):
+            failure = fault
+        else:
+            self._report("encoding", fault)
+            failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
         if self.short:
             longest = max(row.length for row in rows)
             failure = Overloaded(
@@ -200,8 +204,6 @@ class EncodeQueue:
                 f" a text of {longest} tokens needs about {self._cost.of(1, longest) // MIB} MiB:"
                 " send it again later, send a shorter text, or lower memory_limit_mib"
             )
-        else:
-            failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
         for ticket in {row.job.ticket for row in rows}:
             self._fail(ticket, failure)
 

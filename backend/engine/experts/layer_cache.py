@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.engine_state import ExpertCounts
-from backend.engine.experts.place import Place
+from backend.engine.experts.expert_tensors import Place
 from backend.engine.experts.weight_files import Reading, Span, WeightFiles
 
 _FADING = 0.98  # of an expert's worth, with each pass in which it is not used

@@ -14,8 +14,8 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from backend.engine.engine_state import ExpertCounts
+from backend.engine.experts.expert_tensors import PlaceFinder
 from backend.engine.experts.layer_cache import LayerCache, Parameter
-from backend.engine.experts.place import PlaceFinder
 from backend.engine.experts.weight_files import WeightFiles
 from backend.engine.loading.stages import Stages
 from backend.engine.units import MIB
@@ -66,10 +66,16 @@ def expert_bytes(model: Any) -> int:
     )
 
 
-def offload(model: Any, name: str, folder: Path, budget: int) -> Stages[CachedExperts]:
-    """Replace the experts by caches of `budget` bytes in all; ends on `engine`.
+def offload(
+    model: Any, name: str, folder: Path, budget: int, room: int | None = None
+) -> Stages[CachedExperts]:
+    """Replace the experts of a model with lazy weights by caches; ends on `engine`.
 
     Raises NotOffloadedError; the model cannot be used then.
+
+    folder: the checkpoint's.
+    budget: the maximum bytes of all caches, with the buffers for reading.
+    room: the bytes that other weights leave; None if the budget is known to fit.
     """
     switches = dict(_switches(model))
     if not switches:
@@ -90,6 +96,12 @@ def offload(model: Any, name: str, folder: Path, budget: int) -> Stages[CachedEx
             f" {-(-least // MIB)} MiB"
         )
     slots = min(slots, experts)
+    needed = slots * sum(sizes) + _HELD_PORTIONS * portion
+    if room is not None and needed > room:
+        raise NotOffloadedError(
+            f"its cache takes {-(-needed // MIB)} MiB and other weights leave {room // MIB} MiB of"
+            " what MLX may use"
+        )
     counts = ExpertCounts(slots=slots, experts=experts, layers=len(switches))
     files = WeightFiles(folder, counts)
     finder = PlaceFinder(files)
@@ -127,8 +139,13 @@ def offload(model: Any, name: str, folder: Path, budget: int) -> Stages[CachedEx
 
 
 def slots_of(budget: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """The slots of each layer, and the bytes of a portion. sizes: of an expert of each layer."""
-    portion = max(min(_MOST_PORTION, budget // 16), *sizes)
+    """Return the number of slots of each layer, and the bytes of a portion.
+
+    budget: as for `offload`.
+    sizes: the bytes of one expert of each layer.
+    """
+    # A larger portion must not take the memory of the first slots.
+    portion = max(min(_MOST_PORTION, (budget - sum(sizes)) // 16), *sizes)
     return (budget - _HELD_PORTIONS * portion) // sum(sizes), portion
 
 

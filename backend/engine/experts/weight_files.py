@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,17 +58,21 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reads that have begun. buffers: for each source, a row for each of its spans."""
+    """Reads that have begun.
+
+    buffers: for each source, a row for each of its spans.
+    files: the numbers of the files that are read.
+    """
 
     buffers: Sequence[np.ndarray]
     parts: Sequence[Future[None]]
-    files: frozenset[int]
+    files: Set[int]
 
 
 class WeightFiles:
     """The weight files of a model, open until this object is released.
 
-    counts: gets the bytes that are read, and the time for which the engine waits for them.
+    counts: to which the bytes that are read are added, and the seconds for which the engine waits.
     """
 
     def __init__(self, folder: Path, counts: ExpertCounts) -> None:
@@ -93,20 +98,21 @@ class WeightFiles:
                 self.tensors[tensor] = Tensor(span, dtype, tuple(entry["shape"]))
 
     def begin(self, sources: Sequence[Sequence[Span]]) -> Reading:
-        """Begin to read the spans of each source, which are of equal size."""
+        """Begin to read the spans of each source, which have equal sizes."""
         buffers = [np.empty((len(spans), spans[0].size), np.uint8) for spans in sources]
         rows = [
-            (span, row.data)
+            (self._files[span.file], span, row.data)
             for spans, buffer in zip(sources, buffers, strict=True)
             for span, row in zip(spans, buffer, strict=True)
         ]
         shares = [rows[at::_THREADS] for at in range(min(_THREADS, len(rows)))]
-        parts = [self._threads.submit(self._read, share) for share in shares]
+        # A reference to `self` could be the last one, and a thread cannot wait for its own end.
+        parts = [self._threads.submit(_read, share) for share in shares]
         self._counts.read_bytes += sum(buffer.nbytes for buffer in buffers)
-        return Reading(buffers, parts, frozenset(span.file for span, _ in rows))
+        return Reading(buffers, parts, {span.file for _, span, _ in rows})
 
     def finish(self, reading: Reading) -> list[mx.array]:
-        """Wait for reads; returns the bytes of each source, [spans, bytes].
+        """Wait for reads; return the bytes of each source, [spans, bytes].
 
         Raises ExpertsUnreadable.
         """
@@ -115,28 +121,35 @@ class WeightFiles:
         self._counts.wait_seconds += time.perf_counter() - began
         for part in reading.parts:
             part.result()
-        for file in reading.files:
-            self._require_unchanged(self._files[file])
+        for number in reading.files:
+            file = self._files[number]
+            with _readable(file):
+                if _state(file.descriptor) != file.state:
+                    raise _changed(file)
         return [mx.array(buffer) for buffer in reading.buffers]
 
-    def _read(self, rows: Sequence[tuple[Span, memoryview]]) -> None:
-        for span, row in rows:
-            file, done = self._files[span.file], 0
-            while done < span.size:
-                try:
-                    count = os.preadv(file.descriptor, [row[done:]], span.start + done)
-                except OSError as fault:
-                    raise ExpertsUnreadable(
-                        f"the weight file {file.name} cannot be read ({fault.strerror}): check the"
-                        " disk, and load the model again"
-                    ) from None
-                if not count:
-                    raise _changed(file)
-                done += count
 
-    def _require_unchanged(self, file: _File) -> None:
-        if _state(file.descriptor) != file.state:
-            raise _changed(file)
+def _read(rows: Sequence[tuple[_File, Span, memoryview]]) -> None:
+    for file, span, row in rows:
+        done = 0
+        while done < span.size:
+            with _readable(file):
+                count = os.preadv(file.descriptor, [row[done:]], span.start + done)
+            if not count:
+                raise _changed(file)
+            done += count
+
+
+@contextmanager
+def _readable(file: _File) -> Iterator[None]:
+    """Turn an error of the system into ExpertsUnreadable."""
+    try:
+        yield
+    except OSError as fault:
+        raise ExpertsUnreadable(
+            f"the weight file {file.name} cannot be read ({fault.strerror}): check the disk, and"
+            " load the model again"
+        ) from None
 
 
 def _changed(file: _File) -> ExpertsUnreadable:

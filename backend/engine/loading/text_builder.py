@@ -108,7 +108,9 @@ def build(
     findings = findings_of(
         order.checkpoint.path,
         (
-            *(here.kind, here.name, f"{order.checkpoint.of_vlm}", f"{loaded.experts is not None}"),
+            *(here.kind, here.name, f"{order.checkpoint.of_vlm}"),
+            # With fewer slots a pass computes in groups, and takes less memory.
+            f"{loaded.experts and loaded.experts.counts.slots}",
             *(loaded.adapter_digest, adapters_digest(list(order.choices.values()))),
         ),
         dtype=loaded.arithmetic,

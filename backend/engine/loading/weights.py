@@ -256,10 +256,10 @@ def _offload(
         return None
     from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload
 
-    rest = size - expert_bytes(model)
-    budget = max(limit - rest, 0) * 3 // 4 if wanted is None else wanted * MIB
+    room = max(limit - (size - expert_bytes(model)), 0)
+    budget = room * 3 // 4 if wanted is None else wanted * MIB
     try:
-        return (yield from offload(model, checkpoint.name, checkpoint.path, budget))
+        return (yield from offload(model, checkpoint.name, checkpoint.path, budget, room))
     except NotOffloadedError as error:
         why = str(error)
     if wanted is None:

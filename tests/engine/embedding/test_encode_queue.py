@@ -10,7 +10,7 @@ import numpy as np
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.encode_queue import EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
-from backend.engine.errors import Cancelled, EngineFailed, Overloaded
+from backend.engine.errors import Cancelled, EngineFailed, ExpertsUnreadable, Overloaded
 from backend.engine.gauges import Gauges
 from backend.engine.planning.pace import Pace
 
@@ -18,7 +18,7 @@ from backend.engine.planning.pace import Pace
 class Encoder:
     """An encode queue over a model whose result is the sum of a row's ids.
 
-    An id of -1 raises; one of -2 takes more memory than there is.
+    An id of -1 raises; one of -2 takes more memory than there is; one of -3 has no weights.
     """
 
     def __init__(self, room: int = 1 << 30, most: int = 1 << 30) -> None:
@@ -40,6 +40,8 @@ class Encoder:
         self.steps.append([len(piece.ids) for piece in pieces])
         if any(-1 in piece.ids for piece in pieces):
             raise ValueError("secret")
+        if any(-3 in piece.ids for piece in pieces):
+            raise ExpertsUnreadable("check the disk")
         if len(self.steps[-1]) > self.most or any(-2 in piece.ids for piece in pieces):
             raise RuntimeError("[malloc] Unable to allocate 123456 bytes.")
         sums = [float(sum(piece.ids)) for piece in pieces]
@@ -142,6 +144,14 @@ def test_a_fault_ends_only_the_requests_of_its_step() -> None:
     assert isinstance(encoder.outcomes[2], EngineFailed)
     assert encoder.sums(3) == [180]
     assert encoder.faults == ["encoding"]
+
+
+def test_a_fault_that_has_a_message_for_the_client_is_passed_on() -> None:
+    encoder = Encoder()
+    encoder.ask(1, [-3, 1])
+    encoder.finish()
+    assert str(encoder.outcomes[1]) == "check the disk"
+    assert encoder.faults == []
 
 
 def test_rows_for_which_memory_was_short_run_once_more_each_alone() -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
 from backend.engine.engine_state import ExpertCounts
-from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload
-from backend.engine.experts.place import PlaceFinder
+from backend.engine.experts.expert_tensors import PlaceFinder
+from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload, slots_of
 from backend.engine.experts.weight_files import WeightFiles
 from backend.engine.loading.weights import cast
 from backend.engine.units import MIB
@@ -143,6 +145,36 @@ def test_what_cannot_stay_in_the_files_is_refused(folders: dict[str, Path], tmp_
     switch.up_proj = LoRASwitchLinear.from_base(switch.up_proj, r=4)
     with pytest.raises(NotOffloadedError, match=r"an adapter changes the experts of .*layers\.1"):
         at_once(offload(adapted, "adapted", folder, 1 << 30))
+
+
+@example(sizes=[MIB] * 60, more=0)
+@given(
+    sizes=st.lists(st.integers(1, 40 * MIB), min_size=1, max_size=90),
+    more=st.integers(0, 9 << 30),
+)
+def test_a_larger_cache_never_has_fewer_slots(sizes: list[int], more: int) -> None:
+    """The least cache, which a refusal names, has one slot of each layer."""
+    least = sum(sizes) + 4 * max(sizes)
+    assert slots_of(least - 1, sizes)[0] < 1
+    assert slots_of(least, sizes)[0] == 1
+    slots, portion = slots_of(least + more, sizes)
+    assert slots >= 1
+    assert slots * sum(sizes) + 4 * portion <= least + more
+    assert slots_of(least + more + MIB, sizes)[0] >= slots
+
+
+@pytest.mark.usefixtures("exact_buffers")
+def test_a_cache_that_memory_cannot_hold_is_refused_before_it_is_allocated(
+    folders: dict[str, Path],
+) -> None:
+    model = opened(folders[QWEN])
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    whole = expert_bytes(model)
+    with pytest.raises(NotOffloadedError, match="its cache takes 2 MiB and other weights leave 0"):
+        at_once(offload(model, "large", folders[QWEN], whole + MIB, whole))
+    assert mx.get_peak_memory() <= before
+    assert at_once(offload(model, "large", folders[QWEN], whole + MIB, whole + MIB))
 
 
 def test_experts_whose_files_hold_other_values_are_refused(
