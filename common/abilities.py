@@ -79,11 +79,11 @@ def _without_media(folder: Path, _stamp: int) -> bool:
     return False
 
 
-def for_anthropic(able: Collection[str]) -> dict[str, dict[str, Any]]:
+def for_anthropic(supported: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the abilities in the form in which Anthropic lists a model's capabilities."""
     listed: dict[str, dict[str, Any]] = {}
     for name, need in _CAPABILITIES.items():
-        support = {"supported": need in able}
+        support = {"supported": need in supported}
         listed[name] = {**support, **dict.fromkeys(_PARTS.get(name, ()), support)}
         if name == "thinking":
             listed[name]["types"] = dict.fromkeys(_THINKING, support)

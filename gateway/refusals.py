@@ -91,13 +91,13 @@ def _refusal(request: Request, error: Exception) -> ApiError:
 
 def _methods(request: Request) -> list[str]:
     """Return the methods of a path over all of its routes, each of which knows only its own."""
-    taken = [
+    accepted = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         if any(_takes(route, request, method) for route in request.app.routes)
     ]
     # AccessMiddleware turns a HEAD into a GET.
-    return ["HEAD", *taken] if "GET" in taken else taken
+    return ["HEAD", *accepted] if "GET" in accepted else accepted
 
 
 def _takes(route: BaseRoute, request: Request, method: str) -> bool:

@@ -147,16 +147,16 @@ def _sampling(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}
-    for ours in DEFAULTS:
-        theirs = _THEIRS.get(ours, ours)
-        if (value := content.get(theirs)) is None:
+    for name in DEFAULTS:
+        file_name = _THEIRS.get(name, name)
+        if (value := content.get(file_name)) is None:
             continue
         try:
-            Parameters.model_validate({"model": "-", ours: value})
+            Parameters.model_validate({"model": "-", name: value})
         except ValidationError:
-            _log.warning("generation_config.json has the %s %.40r: left out", theirs, value)
+            _log.warning("generation_config.json has the %s %.40r: left out", file_name, value)
         else:
-            found[ours] = value
+            found[name] = value
     if content.get("do_sample") is False:
         found["temperature"] = 0.0
     return found

@@ -43,7 +43,7 @@ def read_folder(folder: Path) -> ModelFolder:
     if not folder.is_dir():
         raise NotADirectoryError(f"the models folder {folder} does not exist")
     found = ModelFolder()
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     described: set[str] = set()
     for file in _files(folder):
         given: Any = None
@@ -53,7 +53,7 @@ def read_folder(folder: Path) -> ModelFolder:
             model = _model(file, given)
             if model.disabled:
                 continue
-            _claim(model, file.name, taken)
+            _claim(model, file.name, owners)
             found.models.append(model)
         except ValueError as problem:
             sentence = f"{file.name}: {problem}"
@@ -61,11 +61,11 @@ def read_folder(folder: Path) -> ModelFolder:
             # Names by which requests may refer to a model whose file is invalid.
             name = given.get("name") if isinstance(given, dict) else None
             found.broken[name if isinstance(name, str) else file.stem] = sentence
-    for name in taken:
+    for name in owners:
         found.broken.pop(name, None)
     for place in _checkpoints(folder):
         name = place.name
-        if name not in described and str(place) not in described and name not in taken:
+        if name not in described and str(place) not in described and name not in owners:
             found.models.append(ModelConfig(name=name, parameters=Parameters(model=name)))
     return found
 
@@ -164,15 +164,15 @@ def _files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _claim(model: ModelConfig, file: str, taken: dict[str, str]) -> None:
+def _claim(model: ModelConfig, file: str, owners: dict[str, str]) -> None:
     names = [model.name, *model.aliases]
     for place, name in enumerate(names):
         kind = "alias" if place else "name"
-        if name in taken:
-            raise ValueError(f"the {kind} {name!r} is taken by {taken[name]}")
+        if name in owners:
+            raise ValueError(f"the {kind} {name!r} is taken by {owners[name]}")
         if name in names[:place]:
             raise ValueError(f"aliases has {name!r}, which is the model's own name")
-    taken.update(dict.fromkeys(names, file))
+    owners.update(dict.fromkeys(names, file))
 
 
 def _model(file: Path, given: Any) -> ModelConfig:

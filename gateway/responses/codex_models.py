@@ -42,12 +42,12 @@ Before a group of tool calls, say in one sentence what you do. When the task is 
 what you changed, with the paths, and what you could not check."""
 
 
-def entry(name: str, context: int | None, able: Collection[str]) -> dict[str, Any]:
+def entry(name: str, context: int | None, abilities: Collection[str]) -> dict[str, Any]:
     """Return a model in Codex's form.
 
     context: tokens of prompt and answer; None if unknown.
     """
-    thinks = "thinking" in able
+    thinks = "thinking" in abilities
     efforts = [{"effort": effort, "description": text} for effort, text in _EFFORTS.items()]
     return {
         **dict.fromkeys(("slug", "display_name"), name),
@@ -66,7 +66,7 @@ def entry(name: str, context: int | None, able: Collection[str]) -> dict[str, An
         "supports_parallel_tool_calls": True,
         **(_windows(context) if context else {}),
         "experimental_supported_tools": [],
-        "input_modalities": ["text", *(["image"] if "vision" in able else [])],
+        "input_modalities": ["text", *(["image"] if "vision" in abilities else [])],
         **dict.fromkeys(("upgrade", "availability_nux", "default_verbosity", "model_messages")),
     }
 

@@ -70,10 +70,10 @@ def _described(gateway: Gateway, model: ModelConfig) -> Json:
 
 
 def _card(gateway: Gateway, model: ModelConfig) -> Json:
-    able = gateway.supervisor.checkpoints.abilities(model)
+    abilities = gateway.supervisor.checkpoints.abilities(model)
     context = gateway.supervisor.context_size(model)
     state = load_state(states_of(gateway), model)["value"]
-    kind = "vlm" if "vision" in able else "llm" if "completion" in able else "embeddings"
+    kind = "vlm" if "vision" in abilities else "llm" if "completion" in abilities else "embeddings"
     return {
         **dict.fromkeys(("id", "key", "display_name"), model.name),
         **dict.fromkeys(("arch", "architecture", "compatibility_type", "format"), "mlx"),
@@ -86,6 +86,8 @@ def _card(gateway: Gateway, model: ModelConfig) -> Json:
         "max_context_length": context,
         **({"loaded_context_length": context} if state == "loaded" else {}),
         "capabilities": [
-            word for word, need in (("tool_use", "tools"), ("vision", "vision")) if need in able
+            word
+            for word, need in (("tool_use", "tools"), ("vision", "vision"))
+            if need in abilities
         ],
     }

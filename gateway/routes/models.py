@@ -58,14 +58,14 @@ async def list_models(
     page = cards
     if limit is not None:
         page = cards[:limit] if before_id is None else cards[-limit:]
-    able = {card["id"]: card["meta"]["abilities"] for card in page}
+    abilities = {card["id"]: card["meta"]["abilities"] for card in page}
     return {
         "object": "list",
         "data": page,
         "models": [
-            codex_models.entry(card["id"], card["context_length"], able[card["id"]])
+            codex_models.entry(card["id"], card["context_length"], abilities[card["id"]])
             for card in page
-            if "completion" in able[card["id"]]
+            if "completion" in abilities[card["id"]]
         ],
         "has_more": len(page) < len(cards),
         "first_id": page[0]["id"] if page else None,
@@ -94,13 +94,13 @@ async def read_model(gateway: GatewayDep, model: str) -> Json:
 async def read_props(gateway: GatewayDep, model: str | None = None) -> Json:
     """Return llama.cpp's description of its model, in which programs look for the context size."""
     config = gateway.supervisor.resolve(model)
-    able = gateway.supervisor.checkpoints.abilities(config)
+    abilities = gateway.supervisor.checkpoints.abilities(config)
     context = gateway.supervisor.context_size(config)
     return {
         "default_generation_settings": {"n_ctx": context or 0},
         **dict.fromkeys(("model_alias", "model_path"), config.name),
         "chat_template": "",  # SillyTavern reads it as a text
-        "modalities": {sense: sense in able for sense in ("vision", "audio")},
+        "modalities": {sense: sense in abilities for sense in ("vision", "audio")},
         "is_sleeping": load_state(states_of(gateway), config)["value"] != "loaded",
     }
 
@@ -159,10 +159,10 @@ def _card(
 ) -> Json:
     """Return a model in OpenAI's form, with fields of Anthropic, OpenRouter and llama.cpp."""
     known = gateway.supervisor.checkpoints
-    able = known.abilities(model)
+    abilities = known.abilities(model)
     senses = {"image": "vision", "video": "vision", "audio": "audio"}
     context = gateway.supervisor.context_size(model)
-    taken = ["text", *(kind for kind, sense in senses.items() if sense in able)]
+    inputs = ["text", *(kind for kind, sense in senses.items() if sense in abilities)]
     return {
         "id": name,
         "object": "model",
@@ -173,10 +173,10 @@ def _card(
         "created_at": f"{datetime.fromtimestamp(gateway.started, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "lifecycle": "active",
         **dict.fromkeys(("context_length", "max_model_len"), context),
-        "capabilities": for_anthropic(able),
+        "capabilities": for_anthropic(abilities),
         "architecture": {
-            "input_modalities": taken,
-            "output_modalities": ["text"] * ("completion" in able),
+            "input_modalities": inputs,
+            "output_modalities": ["text"] * ("completion" in abilities),
         },
         "status": load_state(states, model),
         "meta": {
@@ -185,7 +185,7 @@ def _card(
             "size_bytes": known.weight_bytes(model),  # approximate; 0: unknown
             "text_only": known.is_text_only(model),
             "defaults": {name: model.parameters.chosen(name) for name in DEFAULTS},
-            "abilities": able,
+            "abilities": abilities,
             "alias_of": None if name == model.name else model.name,
             "aliases": model.aliases,
         },

@@ -139,14 +139,14 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     model = gateway.supervisor.resolve(body.model or body.name)
     limit = gateway.supervisor.context_size(model)
     known = {"mlx.context_length": limit} if limit else {}
-    able = gateway.supervisor.checkpoints.abilities(model)
+    abilities = gateway.supervisor.checkpoints.abilities(model)
     return {
         "modelfile": "",
         "parameters": f"num_ctx {limit}" if limit else "",
-        "template": "{{ .Prompt }}{{ .Suffix }}" if "insert" in able else "",
+        "template": "{{ .Prompt }}{{ .Suffix }}" if "insert" in abilities else "",
         "details": _tag(gateway, model)["details"],
         "model_info": {"general.architecture": "mlx", "general.basename": model.name, **known},
-        "capabilities": able,
+        "capabilities": abilities,
     }
 
 

@@ -86,17 +86,17 @@ async def spawn(command: Sequence[str], folder: Path, environ: Mapping[str, str]
 
     Raises OSError or LoadFailed; then nothing is left over.
     """
-    ours, pen = os.pipe()
-    stderr = FileIO(ours)
-    link, theirs = socket.socketpair()
+    read_end, write_end = os.pipe()
+    stderr = FileIO(read_end)
+    link, warden_end = socket.socketpair()
     with contextlib.ExitStack() as failed:
         failed.callback(stderr.close)
         failed.callback(link.close)
         try:
-            warden = _start((str(folder), *command), theirs, pen, environ)
+            warden = _start((str(folder), *command), warden_end, write_end, environ)
         finally:
-            theirs.close()
-            os.close(pen)
+            warden_end.close()
+            os.close(write_end)
         try:
             reader, writer = await asyncio.open_unix_connection(sock=link)
             failed.callback(writer.close)
