@@ -180,9 +180,7 @@ class EncodeQueue:
             mx.clear_cache()
 
     def _failed(self, rows: Sequence[_Row], fault: Exception) -> None:
-        """Handle a failed step. After a failed allocation, its rows wait to run again, each
-        alone.
-        """
+        """Handle a failed step. After a failed allocation, its rows wait to run one by one."""
         self.short = is_allocation_failure(fault)
         if self.short and not rows[0].retried:
             mx.clear_cache()
