@@ -41,7 +41,10 @@ Report = Callable[[str, BaseException], None]
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A request, and the outputs of its rows so far. left: rows that have not run."""
+    """A request, and the outputs of its rows so far.
+
+    left: rows that have not run.
+    """
 
     ticket: int
     outputs: list[np.ndarray | None]
