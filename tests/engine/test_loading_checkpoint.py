@@ -258,8 +258,8 @@ def test_an_unsupported_vision_model_is_refused_by_its_index_alone(
     [
         ("phi4mm", "serve Phi-4-mini-instruct"),
         ("unlimited-ocr", "serve dots.ocr"),
-        ("llada2_moe", "serve a model that does the same"),
-        ("diffusion_gemma", "serve a model that does the same"),
+        ("llada2_moe", "serve a model of that kind"),
+        ("diffusion_gemma", "serve a model of that kind"),
     ],
 )
 def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(

@@ -101,8 +101,7 @@ class DiskCache:
         in_memory: int = 0,
         room: float = math.inf,
     ) -> StoredPrefix | None:
-        """Find the longest prefix of a prompt in an intact file of this model. Runs on prompt
-        threads.
+        """Find the longest prefix of a prompt in an intact file. Runs on prompt threads.
 
         `candidates` decides which files are worth reading. If the disk does not answer, the search
         is abandoned, and no other search starts until it ends.

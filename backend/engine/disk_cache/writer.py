@@ -68,9 +68,7 @@ class Writer:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def close(self, timeout: float) -> None:
-        """Accept no more prefixes, and drop those whose write has not begun after `timeout`
-        seconds.
-        """
+        """Accept no more prefixes, and drop waiting prefixes after `timeout` seconds."""
         with self._changed:
             self._closing = True
         if not self.drain(timeout):

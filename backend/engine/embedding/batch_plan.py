@@ -33,9 +33,7 @@ class ActivationCost:
 
 
 def bucket_of(length: int) -> int:
-    """Return the bucket of a length. In a step of rows of one bucket, less than a third is
-    padding.
-    """
+    """Return the bucket of a length. If rows are of one bucket, less than a third is padding."""
     if length <= _SHORTEST:
         return _SHORTEST
     power = 1 << (length - 1).bit_length()

@@ -204,7 +204,7 @@ def _embedding(
     else:
         end = _end_token(checkpoint, loaded)
         if end is None and rule.modes == ("last",) and config["model_type"] == "qwen3":
-            # Conversions of Qwen3-Embedding no longer append it, although it is pooled.
+            # Conversions of Qwen3-Embedding no longer append the end token, although it is pooled.
             end = _id_or_none(config.get("eos_token_id"))
         lower = transformer.get("do_lower_case") is True
         encode = text_encoder(
@@ -360,9 +360,7 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
 
 def _pad_token(loaded: LoadedModel) -> int:
-    """Return the padding token. RoBERTa derives positions from it; for other models any id
-    works.
-    """
+    """Return the padding token. RoBERTa derives positions from it; other models accept any id."""
     for stated in (loaded.config.get("pad_token_id"), loaded.tokenizer.pad_token_id):
         if type(stated) is int and stated >= 0:
             return stated

@@ -41,7 +41,10 @@ Report = Callable[[str, BaseException], None]
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A request, and the outputs of its rows so far. left: rows that have not run."""
+    """A request, and the outputs of its rows so far.
+
+    left: rows that have not run.
+    """
 
     ticket: int
     outputs: list[np.ndarray | None]
@@ -180,9 +183,7 @@ class EncodeQueue:
             mx.clear_cache()
 
     def _failed(self, rows: Sequence[_Row], fault: Exception) -> None:
-        """Handle a failed step. After a failed allocation, its rows wait to run again, each
-        alone.
-        """
+        """Handle a failed step. After a failed allocation, its rows wait to run one by one."""
         self.short = is_allocation_failure(fault)
         if self.short and not rows[0].retried:
             mx.clear_cache()

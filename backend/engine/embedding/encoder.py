@@ -134,7 +134,10 @@ def _norm(shape: Shape) -> LayerNorm:
 
 
 class _Layer(Module):
-    """A layer of attention and MLP. local: whether its tokens attend only nearby."""
+    """A layer of attention and MLP.
+
+    local: whether its tokens attend only nearby.
+    """
 
     def __init__(self, shape: Shape, at: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -69,9 +69,7 @@ def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[
 
 
 def _labels_of_word(label: str, pieces: int) -> list[str]:
-    """Return a word's label for each of its tokens: only the first keeps a B, only the last an
-    E.
-    """
+    """Return a word's label for each of its tokens: B only for the first, E only for the last."""
     mark, group = parted(label)
     begins = "B" if mark in ("B", "S") else "I"
     ends = "E" if mark in ("E", "S") else "I"

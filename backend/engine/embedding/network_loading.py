@@ -136,9 +136,7 @@ def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bo
 
 
 def _mend_gemma(model: Any) -> None:
-    """Let Gemma use the approximate GELU, as the reference does, where mlx-lm uses the exact
-    GELU.
-    """
+    """Replace mlx-lm's exact GELU of Gemma by the approximate GELU of the reference."""
     from mlx.nn.layers.activations import gelu_approx
 
     def call(_: Any, mlp: Any, states: mx.array) -> Any:
@@ -163,8 +161,6 @@ def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of_jina_v4(weights: Weights) -> Weights:
-    """Return the weights of the language model, without those for images and for several
-    vectors.
-    """
+    """Return the weights of the language model, without weights for images or multi-vectors."""
     found = ((_JINA_V4_TEXT.match(name), value) for name, value in weights.items())
     return {match[1]: value for match, value in found if match}

@@ -177,9 +177,7 @@ class _NoCache:
 
 
 def inner_model(model: Any) -> Any:
-    """Return the part of an mlx-lm model that returns hidden states; None if it has no such
-    part.
-    """
+    """Return the part of an mlx-lm model that returns hidden states; None if there is none."""
     return getattr(getattr(model, "language_model", model), "model", None)
 
 

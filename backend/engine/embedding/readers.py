@@ -34,9 +34,7 @@ class Limits:
     vocabulary: int
 
     def bounded(self, name: str, text: str, *, truncate: bool) -> str:
-        """Return a text, cut if `truncate` is true to a length that can be tokenised. Raises
-        TooLong.
-        """
+        """Return a text of limited length, cut if `truncate` is true. Raises TooLong."""
         if len(text) <= LARGEST_TEXT:
             return text
         if truncate:
@@ -55,8 +53,7 @@ class Limits:
             )
 
     def check_known(self, name: str, ids: Sequence[int], *, listed: bool = False) -> None:
-        """Raise InvalidRequest for a token without an embedding, for which MLX would read wrong
-        memory.
+        """Raise InvalidRequest for a token without an embedding: MLX would read other memory.
 
         listed: whether the request contains token ids, not a text.
         """

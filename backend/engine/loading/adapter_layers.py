@@ -28,7 +28,7 @@ from common.wording import did_you_mean, shown
 
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _EMBEDDING = (Embedding, QuantizedEmbedding)
-# Exactly these classes: a layer derived from one may compute something else.
+# Layers of derived classes may compute something else, so they are not adapted.
 _ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
 
 # Prefixes that transformers gives the layers of a text model, or of the text part of other models.

@@ -70,6 +70,4 @@ class Media:
 
 
 class BadItem(Exception):
-    """An item cannot be used. The error's text is the rest of a sentence whose subject is the
-    item.
-    """
+    """An item cannot be used. The error's text continues a message about the item."""

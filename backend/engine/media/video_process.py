@@ -85,7 +85,7 @@ class Found:
 
 
 class RefusedError(Exception):
-    """A file is refused. The error's text is the rest of a sentence whose subject is the file."""
+    """A file is refused. The error's text continues a message about the file."""
 
 
 def main() -> None:

@@ -29,9 +29,7 @@ _HTML = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """Messages whose control strings contain `mark`; the mark is '' if they have no such
-    strings.
-    """
+    """Messages whose control strings contain `mark`, which is '' if they have no such strings."""
 
     messages: tuple[Mapping[str, Any], ...]
     mark: str

@@ -61,8 +61,7 @@ def shared_text(text: str, other: str) -> int:
 
 
 class TokenPlaces:
-    """Maps positions in a prompt's text to numbers of tokens, without tokenising the whole text
-    again.
+    """Maps positions in a prompt's text to numbers of tokens, without tokenising all of the text.
 
     Tokenizers split text at control tokens first, so the text after a control token does not change
     the tokens before it. The control strings in the text are matched in order with the control
@@ -92,8 +91,7 @@ class TokenPlaces:
         self._lengths = [0, *(index + 1 for index in at)]
 
     def of(self, cuts: Iterable[int]) -> tuple[int, ...]:
-        """Return the distinct numbers of tokens before cuts that the text after a cut cannot
-        change.
+        """Return the distinct numbers of tokens before cuts that text after a cut cannot change.
 
         cuts: positions in the text.
         """

@@ -62,9 +62,7 @@ class QuotedText:
         return tokens
 
     def literal(self, text: str) -> list[int]:
-        """Return the tokens of a text after a control token, and read no control tokens in the
-        text.
-        """
+        """Return the tokens of a text after a control token, and quote its control strings."""
         return self._literally(_Stretch(text, quotes=True)) if text else []
 
     def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
@@ -116,8 +114,7 @@ class QuotedText:
 
 
 def _without(tokenizer: str, control: set[str], hidden: str) -> str:
-    """Return the tokenizer's JSON with the control strings renamed to strings that no text
-    contains.
+    """Return the tokenizer's JSON with its control strings renamed to strings that never occur.
 
     All ids stay the same. The strings may also be in the tokenizer model's own vocabulary, so they
     are renamed there too.

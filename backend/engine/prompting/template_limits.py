@@ -109,9 +109,7 @@ class _Guards(NodeTransformer):
 
 
 def _filter(node: Any, name: str) -> Any:
-    """Add a filter to a node that is not a constant. The filter runs only when the template
-    does.
-    """
+    """Add a filter, which runs only when the template does, to a node that is not a constant."""
     if isinstance(node, nodes.Const):
         return node
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)

@@ -80,8 +80,7 @@ def learn(render: Render) -> ToolSupport | None:
 def call_format(
     chat_format: ChatFormat, tool_parser: str, prompts: PromptBuilder
 ) -> ChatFormat | None:
-    """Return the format of answers to requests with tools; None if it is the same as for all
-    others.
+    """Return the format of answers to requests with tools; None if no other format is needed.
 
     If the template does not render tools, this also makes `prompts` describe them as text. If it
     writes calls that the format does not read, their format is derived.

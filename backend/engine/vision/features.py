@@ -135,9 +135,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays as MLX arrays. In lists, only arrays that `frozen` has converted are
-    changed.
-    """
+    """Return arrays as MLX arrays. In lists, only arrays that `frozen` has converted change."""
 
     def convert(value: Any, kind: Any) -> Any:
         if isinstance(value, list | tuple):

@@ -136,7 +136,7 @@ async def test_some_families_take_one_image_before_all_texts(tmp_path: Path, fam
         before, after = _around(engine, _build(engine, shown("red", image_messages=((0, 8),))))
         assert not before.strip()
         assert CONTENT in after
-        with pytest.raises(InvalidRequest, match="only one: send one"):
+        with pytest.raises(InvalidRequest, match="only one item: send one"):
             _build(engine, RED_BLUE)
 
 
