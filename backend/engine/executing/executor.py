@@ -299,9 +299,9 @@ class Executor:
             }.values()
         )
 
-    def _decode(self, batch: DecodeBatch, guesses: int | None) -> None:
+    def _decode(self, batch: DecodeBatch, width: int | None) -> None:
         try:
-            batch.launch(guesses, self._before_decode)
+            batch.launch(width, self._before_decode)
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)

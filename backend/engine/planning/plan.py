@@ -103,7 +103,7 @@ class Limits:
     stall_ms: longest pause of running streams that a prefill pass may cause.
     together: whether prompts of different lengths can share a prefill pass.
     trims: whether every layer's cache can be truncated to any length.
-    guesses: maximum number of draft tokens that a decode step checks for a sequence.
+    draft_tokens: maximum number of draft tokens that a decode step checks for a sequence.
     draft: cost of the KV of a draft model, if there is one.
     """
 
@@ -117,7 +117,7 @@ class Limits:
     together: bool = True
     trims: bool = True
     passes: PassCost = field(default_factory=PassCost)
-    guesses: int = 0
+    draft_tokens: int = 0
     draft: CacheCost | None = None
 
 
@@ -143,7 +143,7 @@ class Arrived:
     keep: whether the KV is worth storing when the sequence ends.
     encodes: bytes for encoding the largest of its images and sounds.
     beside: bytes needed in addition to KV while the sequence is admitted.
-    guesses: maximum number of draft tokens that a decode step may check.
+    draft_tokens: maximum number of draft tokens that a decode step may check.
     """
 
     sequence: int
@@ -162,7 +162,7 @@ class Arrived:
     keep: bool = True
     encodes: int = 0
     beside: int = 0
-    guesses: int = 0
+    draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

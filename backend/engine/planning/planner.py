@@ -83,7 +83,7 @@ class Planner:
         self.entries = StoredEntries(limits, self._charges, self.sequences)
         self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
-        self.widths = GuessWidth(limits.guesses)
+        self.widths = GuessWidth(limits.draft_tokens)
         self.masks = MaskShare(limits.stall_ms / 1e3)
         self._texts = TextTurn(self.sequences, self._charges, self.pace)
         self.preemptions = 0
@@ -222,7 +222,7 @@ class Planner:
             return -1
         if not plan.decode or len(self.sequences.by_number) > sum(plan.decode.values()):
             return -1
-        if self.limits.guesses or self.masks.owed or self._other or self._files or self._claim:
+        if self.limits.draft_tokens or self.masks.owed or self._other or self._files or self._claim:
             return -1
         if self.entries.busy or self._texts.lacking:
             return -1
@@ -619,20 +619,21 @@ class Planner:
     def _guess(self, left: int) -> dict[int, int]:
         """Return how many draft tokens each batch may check, within the bytes `left`."""
         widths: dict[int, int] = {}
-        if not self.limits.guesses:
+        if not self.limits.draft_tokens:
             return widths
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
-            most = min(max(sequence.arrived.guesses for sequence in members), self.limits.guesses)
+            wanted = max(sequence.arrived.draft_tokens for sequence in members)
+            most = min(wanted, self.limits.draft_tokens)
             if not most or self.widths.skips_guesses(len(members)):
                 continue
             longest = max(sequence.total for sequence in members)
-            while most and self._charges.guesses(len(members), most, longest) > left:
+            while most and self._charges.draft_tokens(len(members), most, longest) > left:
                 most //= 2
             if most:
                 width = widths[number] = self.widths.choose(len(members), longest, most)
-                left -= self._charges.guesses(len(members), width, longest) if width else 0
+                left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
         return widths
 
     def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
@@ -647,7 +648,7 @@ class Planner:
         for number, width in guess.items():
             members = batches[number]
             longest = max(sequence.total for sequence in members)
-            left -= self._charges.guesses(len(members), width, longest) if width else 0
+            left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
         depths: dict[int, int] = {}
         for number, members in sorted(batches.items()):
             most = min(int(len(members) / (1 - _WASTE)), self.limits.slots)

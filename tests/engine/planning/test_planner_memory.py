@@ -300,18 +300,18 @@ def test_rows_stay_until_a_quarter_of_them_is_spare() -> None:
     assert depths == [8, 8, 6, 5, 4, 2, None]
 
 
-@pytest.mark.parametrize(("spare", "guesses"), [(3999, {}), (4100, {1: 4})])
+@pytest.mark.parametrize(("spare", "draft_tokens"), [(3999, {}), (4100, {1: 4})])
 def test_the_states_from_before_a_step_with_guesses_are_charged_for(
-    spare: int, guesses: dict[int, int]
+    spare: int, draft_tokens: dict[int, int]
 ) -> None:
     """The 4000 bytes are a row's state from before the step, and its mixture with the new one."""
-    planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, guesses=4, prompt_cache=0))
+    planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, draft_tokens=4, prompt_cache=0))
     planner.widths.choose = lambda rows, longest, most: most  # type: ignore[method-assign]
-    one = replace(arrived(1, [1] * 200), guesses=4)
+    one = replace(arrived(1, [1] * 200), draft_tokens=4)
     start = planner.plan(0.0, [one]).start[0]
     planner.plan(0.1, [Started(start.sequence, 0)])
     planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
-    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == guesses
+    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == draft_tokens
 
 
 @pytest.mark.parametrize("slots", [1, 8])
