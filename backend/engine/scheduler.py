@@ -185,7 +185,7 @@ class Scheduler:
                 limit=command.limit,
                 spans=spans,
                 whole=reads_whole or (media is not None and self._reader.whole),
-                places=command.places if plan is None else (plan.stable,),
+                positions=command.positions if plan is None else (plan.stable,),
                 on_disk=command.stored.length if command.stored else 0,
                 width=1 if scoring is None else 1 + scoring.width,
                 fresh=request.prompt_logprobs is not None,

@@ -133,7 +133,7 @@ class Arrived:
     limit: maximum number of tokens to generate.
     spans: ranges of the prompt inside which no KV may be truncated (images, sounds).
     whole: whether a prefill pass must not end inside a span either.
-    places: checkpoint positions: lengths of prefixes that later prompts are likely to share.
+    positions: the checkpoint positions: lengths of prefixes that later prompts probably share.
     on_disk: how many tokens of the prompt have KV in a file.
     width: number of rows of KV that the sequence may need at once.
     fresh: whether the whole prompt must be computed, even if cached prefixes match.
@@ -152,7 +152,7 @@ class Arrived:
     limit: int
     spans: tuple[tuple[int, int], ...] = ()
     whole: bool = False
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     on_disk: int = 0
     width: int = 1
     fresh: bool = False
@@ -215,14 +215,14 @@ class Stored:
     length: number of its tokens.
     after: the tokens that follow the prompt.
     nbytes: bytes of its KV and snapshots.
-    places: checkpoint positions: the lengths at which it can be used; None means any length.
+    positions: the checkpoint positions, at which it can be used; None means any length.
     """
 
     entry: int
     length: int
     after: tuple[int, ...]
     nbytes: int
-    places: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from backend.engine.planning.charges import Charges
+from backend.engine.planning.checkpoint_positions import checkpoint_positions
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.pace import SMALLEST_STEP, Pace
@@ -42,7 +43,6 @@ from backend.engine.planning.prefill_turns import UNEVEN, PrefillTurns
 from backend.engine.planning.prefix_source import PrefixSource
 from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
-from backend.engine.planning.snapshot_places import snapshot_places
 from backend.engine.planning.stored_entries import StoredEntries
 from backend.engine.planning.text_turn import TextTurn
 
@@ -253,7 +253,7 @@ class Planner:
                     # Fewer tokens than planned, because a file has disappeared. The executor has
                     # skipped the rest of the plan for this sequence, so it is planned again.
                     sequence.filled = reused
-                    sequence.snapshots = {place for place in sequence.snapshots if place <= reused}
+                    sequence.snapshots = {at for at in sequence.snapshots if at <= reused}
             case Prefilled(number, filled, snapshot):
                 if sequence := self.sequences.by_number.get(number):
                     sequence.filled = filled
@@ -529,7 +529,7 @@ class Planner:
             self._shrink(left, source.number)
             if self.entries.index.nbytes > max(left, 0) and not source.move:
                 # The cached prefix and its copy do not fit in memory together.
-                if self.entries.index.places(source.number) is None:
+                if self.entries.index.positions(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
                     self._shrink(0)
@@ -537,7 +537,7 @@ class Planner:
         else:
             self._shrink(left)
         sequence.filled = source.length if source else 0
-        known = self._sources.places_in(source)
+        known = self._sources.positions_of(source)
         if source is not None and source.kind == "entry":
             self.entries.serve(source)
         if not self.limits.trims:
@@ -567,11 +567,12 @@ class Planner:
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
         fitting = max(left - self.entries.copied_bytes, 0) // size
         most = min(fair, share, fitting, _MOST_SNAPSHOTS)
-        sequence.places, sequence.snapshots = set(), set()
+        sequence.positions, sequence.snapshots = set(), set()
         if self.limits.prompt_cache and sequence.arrived.keep:
             last, shared = sequence.prompt - 1, self._sources.match(sequence).shared
-            expected = [*sequence.arrived.places[:1], last, shared, *sequence.arrived.places[1:]]
-            sequence.places, sequence.snapshots = snapshot_places(
+            likely = sequence.arrived.positions
+            expected = [*likely[:1], last, shared, *likely[1:]]
+            sequence.positions, sequence.snapshots = checkpoint_positions(
                 expected, known, sequence.filled, last, most, sequence.uncut
             )
 

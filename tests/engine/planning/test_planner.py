@@ -207,7 +207,7 @@ def random_arrival(world: World) -> None:
     if "spans" in fields:
         fields["encodes"] = dice.choice([0, 100, 3000]) * PER_TOKEN
     if dice.random() < 0.3 and len(tokens) > 1:
-        fields["places"] = (dice.randrange(1, len(tokens)),)
+        fields["positions"] = (dice.randrange(1, len(tokens)),)
     world.arrive(
         tokens,
         limit,
