@@ -272,7 +272,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """A decode step of a batch has ended, for which the plan's `guess` has a width.
+    """A decode step has ended, of a batch with a width in the plan's `guess`.
 
     rows: number of sequences.
     longest: number of tokens of the longest sequence.

@@ -1,4 +1,4 @@
-"""Decides what the engine does next: who is admitted, prefilled, preempted, stored and evicted.
+"""Decides which sequences are admitted, prefilled, preempted, stored and evicted in each step.
 
 Plain Python without MLX. Times, byte counts, arrivals and results are arguments, so the same events
 always give the same plans: a simulator can replay them, and a property test can check every step.
@@ -590,7 +590,7 @@ class Planner:
         return joins
 
     def _batch_for(self, sequence: SequenceState) -> int:
-        """Return a batch in which padding stays small, or a new one.
+        """Return the number of a batch in which padding stays small, or of a new batch.
 
         Every sequence of a batch needs as much memory as the longest.
         """

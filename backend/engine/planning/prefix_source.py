@@ -106,7 +106,7 @@ class PrefixSource:
         )
 
     def _served_by(self, sequence: SequenceState, other: SequenceState) -> int:
-        """Return how many tokens of a running sequence's KV can be copied for another one."""
+        """Return how many tokens of the KV of `other`, which runs, can be copied for `sequence`."""
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt
