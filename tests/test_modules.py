@@ -54,7 +54,7 @@ COVERED = {
     "engine/media/test_videos.py": "backend/engine/media/child backend/engine/media/video_process",
     "engine/planning/test_planner.py": """
         backend/engine/planning/prefix_source backend/engine/planning/sequence_table
-        backend/engine/planning/snapshot_places backend/engine/planning/stored_entries
+        backend/engine/planning/checkpoint_positions backend/engine/planning/stored_entries
         backend/engine/planning/text_turn
     """,
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",

@@ -32,7 +32,7 @@ class Submit:
     plan: for a Score, the continuations to score; nothing is generated then.
     media: the images and sounds in the prompt.
     key: the prompt in the form that caches compare, built in advance on a prompt thread.
-    places: checkpoint positions: lengths of prefixes that later prompts are likely to share.
+    positions: the checkpoint positions: lengths of prefixes that later prompts probably share.
     """
 
     epoch: int
@@ -45,7 +45,7 @@ class Submit:
     plan: ScorePlan | None = None
     media: MediaPlan | None = None
     key: PrefixKey | None = None
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from common.stop_strings import StopMatcher
 class _Totals:
     """The running totals of one answer.
 
-    They are an object of their own, because text that waits for delivery refers to them: a
-    reference to the answer would keep the answer's KV in memory.
+    They are a separate object, because text that waits for delivery refers to them: a reference to
+    the answer would keep the answer's KV in memory.
     """
 
     prompt_tokens: int

@@ -153,7 +153,7 @@ class Preparer:
                     stored,
                     media=prompt.media,
                     key=key,
-                    places=prompt.places,
+                    positions=prompt.places,
                 )
             )
 

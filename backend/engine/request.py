@@ -15,7 +15,7 @@ from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.disk_cache.use import UNSET, DiskUse
 
 WHOLE = 1 << 30  # a window larger than any context
-MOST_GUESSES = 64  # draft tokens at a time, for one sequence
+MOST_DRAFT_TOKENS = 64  # draft tokens at a time, for one sequence
 _NEVER_OPENS = 1 << 62
 
 

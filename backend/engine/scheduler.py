@@ -45,7 +45,7 @@ from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.ranks.leading_executor import LeadingExecutor
 from backend.engine.repetition import RepetitionGuard
-from backend.engine.request import MOST_GUESSES
+from backend.engine.request import MOST_DRAFT_TOKENS
 from backend.engine.sampling.filters import search_all
 from backend.engine.units import MIB
 from common.stop_strings import StopMatcher
@@ -121,7 +121,7 @@ class Scheduler:
                 together=model.together,
                 trims=model.trims,
                 passes=model.passes,
-                guesses=MOST_GUESSES if model.drafting is not None else 0,
+                draft_tokens=MOST_DRAFT_TOKENS if model.drafting is not None else 0,
                 draft=model.drafting.cost if model.drafting is not None else None,
             ),
             model.pace,
@@ -185,7 +185,7 @@ class Scheduler:
                 limit=command.limit,
                 spans=spans,
                 whole=reads_whole or (media is not None and self._reader.whole),
-                places=command.places if plan is None else (plan.stable,),
+                positions=command.positions if plan is None else (plan.stable,),
                 on_disk=command.stored.length if command.stored else 0,
                 width=1 if scoring is None else 1 + scoring.width,
                 fresh=request.prompt_logprobs is not None,
@@ -194,7 +194,7 @@ class Scheduler:
                 scores=scoring is not None,
                 encodes=0 if media is None else self._reader.needs(media),
                 beside=self._beside(command),
-                guesses=self._guesses(command),
+                draft_tokens=self._draft_tokens(command),
             )
         )
 
@@ -203,10 +203,10 @@ class Scheduler:
         request = command.request
         nbytes = 0 if request.constraint is None else _MATCHER_BYTES
         if search_all(request.sampling, self._model.vocabulary):
-            nbytes += (1 + self._guesses(command)) * self._model.passes.per_filter
+            nbytes += (1 + self._draft_tokens(command)) * self._model.passes.per_filter
         return nbytes
 
-    def _guesses(self, command: Submit) -> int:
+    def _draft_tokens(self, command: Submit) -> int:
         """Return the maximum number of draft tokens at a time for a sequence.
 
         It is 0 for a prompt with media, which guessers do not read.

@@ -14,7 +14,7 @@ from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import (
-    MOST_GUESSES,
+    MOST_DRAFT_TOKENS,
     Attachments,
     ChatPrompt,
     Extras,
@@ -290,7 +290,7 @@ def _n_draft(value: int) -> int | None:
         raise InvalidRequest(
             f"{named('NDraft')} is {value}: send a count, 0 for the model's own, or -1 for none"
         )
-    return min(max(value, 0), MOST_GUESSES) if value else None
+    return min(max(value, 0), MOST_DRAFT_TOKENS) if value else None
 
 
 def _logprobs(options: pb.PredictOptions) -> int | None:

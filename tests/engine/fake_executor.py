@@ -404,8 +404,8 @@ class FakeExecutor:
         self.seconds += seconds
         self._events.append(PrefillTimed(width * len(group), seconds))
 
-    def _decode(self, number: int, guesses: int | None) -> None:
-        width = guesses or 0
+    def _decode(self, number: int, planned: int | None) -> None:
+        width = planned or 0
         members = [one for one in self.running if one.batch == number]
         self.seconds += DECODE_SECONDS
         self._events.append(DecodeTimed(DECODE_SECONDS))
@@ -422,7 +422,7 @@ class FakeExecutor:
         right = tuple(min(width, ahead - 1) for _ in members)
         longest = max(len(one.content) for one in members)
         proposed = width * len(members)
-        if guesses is not None:
+        if planned is not None:
             guessed = Guessed(len(members), longest, width, proposed, right, DECODE_SECONDS)
             self._events.append(guessed)
         for one in members:

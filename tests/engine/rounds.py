@@ -99,7 +99,15 @@ class Rounds:
             key = PrefixKey(prompt).computed_by(self.model.adapters.index(wanted.adapter))
         self.scheduler.submit(
             Submit(
-                1, ticket, wanted, list(prompt), limit, constraint, stored, places=places, key=key
+                1,
+                ticket,
+                wanted,
+                list(prompt),
+                limit,
+                constraint,
+                stored,
+                positions=places,
+                key=key,
             )
         )
 

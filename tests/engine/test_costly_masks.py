@@ -50,7 +50,7 @@ class Costly:
             pass
         allowed[:] = 0xFFFFFFFE
 
-    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+    def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:
         return 0
 
 

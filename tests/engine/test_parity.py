@@ -89,13 +89,13 @@ class Strides:
         for token in tokens:
             self.accept(token)
 
-    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+    def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:
         before = self._left, self._next
         taken = 0
-        for guess, mask in zip(guesses, allowed, strict=True):
-            if self.ended or guess % 7 != self._next:
+        for token, mask in zip(draft_tokens, allowed, strict=True):
+            if self.ended or token % 7 != self._next:
                 break
-            self.accept(guess)
+            self.accept(token)
             self.fill(mask)
             taken += 1
         self._left, self._next = before

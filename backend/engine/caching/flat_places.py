@@ -1,7 +1,7 @@
 """Flat indices into the buffers of a layer's KV: rows, heads and columns count as one axis.
 
-With these indices, one operation writes the tokens of all sequences, each at the length of its own
-sequence.
+With these indices, one operation writes the tokens of all sequences, each after the last token of
+the sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def moves(
     """Return where to find the tokens of a pass that stay in the window, and where to write them.
 
     lengths: tokens of each sequence before the pass.
-    counts: tokens of the pass that each sequence keeps.
+    counts: number of tokens of the pass that remain in each sequence.
     Both results are flat indices: [n] into the tokens of the pass, [rows, heads, tokens], and
     [n, 1] into the window's buffers, [rows, heads, window].
     """

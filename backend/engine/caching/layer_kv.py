@@ -107,7 +107,8 @@ class LayerKV:
     def abandon(self, rows: Collection[int], like: int) -> None:
         """Set the length of rows that no sequence uses to the length of the row `like`.
 
-        The length of a longer sequence that has left would keep the buffers large, and need a mask.
+        Otherwise the length of a longer sequence that has left would require large buffers and a
+        mask.
         """
         self.parts = self.parts  # lengths only change when tokens of the latest pass are in place
         numbers = (like if row in rows else row for row in range(len(self.lengths)))
@@ -289,7 +290,7 @@ def _places(
         starts = shared_numbers.array(lengths)
         starts = (starts % wrap if wrap else starts)[:, None, None]
         places = (starts + first_places(rows, heads, columns, tokens)).reshape(-1, 1)
-        shared_numbers.keep(lengths, key, places)
+        shared_numbers.store(lengths, key, places)
     return places
 
 

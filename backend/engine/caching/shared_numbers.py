@@ -81,14 +81,14 @@ class SharedNumbers:
         return numbers.made
 
     def made_from(self, numbers: Numbers, key: Any) -> mx.array | None:
-        """Return the array that `keep` stored for these numbers; None after a call for others.
+        """Return the array that `store` got for these numbers; None after a call for others.
 
-        key: as in `keep`.
+        key: as in `store`.
         """
         made = self._made
         return made[1].get(key) if made is not None and made[0] is numbers else None
 
-    def keep(self, numbers: Numbers, key: Any, array: mx.array) -> None:
+    def store(self, numbers: Numbers, key: Any, array: mx.array) -> None:
         """Store an array for the other layers of a pass.
 
         key: all that the array depends on, besides the numbers.

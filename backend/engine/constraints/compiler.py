@@ -87,7 +87,7 @@ class ConstraintCompiler:
             self._token_table()
 
     def close(self) -> None:
-        """End the child process, which would otherwise outlive this one for a moment."""
+        """End the child process, which would otherwise outlive this process for a moment."""
         if self._trial is not None:
             self._trial.end()
 

@@ -76,7 +76,7 @@ class AnswerRule(Protocol):
     def accept(self, token: int) -> None:
         """Advance by a sampled token."""
 
-    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+    def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:
         """Write the mask after each draft token: uint32, shape [draft tokens, words(vocabulary)].
 
         Returns the number of masks written. The masks end after a token that completes the answer,
@@ -174,7 +174,7 @@ class Constraint:
             raise EngineFailed(f"the grammar does not allow the token {token}")
         self._accepted.append(token)
 
-    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+    def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:
         """Write the mask after each draft token, as in `AnswerRule`.
 
         Each draft token may take the processor time of one token, which does not count for
@@ -183,9 +183,9 @@ class Constraint:
         ahead = replace(self, matcher=self.matcher.deep_copy(), allowance=TOKEN_SECONDS)
         written = 0
         try:
-            known = list(takewhile(self._knows, guesses))
-            for guess, mask in zip(known[: ahead._possible(known)], allowed, strict=False):
-                ahead.accept(guess)
+            known = list(takewhile(self._knows, draft_tokens))
+            for token, mask in zip(known[: ahead._possible(known)], allowed, strict=False):
+                ahead.accept(token)
                 if not ahead.ended:
                     ahead.fill(mask)
                 written += 1

@@ -71,7 +71,7 @@ def _unnormalised(definition: str) -> str:
     """Return the tokenizer.json without normalisation steps that change the text.
 
     llguidance lets the tokenizer encode text that a grammar prescribes. If a normaliser composed or
-    lower-cased letters, the tokens would not be what the grammar prescribes.
+    lower-cased letters, the tokens would differ from the text in the grammar.
     """
     key = ',"normalizer":'
     start = definition.index(key) + len(key)

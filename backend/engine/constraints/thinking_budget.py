@@ -111,7 +111,7 @@ class ThinkingBudget:
             self._rule.accept(token)
         self._follow(token)
 
-    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
+    def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
         """Write no mask, because the parser that counts reasoning tokens cannot be copied."""
         return 0
 

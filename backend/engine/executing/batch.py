@@ -62,7 +62,7 @@ class _Checked:
 
     last_tokens: the last token of each sequence.
     proposed: number of draft tokens per sequence.
-    guesses: per sequence, the draft tokens that the sequence's grammar allows.
+    draft_tokens: per sequence, the draft tokens that the sequence's grammar allows.
     choices: the tokens sampled after the last token and after each draft token, for all sequences
         one after the other.
     fed: the tokens fed to each sequence; at the end the last token and the draft tokens.
@@ -71,7 +71,7 @@ class _Checked:
     chosen: Chosen
     last_tokens: Sequence[int]
     proposed: Sequence[int]
-    guesses: Sequence[Sequence[int]]
+    draft_tokens: Sequence[Sequence[int]]
     choices: Chosen
     fed: Sequence[list[int]]
 
@@ -336,18 +336,18 @@ class DecodeBatch(Rows):
             for (sequence, own), token in zip(self._known(), last_tokens, strict=True)
         ]
         self._kept.hand_out(self._states())
-        guesses = self._speculation.propose(known, width)
+        draft_tokens = self._speculation.propose(known, width)
         self.behind = self._speculation.behind
-        if not any(guesses):
+        if not any(draft_tokens):
             return False
         self._chooser = None  # because its penalties would count draft tokens that are rejected
         chosen = self._chosen
-        fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
+        fed = [[*tail, *own] for (_, tail), own in zip(known, draft_tokens, strict=True)]
         counts = list(map(len, fed))
         width = max(counts)
         logits = self._run(mx.array(_padded(fed, width)), self.cache.begin(counts))
         mx.async_eval(logits)
-        masks, allowed = self._masks(last_tokens, guesses, chosen.faults)
+        masks, allowed = self._masks(last_tokens, draft_tokens, chosen.faults)
         places = [
             (row, len(again[row]) + at)
             for row, own in enumerate(allowed)
@@ -361,19 +361,19 @@ class DecodeBatch(Rows):
         steps = [self.sequences[row].delivered + 1 + at - len(again[row]) for row, at in places]
         last = mx.array([fed[row][at] for row, at in places], dtype=mx.uint32)
         choices = Chooser(sequences, pasts, self._engine_model).choose(logits, last, steps, masks)
-        proposed = list(map(len, guesses))
+        proposed = list(map(len, draft_tokens))
         self._fed = _Checked(chosen, last_tokens, proposed, allowed, choices, fed)
         return True
 
     def _rows(
-        self, last_tokens: Sequence[int], guesses: Sequence[Sequence[int]]
+        self, last_tokens: Sequence[int], draft_tokens: Sequence[Sequence[int]]
     ) -> list[tuple[ExecutorSequence, int, Sequence[int]]]:
-        return list(zip(self.sequences, last_tokens, guesses, strict=True))
+        return list(zip(self.sequences, last_tokens, draft_tokens, strict=True))
 
     def _masks(
         self,
         last_tokens: Sequence[int],
-        guesses: Sequence[Sequence[int]],
+        draft_tokens: Sequence[Sequence[int]],
         faults: dict[int, Exception],
     ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
         """Pass each grammar its sequence's last token, and look ahead along the draft tokens.
@@ -385,7 +385,7 @@ class DecodeBatch(Rows):
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
         left: list[Sequence[int]] = []
-        for sequence, token, own in self._rows(last_tokens, guesses):
+        for sequence, token, own in self._rows(last_tokens, draft_tokens):
             rule = sequence.constraint
             if rule is None:
                 left.append(own)
@@ -425,10 +425,10 @@ class DecodeBatch(Rows):
         right: list[int] = []
         latest: list[int] = []
         start = 0
-        rows = self._rows(checked.last_tokens, checked.guesses)
-        for (sequence, _, guesses), proposed in zip(rows, checked.proposed, strict=True):
-            choices = every[start : start + 1 + len(guesses)]
-            count = accepted_count(guesses, choices)
+        rows = self._rows(checked.last_tokens, checked.draft_tokens)
+        for (sequence, _, draft_tokens), proposed in zip(rows, checked.proposed, strict=True):
+            choices = every[start : start + 1 + len(draft_tokens)]
+            count = accepted_count(draft_tokens, choices)
             sequence.delivered += count
             sequence.first_delivered = not sequence.postponed
             faults: dict[int, Exception] = {}
@@ -455,10 +455,10 @@ class DecodeBatch(Rows):
         return sampled
 
 
-def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
+def _looked_ahead(rule: AnswerRule, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:
     """Return what `look_ahead` returns, or 0 if it fails, for example on a wrong draft token."""
     try:
-        return rule.look_ahead(guesses, allowed) if guesses else 0
+        return rule.look_ahead(draft_tokens, allowed) if draft_tokens else 0
     except Exception:
         _log.warning("a grammar failed to look ahead; draft tokens are dropped", exc_info=True)
         return 0

@@ -241,7 +241,7 @@ def first_tokens(
 
 @contextmanager
 def masking(sequence: ExecutorSequence) -> Iterator[None]:
-    """Add the processor time of the block to that of the sequence's grammar."""
+    """Add the processor time of the block to `mask_seconds` of the sequence."""
     started = time.thread_time()
     yield
     sequence.mask_seconds += time.thread_time() - started

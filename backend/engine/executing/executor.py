@@ -60,7 +60,7 @@ class Executor:
         self._reads_early = self._times.in_order and heavy
         self._files = PrefixFiles(model)
         self._passes = PrefillPasses(model, self._files, self._times)
-        self._entries = KeptEntries(places=model.leader is not None and not model.trims)
+        self._entries = KeptEntries(positions=model.leader is not None and not model.trims)
         self._batches: dict[int, DecodeBatch] = {}
         self._launched_batches: list[DecodeBatch] = []
         self._prefills: Sequence[Sequence[Prefill]] = ()
@@ -299,9 +299,9 @@ class Executor:
             }.values()
         )
 
-    def _decode(self, batch: DecodeBatch, guesses: int | None) -> None:
+    def _decode(self, batch: DecodeBatch, width: int | None) -> None:
         try:
-            batch.launch(guesses, self._before_decode)
+            batch.launch(width, self._before_decode)
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)

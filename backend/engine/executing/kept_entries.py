@@ -32,14 +32,14 @@ class KeptEntries:
 
     by_number: changed by methods only.
     nbytes: bytes of all cached prefixes whose KV has been computed.
-    places: whether to report the checkpoint positions of a cached prefix even if all of its layers
-        can be truncated, because layers on other ranks may not.
+    positions: whether to report the checkpoint positions of a cached prefix even if all of its
+        layers can be truncated, because layers on other ranks may not.
     """
 
-    def __init__(self, *, places: bool) -> None:
+    def __init__(self, *, positions: bool) -> None:
         self.by_number: dict[int, KeptEntry] = {}
         self.nbytes = 0
-        self._places = places
+        self._positions = positions
         self._new: list[int] = []
         self._lost: list[int] = []
         # How many cached prefixes have a snapshot, by the snapshot's id.
@@ -103,9 +103,9 @@ class KeptEntries:
             entry.nbytes = max(kv.nbytes(entry.cache) + sum(kept), 1)
             self.nbytes += entry.nbytes
             length = len(entry.tokens)
-            places = None
-            if self._places or not kv.can_trim(entry.cache):
-                places = tuple(sorted({*entry.snapshots, length}))
+            positions = None
+            if self._positions or not kv.can_trim(entry.cache):
+                positions = tuple(sorted({*entry.snapshots, length}))
             after = tuple(entry.tokens[entry.prompt :])
-            events.append(Stored(number, length, after, entry.nbytes, places))
+            events.append(Stored(number, length, after, entry.nbytes, positions))
         return failures

@@ -35,8 +35,8 @@ from backend.engine.gauges import Gauges
 from backend.engine.loading.serving_verdict import WAYS, Verdict, restrict
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
+from backend.engine.planning.checkpoint_positions import LEAST_STORED
 from backend.engine.planning.guess_width import GuessWidth
-from backend.engine.planning.snapshot_places import LEAST_STORED
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span

@@ -1,6 +1,6 @@
 """Decides which sequences run, how long a pass is, and what is stored, evicted and preempted.
 
-Plain Python without MLX. Each question has a module of its own:
+Plain Python without MLX. A module answers each question:
 
 - How many bytes does a sequence, a pass or a cached prefix need? `charges`
 - Where do a prompt's first tokens come from? `prefix_source`

@@ -141,7 +141,7 @@ class Charges:
         padding = self.rectangle(members) - sum(self.rectangle([sequence]) for sequence in members)
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
 
-    def guesses(self, rows: int, width: int, longest: int) -> int:
+    def draft_tokens(self, rows: int, width: int, longest: int) -> int:
         """Return the bytes that checking `width` draft tokens per row adds to a decode step.
 
         If rows have recurrent states, the states from before the step remain, both may be combined

@@ -103,7 +103,7 @@ class Limits:
     stall_ms: longest pause of running streams that a prefill pass may cause.
     together: whether prompts of different lengths can share a prefill pass.
     trims: whether every layer's cache can be truncated to any length.
-    guesses: maximum number of draft tokens that a decode step checks for a sequence.
+    draft_tokens: maximum number of draft tokens that a decode step checks for a sequence.
     draft: cost of the KV of a draft model, if there is one.
     """
 
@@ -117,7 +117,7 @@ class Limits:
     together: bool = True
     trims: bool = True
     passes: PassCost = field(default_factory=PassCost)
-    guesses: int = 0
+    draft_tokens: int = 0
     draft: CacheCost | None = None
 
 
@@ -133,7 +133,7 @@ class Arrived:
     limit: maximum number of tokens to generate.
     spans: ranges of the prompt inside which no KV may be truncated (images, sounds).
     whole: whether a prefill pass must not end inside a span either.
-    places: checkpoint positions: lengths of prefixes that later prompts are likely to share.
+    positions: the checkpoint positions: lengths of prefixes that later prompts probably share.
     on_disk: how many tokens of the prompt have KV in a file.
     width: number of rows of KV that the sequence may need at once.
     fresh: whether the whole prompt must be computed, even if cached prefixes match.
@@ -143,7 +143,7 @@ class Arrived:
     keep: whether the KV is worth storing when the sequence ends.
     encodes: bytes for encoding the largest of its images and sounds.
     beside: bytes needed in addition to KV while the sequence is admitted.
-    guesses: maximum number of draft tokens that a decode step may check.
+    draft_tokens: maximum number of draft tokens that a decode step may check.
     """
 
     sequence: int
@@ -152,7 +152,7 @@ class Arrived:
     limit: int
     spans: tuple[tuple[int, int], ...] = ()
     whole: bool = False
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     on_disk: int = 0
     width: int = 1
     fresh: bool = False
@@ -162,7 +162,7 @@ class Arrived:
     keep: bool = True
     encodes: int = 0
     beside: int = 0
-    guesses: int = 0
+    draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +215,14 @@ class Stored:
     length: number of its tokens.
     after: the tokens that follow the prompt.
     nbytes: bytes of its KV and snapshots.
-    places: checkpoint positions: the lengths at which it can be used; None means any length.
+    positions: the checkpoint positions, at which it can be used; None means any length.
     """
 
     entry: int
     length: int
     after: tuple[int, ...]
     nbytes: int
-    places: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """A decode step of a batch has ended, for which the plan's `guess` has a width.
+    """A decode step has ended, of a batch with a width in the plan's `guess`.
 
     rows: number of sequences.
     longest: number of tokens of the longest sequence.

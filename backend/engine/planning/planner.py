@@ -1,4 +1,4 @@
-"""Decides what the engine does next: who is admitted, prefilled, preempted, stored and evicted.
+"""Decides which sequences are admitted, prefilled, preempted, stored and evicted in each step.
 
 Plain Python without MLX. Times, byte counts, arrivals and results are arguments, so the same events
 always give the same plans: a simulator can replay them, and a property test can check every step.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from backend.engine.planning.charges import Charges
+from backend.engine.planning.checkpoint_positions import checkpoint_positions
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.pace import SMALLEST_STEP, Pace
@@ -42,7 +43,6 @@ from backend.engine.planning.prefill_turns import UNEVEN, PrefillTurns
 from backend.engine.planning.prefix_source import PrefixSource
 from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
-from backend.engine.planning.snapshot_places import snapshot_places
 from backend.engine.planning.stored_entries import StoredEntries
 from backend.engine.planning.text_turn import TextTurn
 
@@ -83,7 +83,7 @@ class Planner:
         self.entries = StoredEntries(limits, self._charges, self.sequences)
         self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
-        self.widths = GuessWidth(limits.guesses)
+        self.widths = GuessWidth(limits.draft_tokens)
         self.masks = MaskShare(limits.stall_ms / 1e3)
         self._texts = TextTurn(self.sequences, self._charges, self.pace)
         self.preemptions = 0
@@ -222,7 +222,7 @@ class Planner:
             return -1
         if not plan.decode or len(self.sequences.by_number) > sum(plan.decode.values()):
             return -1
-        if self.limits.guesses or self.masks.owed or self._other or self._files or self._claim:
+        if self.limits.draft_tokens or self.masks.owed or self._other or self._files or self._claim:
             return -1
         if self.entries.busy or self._texts.lacking:
             return -1
@@ -253,7 +253,7 @@ class Planner:
                     # Fewer tokens than planned, because a file has disappeared. The executor has
                     # skipped the rest of the plan for this sequence, so it is planned again.
                     sequence.filled = reused
-                    sequence.snapshots = {place for place in sequence.snapshots if place <= reused}
+                    sequence.snapshots = {at for at in sequence.snapshots if at <= reused}
             case Prefilled(number, filled, snapshot):
                 if sequence := self.sequences.by_number.get(number):
                     sequence.filled = filled
@@ -529,7 +529,7 @@ class Planner:
             self._shrink(left, source.number)
             if self.entries.index.nbytes > max(left, 0) and not source.move:
                 # The cached prefix and its copy do not fit in memory together.
-                if self.entries.index.places(source.number) is None:
+                if self.entries.index.positions(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
                     self._shrink(0)
@@ -537,7 +537,7 @@ class Planner:
         else:
             self._shrink(left)
         sequence.filled = source.length if source else 0
-        known = self._sources.places_in(source)
+        known = self._sources.positions_of(source)
         if source is not None and source.kind == "entry":
             self.entries.serve(source)
         if not self.limits.trims:
@@ -567,11 +567,12 @@ class Planner:
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
         fitting = max(left - self.entries.copied_bytes, 0) // size
         most = min(fair, share, fitting, _MOST_SNAPSHOTS)
-        sequence.places, sequence.snapshots = set(), set()
+        sequence.positions, sequence.snapshots = set(), set()
         if self.limits.prompt_cache and sequence.arrived.keep:
             last, shared = sequence.prompt - 1, self._sources.match(sequence).shared
-            expected = [*sequence.arrived.places[:1], last, shared, *sequence.arrived.places[1:]]
-            sequence.places, sequence.snapshots = snapshot_places(
+            likely = sequence.arrived.positions
+            expected = [*likely[:1], last, shared, *likely[1:]]
+            sequence.positions, sequence.snapshots = checkpoint_positions(
                 expected, known, sequence.filled, last, most, sequence.uncut
             )
 
@@ -589,7 +590,7 @@ class Planner:
         return joins
 
     def _batch_for(self, sequence: SequenceState) -> int:
-        """Return a batch in which padding stays small, or a new one.
+        """Return the number of a batch in which padding stays small, or of a new batch.
 
         Every sequence of a batch needs as much memory as the longest.
         """
@@ -619,20 +620,21 @@ class Planner:
     def _guess(self, left: int) -> dict[int, int]:
         """Return how many draft tokens each batch may check, within the bytes `left`."""
         widths: dict[int, int] = {}
-        if not self.limits.guesses:
+        if not self.limits.draft_tokens:
             return widths
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
-            most = min(max(sequence.arrived.guesses for sequence in members), self.limits.guesses)
+            wanted = max(sequence.arrived.draft_tokens for sequence in members)
+            most = min(wanted, self.limits.draft_tokens)
             if not most or self.widths.skips_guesses(len(members)):
                 continue
             longest = max(sequence.total for sequence in members)
-            while most and self._charges.guesses(len(members), most, longest) > left:
+            while most and self._charges.draft_tokens(len(members), most, longest) > left:
                 most //= 2
             if most:
                 width = widths[number] = self.widths.choose(len(members), longest, most)
-                left -= self._charges.guesses(len(members), width, longest) if width else 0
+                left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
         return widths
 
     def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
@@ -647,7 +649,7 @@ class Planner:
         for number, width in guess.items():
             members = batches[number]
             longest = max(sequence.total for sequence in members)
-            left -= self._charges.guesses(len(members), width, longest) if width else 0
+            left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
         depths: dict[int, int] = {}
         for number, members in sorted(batches.items()):
             most = min(int(len(members) / (1 - _WASTE)), self.limits.slots)

@@ -197,10 +197,10 @@ def stretch(sequence: SequenceState, budget: int) -> Prefill:
     budget: maximum number of tokens.
     """
     end = min(sequence.filled + budget, sequence.target)
-    end = min([end, *(place for place in sequence.places if place > sequence.filled)])
+    end = min([end, *(length for length in sequence.positions if length > sequence.filled)])
     if sequence.arrived.whole:
         end = sequence.uncut(end)
-    return Prefill(sequence.number, sequence.filled, end, snapshot=end in sequence.places)
+    return Prefill(sequence.number, sequence.filled, end, snapshot=end in sequence.positions)
 
 
 def _size(part: Prefill) -> int:

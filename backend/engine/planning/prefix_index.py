@@ -113,7 +113,7 @@ class Match:
 class PrefixIndex:
     """The entries, limited in bytes and, if `max_entries` > 0, in number.
 
-    An entry without `places` can be truncated, so any prefix that it shares with a prompt is
+    An entry without `positions` can be truncated, so any prefix that it shares with a prompt is
     usable. Other entries (recurrent state, a full sliding window) are usable only up to one of
     their checkpoint positions, where a snapshot was taken, or up to their end. The least recently
     used entry is evicted first; `add` and `touch` count as use, `find` does not. `pinned` entries
@@ -127,7 +127,7 @@ class PrefixIndex:
         self._nbytes = 0
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._trimmable = _Node(0)  # entries that can be truncated, at their full length
-        self._places = _Node(0)  # the others, at each length at which they are usable
+        self._at_positions = _Node(0)  # the others, at each length at which they are usable
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +140,7 @@ class PrefixIndex:
         """Return the entry with the longest usable prefix of the prompt."""
         served = key.prefix(max(len(key) - 1, 0))
         best, length, _ = self._trimmable.closest(served)
-        _, shared, path = self._places.closest(served)
+        _, shared, path = self._at_positions.closest(served)
         shared = max(length, shared)
         for node in reversed(path):
             if node.depth > length and node.newest is not None:
@@ -156,12 +156,12 @@ class PrefixIndex:
         """Return the bytes of an entry. Raises KeyError as `length` does."""
         return self._entries[entry].nbytes
 
-    def places(self, entry: int) -> tuple[int, ...] | None:
+    def positions(self, entry: int) -> tuple[int, ...] | None:
         """Return the checkpoint positions of an entry: the lengths at which it is usable.
 
         None means any length. Raises KeyError as `length` does.
         """
-        return self._entries[entry].places
+        return self._entries[entry].positions
 
     def touch(self, entry: int) -> None:
         """Mark an entry as used now. Raises KeyError for an id that is not stored."""
@@ -173,7 +173,7 @@ class PrefixIndex:
         if entry is None or shared < len(key):
             if trimmable:
                 return None
-            node = self._places.closest(key)[2][-1]
+            node = self._at_positions.closest(key)[2][-1]
             entry = node.newest if node.depth == len(key) else None
         return None if entry is None else entry.id
 
@@ -183,7 +183,7 @@ class PrefixIndex:
         key: PrefixKey,
         nbytes: int,
         *,
-        places: Collection[int] | None = None,
+        positions: Collection[int] | None = None,
         pinned: Collection[int] = (),
     ) -> list[int]:
         """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new id.
@@ -193,13 +193,13 @@ class PrefixIndex:
         either to an answer that later turns of the same chat render differently, or to another
         chat. Then the least recently used entries are evicted until the limits hold.
         entry: the id. Raises ValueError if it is already stored.
-        places: checkpoint positions at which the entry is usable besides its end; None means any
+        positions: checkpoint positions at which the entry is usable besides its end; None means any
             length.
         pinned: ids of entries that must not be evicted.
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is already stored")
-        known = None if places is None else tuple(sorted({*places, len(key)}))
+        known = None if positions is None else tuple(sorted({*positions, len(key)}))
         new = _Entry(entry, key, nbytes, known)
         replaced, passed = self._replaced(new)
         replaced = [old for old in replaced if old not in pinned]
@@ -221,16 +221,16 @@ class PrefixIndex:
         """
         replaced: list[int] = []
         passed: list[int] = []
-        if new.places is None:
+        if new.positions is None:
             replaced += [old.id for old in self._trimmable.prefixes(new.key)]
         near: dict[int, _Entry] = {}
-        for old in self._places.prefixes(new.key):
+        for old in self._at_positions.prefixes(new.key):
             near[old.id] = old
             if len(near) == _MOST_COMPARED:
                 break
         for old in near.values():
             shared = old.key.shared(new.key)
-            *lengths, end = old.places or ()
+            *lengths, end = old.positions or ()
             if all(_covers(new, shared, at) for at in lengths):
                 if _covers(new, shared, end):
                     replaced.append(old.id)
@@ -240,10 +240,10 @@ class PrefixIndex:
 
     def _where(self, entry: _Entry) -> Iterator[tuple[_Node, int]]:
         """Yield the tree of an entry, with each length at which the tree has it, longest first."""
-        if entry.places is None:
+        if entry.positions is None:
             yield self._trimmable, len(entry.key)
-        for at in reversed(entry.places or ()):
-            yield self._places, at
+        for at in reversed(entry.positions or ()):
+            yield self._at_positions, at
 
     def remove(self, entry: int) -> None:
         """Remove an entry. Raises KeyError for an id that is not stored."""
@@ -273,18 +273,18 @@ class PrefixIndex:
         """Remove all entries; returns their ids."""
         evicted, self._nbytes = list(self._entries), 0
         self._entries.clear()
-        self._trimmable, self._places = _Node(0), _Node(0)
+        self._trimmable, self._at_positions = _Node(0), _Node(0)
         return evicted
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Entry:
-    """A cached prefix. places: its checkpoint positions, in order; None means any length."""
+    """A cached prefix. positions: its checkpoint positions, in order; None means any length."""
 
     id: int
     key: PrefixKey
     nbytes: int
-    places: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
 
 
 class _Node:
@@ -390,8 +390,8 @@ def _covers(entry: _Entry, shared: int, at: int) -> bool:
     shared: length of the prefix that both entries share.
     """
     most = min(at, shared)
-    if entry.places is not None:
-        most = max((length for length in entry.places if length <= most), default=0)
+    if entry.positions is not None:
+        most = max((length for length in entry.positions if length <= most), default=0)
     return at - most <= max(_FEW, min(at, len(entry.key) - at) // 2)
 
 

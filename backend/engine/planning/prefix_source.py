@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from backend.engine.planning.checkpoint_positions import LEAST_STORED
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import Limits, Source
 from backend.engine.planning.prefix_index import Match
 from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
-from backend.engine.planning.snapshot_places import LEAST_STORED
 from backend.engine.planning.stored_entries import StoredEntries
 
 
@@ -40,7 +40,7 @@ class PrefixSource:
         match = self.match(sequence)
         if match.entry is not None:
             length = sequence.uncut(match.length)
-            if length == match.length or index.places(match.entry) is None:
+            if length == match.length or index.positions(match.entry) is None:
                 move = length == index.length(match.entry) and self._only_user(
                     sequence, match.entry
                 )
@@ -70,10 +70,10 @@ class PrefixSource:
             )
             if length < self._pace.width + (0 if source is None or same else source.length):
                 continue
-            if not self._limits.trims and length not in other.places:
+            if not self._limits.trims and length not in other.positions:
                 if self._limits.cost.snapshot(other.prompt) > free:
                     continue
-                other.places.add(length)
+                other.positions.add(length)
             return True
         known = source.length if source else 0
         # A cached prefix is stored after one more step, so a few tokens are worth the wait.
@@ -82,7 +82,7 @@ class PrefixSource:
             for other, filled in self._entries.storing.values()
         )
 
-    def places_in(self, source: Source | None) -> Collection[int] | None:
+    def positions_of(self, source: Source | None) -> Collection[int] | None:
         """Return the lengths at which a source has snapshots.
 
         None means that the source can be truncated to any length.
@@ -91,14 +91,14 @@ class PrefixSource:
             return ()
         if source.kind == "sequence":
             return self._sequences.by_number[source.number].snapshots
-        return self._entries.index.places(source.number)
+        return self._entries.index.positions(source.number)
 
     def _only_user(self, sequence: SequenceState, entry: int) -> bool:
         """Return whether a cached prefix may be moved, because no other sequence needs it.
 
         The cached prefix of the sequence itself, which is longer, replaces it later.
         """
-        if not sequence.arrived.keep or self._entries.index.places(entry) is not None:
+        if not sequence.arrived.keep or self._entries.index.positions(entry) is not None:
             return False
         return not any(
             other is not sequence and self.match(other).entry == entry
@@ -106,7 +106,7 @@ class PrefixSource:
         )
 
     def _served_by(self, sequence: SequenceState, other: SequenceState) -> int:
-        """Return how many tokens of a running sequence's KV can be copied for another one."""
+        """Return how many tokens of the KV of `other`, which runs, can be copied for `sequence`."""
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt

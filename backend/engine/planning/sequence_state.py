@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backend.engine.planning.checkpoint_positions import LEAST_STORED
 from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import Arrived
 from backend.engine.planning.prefix_index import Match
-from backend.engine.planning.snapshot_places import LEAST_STORED
 
 AHEAD = 512  # tokens of output charged before they are generated
 
@@ -21,7 +21,7 @@ class SequenceState:
     state: `waiting`, `prefill` or `decode`.
     filled: number of tokens in the KV during prefill.
     least: number of tokens of the smallest prefill pass for which memory is reserved.
-    places: checkpoint positions: prompt lengths at which a snapshot should be taken.
+    positions: the checkpoint positions, at which a snapshot should be taken.
     snapshots: lengths at which a snapshot was taken.
     on_disk: number of tokens whose KV was read from a file for the first start.
     batch: number of the batch in which the sequence decodes.
@@ -44,7 +44,7 @@ class SequenceState:
     filled: int = 0
     least: int = SMALLEST_STEP
     generated: list[int] = field(default_factory=list)
-    places: set[int] = field(default_factory=set)
+    positions: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
     on_disk: int = 0
     batch: int = 0
@@ -111,7 +111,7 @@ class SequenceState:
     @property
     def wanted_snapshots(self) -> int:
         """How many snapshots have yet to be taken."""
-        return sum(place > self.filled for place in self.places - self.snapshots)
+        return sum(length > self.filled for length in self.positions - self.snapshots)
 
     def uncut(self, length: int) -> int:
         """Return the longest prefix of at most `length` tokens that does not end inside media."""

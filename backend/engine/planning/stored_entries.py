@@ -77,7 +77,7 @@ class StoredEntries:
             self.unstored += 1
             self._evicted.append(event.entry)
             return
-        self._evict(self.index.add(event.entry, key, event.nbytes, places=event.places))
+        self._evict(self.index.add(event.entry, key, event.nbytes, positions=event.positions))
         for other in self._sequences.of("waiting"):
             if other.match is not None and other.arrived.key.shared(key) > other.match.length:
                 other.match = None

@@ -142,7 +142,7 @@ def test_an_answer_can_restart_from_its_delivered_tokens() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_looking_ahead_equals_stepping_and_changes_nothing(shape: Shape) -> None:
-    """Along partly wrong guesses, from random positions in random answers."""
+    """Along partly wrong draft tokens, from random positions in random answers."""
     dice = random.Random(1)
     spec = ConstraintSpec("gbnf", shape.grammar)
     for seed in range(6):
@@ -150,20 +150,20 @@ def test_looking_ahead_equals_stepping_and_changes_nothing(shape: Shape) -> None
         ahead = COMPILER.compile(spec)
         done = 0
         while done < len(answer) and not ahead.ended:
-            guesses = answer[done : done + dice.randrange(6)]
-            if guesses and dice.random() < 0.3:
-                guesses[dice.randrange(len(guesses))] = dice.randrange(128)
+            draft_tokens = answer[done : done + dice.randrange(6)]
+            if draft_tokens and dice.random() < 0.3:
+                draft_tokens[dice.randrange(len(draft_tokens))] = dice.randrange(128)
             steps = COMPILER.compile(spec)
             steps.restart(answer[:done])
-            masks = np.zeros((len(guesses), words(BYTES.size)), np.uint32)
-            taken = ahead.look_ahead(guesses, masks)
-            for guess, mask in zip(guesses[:taken], masks, strict=False):
+            masks = np.zeros((len(draft_tokens), words(BYTES.size)), np.uint32)
+            taken = ahead.look_ahead(draft_tokens, masks)
+            for guess, mask in zip(draft_tokens[:taken], masks, strict=False):
                 assert guess in allowed_ids(steps, BYTES.size)
                 steps.accept(guess)
                 if not steps.ended:
                     assert ids_of(mask) == allowed_ids(steps, BYTES.size)
-            if taken < len(guesses) and not steps.ended:
-                assert guesses[taken] not in allowed_ids(steps, BYTES.size)
+            if taken < len(draft_tokens) and not steps.ended:
+                assert draft_tokens[taken] not in allowed_ids(steps, BYTES.size)
             for token in answer[done : done + 1 + dice.randrange(3)]:
                 assert token in allowed_ids(ahead, BYTES.size)
                 ahead.accept(token)

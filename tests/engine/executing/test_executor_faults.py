@@ -497,14 +497,14 @@ def test_looking_ahead_counts_as_masking_and_may_fail(
     plain.drain()
     looked: list[int] = []
 
-    def look_ahead(self: Strides, guesses: Sequence[int], allowed: np.ndarray) -> int:
-        looked.append(len(guesses))
+    def look_ahead(self: Strides, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:
+        looked.append(len(draft_tokens))
         if fails:
             raise RuntimeError(DEFECT)
         until = time.thread_time() + 0.01
         while time.thread_time() < until:
             pass
-        return original(self, guesses, allowed)
+        return original(self, draft_tokens, allowed)
 
     original = Strides.look_ahead
     monkeypatch.setattr(Strides, "look_ahead", look_ahead)

@@ -207,12 +207,12 @@ def random_arrival(world: World) -> None:
     if "spans" in fields:
         fields["encodes"] = dice.choice([0, 100, 3000]) * PER_TOKEN
     if dice.random() < 0.3 and len(tokens) > 1:
-        fields["places"] = (dice.randrange(1, len(tokens)),)
+        fields["positions"] = (dice.randrange(1, len(tokens)),)
     world.arrive(
         tokens,
         limit,
         key=key,
-        guesses=dice.choice([0, 4]),
+        draft_tokens=dice.choice([0, 4]),
         ends_at=dice.choice([1, 3, 30, 1 << 30]),
         score_steps=dice.randrange(1, 5),
         **fields,
@@ -240,7 +240,7 @@ def random_limits(dice: random.Random) -> Limits:
         passes=dice.choice(
             [FREE, FREE, PassCost(40, 0, 7), PassCost(3, 0.25, 20, 0.5), PassCost(1, 2)]
         ),
-        guesses=4,
+        draft_tokens=4,
     )
 
 
@@ -284,7 +284,7 @@ def test_every_course_of_events_ends_well_and_can_be_replayed(start: int) -> Non
 def test_a_plan_that_is_returned_again_is_what_would_be_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    courses = [random_course(seed, guesses=0) for seed in range(COURSES)]
+    courses = [random_course(seed, draft_tokens=0) for seed in range(COURSES)]
     monkeypatch.setattr(Planner, "_tokens_until_change", lambda self, plan: -1)
     again = 0
     for seed, world in enumerate(courses):

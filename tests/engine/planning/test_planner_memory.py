@@ -67,7 +67,7 @@ def test_snapshots_of_running_sequences_are_charged() -> None:
     planner = Planner(limits(20_000, cost=HYBRID, trims=False))
     plan = planner.plan(0.0, [arrived(number, [number] * 200) for number in range(1, 8)])
     rows = sum(HYBRID.of(one.charged) for one in planner.sequences.admitted.values())
-    wanted = sum(len(one.places) for one in planner.sequences.admitted.values())
+    wanted = sum(len(one.positions) for one in planner.sequences.admitted.values())
     assert plan.start
     assert rows + wanted * 2000 <= 20_000
 
@@ -95,7 +95,7 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
     tokens = list(range(5000))
     key = PrefixKey(tokens)
-    planner.entries.index.add(7, key, 100_000, places=range(100, 5000, 100))
+    planner.entries.index.add(7, key, 100_000, positions=range(100, 5000, 100))
     plan = planner.plan(0.0, [arrived(1, [*tokens, 1, 2, 3])])
     (start,) = plan.start
     assert start.source is not None
@@ -106,7 +106,7 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
 def test_snapshots_of_an_entry_that_was_lost_are_forgotten() -> None:
     planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
     tokens = list(range(500))
-    planner.entries.index.add(7, PrefixKey(tokens), 10_000, places=(200, 400))
+    planner.entries.index.add(7, PrefixKey(tokens), 10_000, positions=(200, 400))
     assert planner.plan(0.0, [arrived(1, [*tokens[:400], 1, 2])]).start[0].snapshots
     planner.plan(0.1, [Started(1, 0)])
     planner.entries.clear()
@@ -120,7 +120,7 @@ def test_snapshots_fit_beside_the_entry_that_is_copied(spare: int, snapshots: in
     entry = 5000
     planner = Planner(limits(HYBRID.of(600 + 512) + entry + spare, cost=HYBRID, trims=False))
     tokens = list(range(1000))
-    planner.entries.index.add(7, PrefixKey(tokens), entry, places=(500,))
+    planner.entries.index.add(7, PrefixKey(tokens), entry, positions=(500,))
     (start,) = planner.plan(0.0, [arrived(1, [*tokens[:500], *[3] * 100])]).start
     assert start.source is not None
     one = planner.sequences.by_number[1]
@@ -300,18 +300,18 @@ def test_rows_stay_until_a_quarter_of_them_is_spare() -> None:
     assert depths == [8, 8, 6, 5, 4, 2, None]
 
 
-@pytest.mark.parametrize(("spare", "guesses"), [(3999, {}), (4100, {1: 4})])
+@pytest.mark.parametrize(("spare", "draft_tokens"), [(3999, {}), (4100, {1: 4})])
 def test_the_states_from_before_a_step_with_guesses_are_charged_for(
-    spare: int, guesses: dict[int, int]
+    spare: int, draft_tokens: dict[int, int]
 ) -> None:
     """The 4000 bytes are a row's state from before the step, and its mixture with the new one."""
-    planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, guesses=4, prompt_cache=0))
+    planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, draft_tokens=4, prompt_cache=0))
     planner.widths.choose = lambda rows, longest, most: most  # type: ignore[method-assign]
-    one = replace(arrived(1, [1] * 200), guesses=4)
+    one = replace(arrived(1, [1] * 200), draft_tokens=4)
     start = planner.plan(0.0, [one]).start[0]
     planner.plan(0.1, [Started(start.sequence, 0)])
     planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
-    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == guesses
+    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == draft_tokens
 
 
 @pytest.mark.parametrize("slots", [1, 8])

@@ -121,39 +121,39 @@ def test_a_token_that_does_not_fit_is_refused_and_never_wrapped(token: int) -> N
 
 @dataclass
 class Stored:
-    """places: lengths at which it is usable, including its end; None: any length."""
+    """positions: lengths at which it is usable, including its end; None: any length."""
 
     tokens: Tokens
     nbytes: int
-    places: frozenset[int] | None
+    positions: frozenset[int] | None
 
     def serves(self, prompt: Tokens) -> int:
         shared = min(common(self.tokens, prompt), max(len(prompt) - 1, 0))
-        return shared if self.places is None else self.longest_within(shared)
+        return shared if self.positions is None else self.longest_within(shared)
 
     def longest_within(self, shared: int) -> int:
-        return max((place for place in self.places or () if place <= shared), default=0)
+        return max((place for place in self.positions or () if place <= shared), default=0)
 
     def replaces(self, old: Stored) -> bool:
-        """Whether an older entry saves no or few tokens beyond this one, at any of its places."""
-        if old.places is None:
-            return self.places is None and common(self.tokens, old.tokens) == len(old.tokens)
-        return self.nearly_serves_all(old, old.places)
+        """Whether an older entry saves few tokens or none beyond this one, at any position."""
+        if old.positions is None:
+            return self.positions is None and common(self.tokens, old.tokens) == len(old.tokens)
+        return self.nearly_serves_all(old, old.positions)
 
     def passes(self, old: Stored) -> bool:
-        """Whether an older entry is replaced at all places but the one at its end."""
-        before = (old.places or frozenset()) - {len(old.tokens)}
+        """Whether an older entry is replaced at all positions but the one at its end."""
+        before = (old.positions or frozenset()) - {len(old.tokens)}
         return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 
-    def nearly_serves_all(self, old: Stored, places: Collection[int]) -> bool:
+    def nearly_serves_all(self, old: Stored, positions: Collection[int]) -> bool:
         shared = common(self.tokens, old.tokens)
-        if not any(place <= shared for place in old.places or ()):
+        if not any(place <= shared for place in old.positions or ()):
             return False
-        return all(self.nearly_serves(place, shared) for place in places)
+        return all(self.nearly_serves(place, shared) for place in positions)
 
     def nearly_serves(self, place: int, shared: int) -> bool:
         most = min(place, shared)
-        if self.places is not None:
+        if self.positions is not None:
             most = self.longest_within(most)
         return place - most <= max(16, min(place, len(self.tokens) - place) // 2)
 
@@ -174,9 +174,9 @@ class Model:
 
     def covering(self, tokens: Tokens, trimmable: bool) -> set[int]:
         def covers(entry: Stored) -> bool:
-            if entry.places is None:
+            if entry.positions is None:
                 return True
-            return not trimmable and len(tokens) in entry.places
+            return not trimmable and len(tokens) in entry.positions
 
         return {
             number
@@ -186,7 +186,9 @@ class Model:
 
     def add(self, number: int, new: Stored, pinned: Collection[int]) -> set[int]:
         near = self.nearest(new)
-        looked_at = {old for old, entry in self.entries.items() if entry.places is None} | {*near}
+        looked_at = {old for old, entry in self.entries.items() if entry.positions is None} | {
+            *near
+        }
         replaced = {
             old
             for old, entry in self.entries.items()
@@ -200,11 +202,11 @@ class Model:
         return replaced | set(self.evict(self.max_bytes, {*pinned, number}))
 
     def nearest(self, new: Stored) -> list[int]:
-        """The entries with places that have the longest prefixes of a new one, then the newest."""
+        """The entries with positions and the longest prefixes of a new one, then the newest."""
         longest = {
             old: entry.longest_within(common(entry.tokens, new.tokens))
             for old, entry in self.entries.items()
-            if entry.places is not None
+            if entry.positions is not None
         }
         near = sorted((old for old in longest if longest[old]), reverse=True)
         return sorted(near, key=lambda old: -longest[old])[:LOOKED_AT]
@@ -269,13 +271,15 @@ class IndexMachine(RuleBasedStateMachine):
         # Callers skip covered entries; the index must stay consistent if one does not.
         if not tokens or (not covered and self.model.covering(tokens, trimmable)):
             return
-        places = None
+        positions = None
         if not trimmable:
-            places = frozenset(data.draw(st.sets(st.integers(1, len(tokens)), max_size=4)))
+            positions = frozenset(data.draw(st.sets(st.integers(1, len(tokens)), max_size=4)))
         number, self.next = self.next, self.next + 1
-        gone = self.ask(lambda index: index.add(number, key, nbytes, places=places, pinned=pinned))
+        gone = self.ask(
+            lambda index: index.add(number, key, nbytes, positions=positions, pinned=pinned)
+        )
         assert len(gone) == len(set(gone))
-        served = None if places is None else places | {len(tokens)}
+        served = None if positions is None else positions | {len(tokens)}
         assert set(gone) == self.model.add(number, Stored(tokens, nbytes, served), pinned)
 
     @rule(data=st.data())
@@ -334,8 +338,8 @@ class IndexMachine(RuleBasedStateMachine):
         for number, entry in self.model.entries.items():
             assert self.index.length(number) == len(entry.tokens)
             assert self.index.size(number) == entry.nbytes
-            places = None if entry.places is None else tuple(sorted(entry.places))
-            assert self.index.places(number) == places
+            positions = None if entry.positions is None else tuple(sorted(entry.positions))
+            assert self.index.positions(number) == positions
 
 
 @pytest.fixture
@@ -359,8 +363,8 @@ def index_of(
     *entries: tuple[Iterable[int], Collection[int] | None], max_bytes: int = 1000
 ) -> PrefixIndex:
     index = PrefixIndex(max_bytes)
-    for number, (tokens, places) in enumerate(entries):
-        index.add(number, PrefixKey(list(tokens)), 10, places=places)
+    for number, (tokens, positions) in enumerate(entries):
+        index.add(number, PrefixKey(list(tokens)), 10, positions=positions)
     return index
 
 
@@ -379,25 +383,25 @@ def test_the_last_token_of_a_prompt_is_never_served() -> None:
 
 def test_an_entry_serves_its_longest_place_within_the_shared_prefix() -> None:
     index = index_of((range(1, 101), [20, 60]))
-    assert index.places(0) == (20, 60, 100)
+    assert index.positions(0) == (20, 60, 100)
     for shared, length in ((100, 100), (99, 60), (60, 60), (59, 20), (20, 20), (19, 0)):
         found = index.find(PrefixKey([*range(1, shared + 1), 500, 501]))
         assert (found.length, found.shared) == (length, shared)
 
 
-def test_an_entry_with_the_same_places_and_more_replaces_another() -> None:
+def test_an_entry_with_the_same_positions_and_more_replaces_another() -> None:
     index = index_of((range(1, 101), [30, 60]), (range(201, 301), [30]))
-    assert index.add(7, PrefixKey([*range(1, 101), *range(500, 600)]), 10, places=[30, 60, 99]) == [
-        0
-    ]
-    assert index.add(8, PrefixKey([*range(201, 301), 1]), 10, places=[90]) == []
+    assert index.add(
+        7, PrefixKey([*range(1, 101), *range(500, 600)]), 10, positions=[30, 60, 99]
+    ) == [0]
+    assert index.add(8, PrefixKey([*range(201, 301), 1]), 10, positions=[90]) == []
 
 
 def test_a_chat_beside_another_replaces_it_only_if_memory_is_short() -> None:
     start = [*range(1, 41)]
     one, other = [*start, *range(500, 600)], [*start, *range(700, 800)]
     index = index_of((range(2000, 2010), AT_ITS_END), (one, [30, 40]), max_bytes=30)
-    assert index.add(7, PrefixKey(other), 10, places=[30, 40]) == []
+    assert index.add(7, PrefixKey(other), 10, positions=[30, 40]) == []
     assert index.find(PrefixKey([*one, 1])).length == len(one)
     assert index.find(PrefixKey([*other, 1])).length == len(other)
     assert index.add(8, PrefixKey([3000]), 10) == [1]
@@ -425,7 +429,7 @@ def test_an_id_is_stored_once_and_unknown_ones_are_errors() -> None:
     index = index_of(([1], ANYWHERE))
     with pytest.raises(ValueError, match="0"):
         index.add(0, PrefixKey([2]), 10)
-    for call in (index.touch, index.remove, index.length, index.size, index.places):
+    for call in (index.touch, index.remove, index.length, index.size, index.positions):
         with pytest.raises(KeyError):
             call(5)
     assert index.find(PrefixKey([1, 2])) == Match(0, 1, 1)
@@ -491,15 +495,15 @@ def test_no_call_takes_longer_with_more_entries(shape: str) -> None:
     def costs(count: int) -> dict[str, int]:
         index = PrefixIndex(1 << 30)
         for number in range(count):
-            tokens, places = entries(number)
-            index.add(number, PrefixKey(tokens), 1, places=places)
+            tokens, positions = entries(number)
+            index.add(number, PrefixKey(tokens), 1, positions=positions)
         assert len(index) == count
-        tokens, places = entries(count)
+        tokens, positions = entries(count)
         key = PrefixKey(tokens)
         return {
             "find": instructions(lambda: index.find(key)),
             "covers": instructions(lambda: index.covers(key, trimmable=False)),
-            "add": instructions(lambda: index.add(count, key, 1, places=places)),
+            "add": instructions(lambda: index.add(count, key, 1, positions=positions)),
             "touch": instructions(lambda: index.touch(count // 3)),
             "remove": instructions(lambda: index.remove(count // 2)),
             "evict": instructions(lambda: index.shrink(index.nbytes - 1)),
@@ -520,7 +524,7 @@ def test_a_prompt_is_compared_with_one_entry(
     for number in range(entries):
         # Every other key extends the one before it.
         key = prefix.extended([2] * (number // 2) + [3] * (number % 2))
-        index.add(number, key, 1, places=None if trimmable else ())
+        index.add(number, key, 1, positions=None if trimmable else ())
     calls = 0
     shared = PrefixKey.shared
 
@@ -537,8 +541,8 @@ def test_a_prompt_is_compared_with_one_entry(
         assert calls == 1
 
 
-@pytest.mark.parametrize("places", [None, [10, 30]])
-def test_lookups_on_another_thread_are_safe_during_changes(places: list[int] | None) -> None:
+@pytest.mark.parametrize("positions", [None, [10, 30]])
+def test_lookups_on_another_thread_are_safe_during_changes(positions: list[int] | None) -> None:
     """Prompt threads look while the engine thread stores and evicts."""
     index = PrefixIndex(1 << 20, max_entries=20)
     prompts = [[1] * (9 + at % 5) + [2 + at % 7] * 11 + [at] * 20 for at in range(60)]
@@ -567,7 +571,7 @@ def test_lookups_on_another_thread_are_safe_during_changes(places: list[int] | N
                     if ended or (entry >= 3000 and all(matched.is_set() for matched in found)):
                         break
                     stored[entry] = tuple(prompts[entry * 7 % 60])
-                    index.add(entry, keys[entry * 7 % 60], 1, places=places)
+                    index.add(entry, keys[entry * 7 % 60], 1, positions=positions)
                     if entry % 100 == 99:
                         index.clear()
             finally:

@@ -135,7 +135,7 @@ class Replay:
                 key,
                 (0,) * len(key),  # only their number counts
                 LIMIT,
-                places=(len(conversation.system),),
+                positions=(len(conversation.system),),
             )
         )
         patience = conversation.turns[turn].patience

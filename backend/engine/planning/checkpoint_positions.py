@@ -13,7 +13,7 @@ _INTERVAL = 128
 _NEAR = 8  # tokens; of two closer positions, only the first gets a snapshot
 
 
-def snapshot_places(
+def checkpoint_positions(
     expected: Sequence[int],
     known: Collection[int] | None,
     filled: int,
