@@ -37,7 +37,7 @@ COVERED = {
         backend/engine/constraints/reading backend/engine/constraints/trial_process
     """,
     "engine/disk_cache/test_cache.py": "backend/engine/executing/prefix_files",
-    "engine/drafting/test_loading.py": "backend/engine/loading/drafter_kind",
+    "engine/drafting/test_loading.py": "common/drafter_kind",
     "engine/drafting/test_state_drafters.py": """
         backend/engine/drafting/block_head backend/engine/drafting/eagle_head
         backend/engine/drafting/layer_states

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from common.drafter_kind import is_drafter
 from common.expansion import expanded_count
 from common.wording import did_you_mean, shown
 from gateway.models.config import ModelConfig, Parameters
@@ -65,7 +66,8 @@ def read_folder(folder: Path) -> ModelFolder:
         found.broken.pop(name, None)
     for place in _checkpoints(folder):
         name = place.name
-        if name not in described and str(place) not in described and name not in owners:
+        named = name in described or str(place) in described or name in owners
+        if not (named or is_drafter(place)):
             found.models.append(ModelConfig(name=name, parameters=Parameters(model=name)))
     return found
 

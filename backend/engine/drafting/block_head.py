@@ -114,7 +114,7 @@ def open_block_head(
         for name, value in weights.items()
         if not name.endswith(("embed_tokens.weight", "lm_head.weight"))  # copies of the model's
     }
-    load_weights(head, weights, config.get("quantization"), "DFlash", exact=True)
+    load_weights(head, weights, "DFlash", exact=True)
     return head
 
 

@@ -27,7 +27,6 @@ from backend.engine.drafting.unread_states import StateSource
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.drafter_kind import DrafterKind
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
 from backend.engine.planning.pace import Pace
@@ -35,6 +34,7 @@ from backend.engine.planning.plan import CacheCost
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
+from common.drafter_kind import DrafterKind
 from common.field_names import named
 from common.wording import shown
 
@@ -201,15 +201,17 @@ def _open(
 ) -> _Head:
     """Open a head. checkpoint: as for `open_head`. Raises HeadError."""
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
-    size = hidden_size(model, vocabulary)
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
+    head: Any = None
+    if checkpoint is None or kind is DrafterKind.HEAD:
+        # First, because most models have no head, and what else a head needs is then no fault.
+        head = open_head(order.checkpoint, model, vocabulary, checkpoint)
     if kind is not DrafterKind.EAGLE3 and not projection.found:
         raise HeadError("this backend does not find this model's output projection")
+    size = hidden_size(model, vocabulary)
     choices = Choices(projection.project, vocabulary)
-    head: Any
     new_guesser: Any = HeadGuesser
     if checkpoint is None or kind is DrafterKind.HEAD:
-        head = open_head(order.checkpoint, model, vocabulary, checkpoint)
         return _Head(head, kind.value, lambda: new_guesser(head, choices), projection, size)
     config, weights = checkpoint.config, read_weights(checkpoint.path)
     if kind is DrafterKind.EAGLE3:

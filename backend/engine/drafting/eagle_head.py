@@ -147,14 +147,8 @@ def open_eagle(
             f"its vocabulary has {text.vocab_size} tokens, but that of this model has {vocabulary}"
         )
     head = EagleHead(drafter, embedding)
-    quantisation = config.get("quantization")
-    load_weights(
-        head,
-        {f"inner.{at}": value for at, value in weights.items()},
-        quantisation,
-        "EAGLE-3",
-        exact=True,
-    )
+    own_weights = {f"inner.{at}": value for at, value in weights.items()}
+    load_weights(head, own_weights, "EAGLE-3", exact=True)
     if drafter.d2t is not None:
         tokens = mx.arange(own.draft_vocab_size) + drafter.d2t
         mx.eval(tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ def read_weights(path: Path) -> Weights:
 def load_weights(
     head: Any,
     weights: Weights,
-    quantisation: Mapping[str, Any] | None,
     form: str,
     *,
     exact: bool = False,
@@ -51,18 +49,7 @@ def load_weights(
 
     Raises HeadError if one is missing, superfluous, or has another shape.
     """
-    if any(name.endswith(".scales") for name in weights):
-        quantize(
-            head,
-            **{
-                key: value
-                for key, value in (quantisation or {}).items()
-                if key in ("group_size", "bits", "mode")
-            },
-            class_predicate=lambda path, layer: (
-                hasattr(layer, "to_quantized") and f"{path}.scales" in weights
-            ),
-        )
+    quantize(head, class_predicate=lambda path, layer: _quantisation(path, layer, weights))
     names = dict(tree_flatten(head.parameters()))
     wrong = [
         name
@@ -75,6 +62,24 @@ def load_weights(
     if exact and unknown:
         raise HeadError(f"its weights have {unknown[0]}, which is not a part of {form}")
     head.load_weights([(name, weights[name]) for name in names])
+
+
+def _quantisation(path: str, layer: Any, weights: Weights) -> dict[str, Any] | bool:
+    """Return how a layer's weights are quantised, from their shapes; False if they are not.
+
+    The bits that config.json names are often those of the model's own layers only.
+    """
+    scales = weights.get(f"{path}.scales")
+    packed = weights.get(f"{path}.weight")
+    if not hasattr(layer, "to_quantized") or scales is None or packed is None:
+        return False
+    inputs = layer.weight.shape[-1]
+    bits, group_size = 32 * packed.shape[-1] // inputs, inputs // scales.shape[-1]
+    if f"{path}.biases" in weights:
+        mode = "affine"
+    else:
+        mode = "mxfp8" if bits == 8 else "nvfp4" if group_size == 16 else "mxfp4"
+    return {"group_size": group_size, "bits": bits, "mode": mode}
 
 
 def embedding_of(model: Any, vocabulary: int) -> Any:

@@ -24,8 +24,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.drafter_kind import SPLIT_HEADS
 from backend.engine.loading.shards import all_weight_files
+from common.drafter_kind import SPLIT_HEADS
 
 _INNER = re.compile(r"(?:.+\.)?(?:model|backbone)\.((?:layers|norm|norm_f)\..+)")
 _LAYERS = ("model.", "backbone.")
@@ -239,7 +239,6 @@ def open_head(
     if alone is not None:
         _require_same_model(own, alone.config)
         own = {**own, **alone.config.get("text_config", {}), "model_type": own["model_type"]}
-        own["quantization"] = alone.config.get("quantization")
         pattern, files = family.alone, all_weight_files(alone.path)
     else:
         pattern = family.tensors.replace("{layers}", str(own["num_hidden_layers"]))
@@ -262,7 +261,7 @@ def open_head(
         state_first=family.state_first,
     )
     weights = _as_served(weights, body, raw=raw and family.centred and alone is None)
-    load_weights(head, weights, own.get("quantization"), str(own["model_type"]))
+    load_weights(head, weights, str(own["model_type"]))
     return head
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint, inspect
-from backend.engine.loading.drafter_kind import DrafterKind
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import SPECIAL_TOKENS, Settings
+from common.drafter_kind import DrafterKind
 from common.field_names import named
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from backend.engine.loading.architectures import (
     model_types,
     vlm_model_types,
 )
-from backend.engine.loading.drafter_kind import DrafterKind, drafter_kind, drafter_name
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.json_files import BadFileError, read_object
 from backend.engine.loading.model_reference import gguf_rejected
@@ -31,6 +30,7 @@ from backend.engine.loading.shards import (
 )
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
+from common.drafter_kind import DrafterKind, drafter_kind, drafter_name
 from common.field_names import named
 from common.media_parts import has_media
 from common.model_kind import ModelKind, kind_of, with_model_type

@@ -94,6 +94,17 @@ class GuessWidth:
         self._make_up()
         return True
 
+    def skip_rest(self, rows: int) -> int:
+        """Count the unreported steps of `rows` sequences that are left, and return their number."""
+        before, left = self._rested
+        if rows != before:
+            return 0
+        self._rested = rows, 0
+        self._plain += left
+        for _ in range(left):
+            self._make_up()
+        return left
+
     def choose(self, rows: int, longest: int, most: int) -> int:
         """Return the width of the next step of `rows` sequences; 0 for a plain one.
 

@@ -222,13 +222,21 @@ class Planner:
             return -1
         if not plan.decode or len(self.sequences.by_number) > sum(plan.decode.values()):
             return -1
-        if self.limits.draft_tokens or self.masks.owed or self._other or self._files or self._claim:
+        if self.masks.owed or self._other or self._files or self._claim:
             return -1
         if self.entries.busy or self._texts.lacking:
             return -1
         tokens, growth = self._charges.growth(self.sequences.batches().values())
         if growth > self.lendable:
             return -1
+        if self.limits.draft_tokens and any(
+            sequence.arrived.draft_tokens for sequence in self.sequences.admitted.values()
+        ):
+            # While draft tokens are given up, the plan lasts until the next step that is reported.
+            steps = self.widths.skip_rest(*plan.decode.values()) if len(plan.decode) == 1 else 0
+            if not steps:
+                return -1
+            tokens = min(tokens, steps)
         self.lendable -= growth
         self.unused -= growth
         return tokens

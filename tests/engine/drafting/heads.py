@@ -23,9 +23,9 @@ from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 from backend.engine.drafting.head_weights import embedding_of
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
-from backend.engine.loading.drafter_kind import SPLIT_HEADS
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
+from common.drafter_kind import SPLIT_HEADS
 from tests.engine.loading_models import read_weights, write_model, write_weights
 
 VOCABULARY = 96

@@ -30,11 +30,13 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.pace import Pace
+from backend.engine.planning.plan import StepPlan
+from backend.engine.planning.planner import Planner
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from tests.engine.drafting.drafters import drafter_of
 from tests.engine.drafting.heads import VOCABULARY, text, write_checkpoint
 from tests.engine.random_models import random_model
-from tests.engine.rounds import engine_model
+from tests.engine.rounds import Rounds, engine_model
 from tests.engine.test_loading_adapters import write_adapter
 from tests.engine.test_parity import check_schedule
 from tests.engine.vision.seeing import Outcome, answer_to, asking
@@ -223,3 +225,41 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
         check_schedule(model, seed, plain)
     failed = [one for one in caplog.messages if one.startswith("a guesser failed")]
     assert bool(failed) is (name == "stumbling")
+
+
+@pytest.mark.parametrize(("n_draft", "most"), [(0, 12), (None, 60)])
+def test_steps_without_guesses_seldom_need_a_new_plan(
+    n_draft: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning is a large part of a small model's step, which guesses that do not pay must spare.
+
+    Here they are given up from the first step on.
+    """
+
+    def give_up(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+        self._give_up({})
+        self._rested = rows, 7
+        return 0
+
+    monkeypatch.setattr(GuessWidth, "choose", give_up)
+    decided: list[int] = []
+    decide = Planner._decide
+
+    def noted(self: Planner, now: float) -> StepPlan:
+        decided.append(1)
+        return decide(self, now)
+
+    monkeypatch.setattr(Planner, "_decide", noted)
+    model = random_model("full")
+    drafting = Drafting(8, lambda: [LookupGuesser()])
+    answers = []
+    for served in (engine_model(model), engine_model(model, drafting=drafting)):
+        decided.clear()
+        rounds = Rounds(served)
+        for ticket in range(3):
+            rounds.submit(ticket, [3, 5, 7 + ticket], 160, ignore_eos=True, n_draft=n_draft)
+        rounds.drain()
+        answers.append([rounds.received[ticket].tokens for ticket in range(3)])
+        assert len(answers[-1][0]) == 160
+    assert answers[0] == answers[1]
+    assert len(decided) < most

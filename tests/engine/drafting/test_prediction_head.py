@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -16,6 +17,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.engine.caching import kv
+from backend.engine.drafting import head_weights
 from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
@@ -395,6 +397,36 @@ def test_a_head_of_other_sizes_is_refused(tmp_path: Path) -> None:
     write_weights(checkpoint.path, weights)
     with pytest.raises(HeadError, match=r"no projection\.weight of the shape"):
         opened(checkpoint, model)
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "group_size"),
+    [("affine", 8, 32), ("affine", 3, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)],
+)
+def test_a_head_is_quantised_as_its_weights_show(
+    mode: str, bits: int, group_size: int, tmp_path: Path
+) -> None:
+    """Conversions quantise a head in another way than the layers that config.json describes."""
+    quantisation = {"group_size": 32, "bits": 4}
+    checkpoint = write_checkpoint(tmp_path / "m", "qwen3_5", steps=0, quantization=quantisation)
+    model = main_model(checkpoint)
+    weights = read_weights(checkpoint.path)
+    parts = mx.quantize(weights["mtp.fc.weight"], group_size, bits, mode)
+    names = ("weight", "scales", "biases")[: len(parts)]
+    weights |= {f"mtp.fc.{name}": part for name, part in zip(names, parts, strict=True)}
+    write_weights(checkpoint.path, weights)
+    layer = opened(checkpoint, model).projection
+    assert (layer.mode, layer.bits, layer.group_size) == (mode, bits, group_size)
+    assert mx.array_equal(layer.weight, parts[0])
+
+
+async def test_a_model_without_a_head_is_loaded_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What only a head needs, such as the model's embedding, may then have any name."""
+    monkeypatch.setattr(head_weights, "_EMBEDDING", re.compile("another name"))
+    await answers(write_model(tmp_path / "model"))
+    assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize(

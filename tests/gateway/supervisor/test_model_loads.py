@@ -94,6 +94,8 @@ def test_folders_without_a_file_are_models(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         if name != "empty":
             (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "one-mtp").mkdir()  # a head that the backend finds beside its model
+    (tmp_path / "one-mtp" / "config.json").write_text('{"model_type": "qwen3_5_mtp"}')
     files = {
         "a": {"parameters": {"model": "two"}, "disabled": True},
         "b": {"parameters": {"model": str(tmp_path / "x")}, "draft_model": "draft"},

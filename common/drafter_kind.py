@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 # The names of drafters, which no complete model has; the last two patterns are mlx-vlm's.
@@ -36,6 +39,14 @@ def drafter_name(config: Mapping[str, Any]) -> str:
         if isinstance(name, str) and _NAMES.fullmatch(name):
             return name
     return ""
+
+
+def is_drafter(folder: Path) -> bool:
+    """Return whether a checkpoint's folder has a drafter, not a model."""
+    with suppress(OSError, ValueError, RecursionError):
+        config = json.loads((folder / "config.json").read_bytes())
+        return isinstance(config, dict) and bool(drafter_name(config))
+    return False
 
 
 def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
