@@ -35,6 +35,7 @@ _STORED = TypeAdapter(dict[str, list[dict[str, Any]]])
 class _Used:
     prompt: pb.PredictOptions
     count: int = 0  # requests of this run
+    stored: bool = False  # by an earlier run
 
 
 class UsedPrompts:
@@ -50,7 +51,7 @@ class UsedPrompts:
             for given in prompts:
                 with suppress(json_format.ParseError):
                     prompt = json_format.ParseDict(given, pb.PredictOptions())
-                    self._of(model)[_digest(prompt)] = _Used(prompt)
+                    self._of(model)[_digest(prompt)] = _Used(prompt, stored=True)
 
     def note(self, model: str, request: pb.PredictOptions) -> None:
         """Count the beginning of a chat, if it is long enough to matter."""
@@ -65,7 +66,9 @@ class UsedPrompts:
 
     def of(self, model: str) -> list[pb.PredictOptions]:
         """Return the most used beginnings of this run, then those of the last one."""
-        repeated = [used for used in reversed(self._of(model).values()) if used.count != 1]
+        repeated = [
+            used for used in reversed(self._of(model).values()) if used.stored or used.count > 1
+        ]
         repeated.sort(key=lambda used: -used.count)
         return [used.prompt for used in repeated[:MOST_PROMPTS]]
 

@@ -95,6 +95,13 @@ def may_wait_within_a_step() -> bool:
     return mx.default_device() == mx.Device(mx.DeviceType.cpu)
 
 
+def gathers_half() -> bool:
+    """Return whether `mx.gather_mm` takes types other than float32. For the engine thread."""
+    import mlx.core as mx
+
+    return mx.default_device() != mx.Device(mx.DeviceType.cpu)
+
+
 def starts_layers_early(device: Device) -> bool:
     """Return whether each layer of a pass is started as soon as its graph is complete.
 

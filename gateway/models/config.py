@@ -82,6 +82,7 @@ class Parameters(Strict):
 
 
 OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names for the run.sh of this checkout
+_ADAPTER = re.compile(r"[A-Za-z0-9._/-]{1,100}")
 _ADDRESS = re.compile(r"(?:\S+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
@@ -218,4 +219,19 @@ class ModelConfig(Strict):
                 f"backend is {self.backend!r}: leave it out for MLX, or give the absolute path of"
                 " a run.sh"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _choosable(self) -> Self:
+        names = {name.casefold() for name in (self.name, *self.aliases)}
+        if self.adapters and self.backend not in OWN_BACKENDS:
+            raise ValueError("adapters is set, but another backend does not apply them: remove it")
+        for name, reference in self.adapters.items():
+            if name.casefold() in names:
+                raise ValueError(f"adapters has the name {name!r}, the model's own: use another")
+            if not _ADAPTER.fullmatch(name) or "," in reference:
+                raise ValueError(
+                    f"adapters has the entry {name!r}: write its name in letters, digits and"
+                    " . _ - /, and a path or hub id without commas"
+                )
         return self

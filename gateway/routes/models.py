@@ -186,7 +186,8 @@ def _card(
             "text_only": known.is_text_only(model),
             "defaults": {name: model.parameters.chosen(name) for name in DEFAULTS},
             "abilities": abilities,
-            "alias_of": None if name == model.name else model.name,
-            "aliases": model.aliases,
+            # An adapter answers differently from its model, so programs offer both.
+            "alias_of": model.name if name in model.aliases else None,
+            "aliases": [] if name in model.adapters else model.aliases,
         },
     }

@@ -169,7 +169,8 @@ async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
 async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
     """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
     _require_one_owner(gateway)
-    await gateway.supervisor.remove(gateway.supervisor.resolve(body.model or body.name).name)
+    name = body.model or body.name or gateway.supervisor.resolve(None).name
+    await gateway.supervisor.remove(name)
     return Response()
 
 

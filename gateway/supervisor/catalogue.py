@@ -56,7 +56,9 @@ class Catalogue:
         if model := _named(name, folder.models):
             return model
         adapted = [model for model in folder.models if name in model.adapters]
-        if len(adapted) == 1:
+        if len(adapted) > 1:
+            raise failures.of_several(name, [model.name for model in adapted])
+        if adapted:
             return adapted[0]
         if name in folder.broken:
             raise failures.broken_file(folder.broken[name])
@@ -64,12 +66,19 @@ class Catalogue:
             return self.resolve(None)
         if self._allow_unlisted and HUB_ID.fullmatch(name) and ".." not in name:
             return ModelConfig(name=name, parameters=Parameters(model=name))
-        known = [other for model in folder.models for other in (model.name, *model.aliases)]
+        known = [other for each in folder.models for other in (*_names(each), *each.adapters)]
         raise failures.not_found(name, known)
+
+    def model_named(self, name: str | None) -> ModelConfig:
+        """Like `resolve`, where the name of an adapter cannot be meant. Raises ApiError."""
+        model = self.resolve(name)
+        if name is not None and name in model.adapters:
+            raise failures.an_adapter(name, model.name)
+        return model
 
     def copy(self, source: str, name: str) -> None:
         """Write a file by which a model also has another name. Raises ApiError."""
-        model = self.resolve(source)
+        model = self.model_named(source)
         given = model.model_dump(mode="json", exclude_unset=True, exclude={"aliases", "preload"})
         if self._models_dir is None:
             raise failures.not_in_folder(source)

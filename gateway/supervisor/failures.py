@@ -59,6 +59,20 @@ def not_found(name: str, known: Iterable[str] = ()) -> ApiError:
     return ApiError(404, message, code="model_not_found", param="model")
 
 
+def an_adapter(name: str, model: str) -> ApiError:
+    return bad_field(
+        f"{named('model')} is {shown(name)}, an adapter of the model {shown(model)}, which only"
+        " generates answers: name the model"
+    )
+
+
+def of_several(name: str, models: list[str]) -> ApiError:
+    return bad_field(
+        f"{named('model')} is {shown(name)}, an adapter of {' and of '.join(map(shown, models))}:"
+        " name one of these models, and the adapter in adapters"
+    )
+
+
 def not_named(count: int) -> ApiError:
     message = f"there are {count} models, so a request must name one: GET /v1/models lists them"
     return bad_field(message, "missing_required_parameter", param="model")

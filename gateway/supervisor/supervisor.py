@@ -83,6 +83,10 @@ class Supervisor:
         """Like `Catalogue.resolve`, with the checkpoint's values for what the file does not set."""
         return self.checkpoints.completed(self._catalogue.resolve(name))
 
+    def model_named(self, name: str | None) -> ModelConfig:
+        """See `Catalogue.model_named`."""
+        return self._catalogue.model_named(name)
+
     def status(self) -> list[ModelStatus]:
         """Return every model of the folder, and all other loaded ones."""
         statuses = {Key(model.name): self._stopped(model) for model in self._catalogue.models}
@@ -235,6 +239,7 @@ class Supervisor:
 
     async def remove(self, name: str) -> None:
         """Unload a model, and serve it no longer (see `Catalogue.remove`). Raises ApiError."""
+        name = self.model_named(name).name
         await self.unload(name)
         self._catalogue.remove(name)
         self.reload(read=False)

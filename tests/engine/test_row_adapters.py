@@ -14,8 +14,9 @@ from mlx.nn.layers.quantized import quantize
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.adapter_layers import apply_adapters
 from backend.engine.loading.adapters import Adapter, AdapterRequest, inspect_adapter
-from backend.engine.loading.row_adapters import RowAdapters, add_choices
+from backend.engine.loading.row_adapters import RowAdapters, add_choices, require_rows
 from backend.engine.request import GenerationRequest
+from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words
 from tests.engine.random_models import CONFIGS, new_random_model
 from tests.engine.rounds import Rounds, alone, engine_model
@@ -23,15 +24,26 @@ from tests.engine.test_loading_adapters import write_adapter
 from tests.engine.test_parity import check_schedule
 from tests.long import TEST_LONG
 
+# Experts get the tokens that chose them; AltUp reads its weights; Metal compiles a step.
+_REFUSED = {
+    "afm7": "a FusedLinear",
+    "dbrx": "the layer gets some tokens only",
+    "gemma3n": "no attribute 'weight'",
+    "kimi_k3": "part of a compiled function",
+}
+_ALL = [name for name in architectures() if name not in (*UNBUILT, "phi3small")]
+# A loop over tokens, and compressed tokens.
+_OTHERS = ["deepseek_v41", "mamba"]
+_ARCHITECTURES = _ALL if TEST_LONG else sorted({*_REFUSED, *_OTHERS, *_ALL[3::16]})
 RANKS = {"one": 2, "two": 4, "three": 3}
 
 
-def write_choices(folder: Path, model: Any, **ranks: int) -> dict[str, Adapter]:
+def write_choices(folder: Path, model: Any, scale: float = 0.2, **ranks: int) -> dict[str, Adapter]:
     """Write adapters of a model's linear layers, some of which only the first one changes."""
     layers = [
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, Linear) and path != "lm_head"
+        if isinstance(module, Linear) and any(map(str.isdigit, path.split(".")))
     ]
     found = {}
     for seed, (name, rank) in enumerate((ranks or RANKS).items()):
@@ -40,7 +52,7 @@ def write_choices(folder: Path, model: Any, **ranks: int) -> dict[str, Adapter]:
         for path, layer in layers if seed == 0 else layers[1:]:
             outputs, inputs = layer.weight.shape
             for part, shape in (("lora_a", (inputs, rank)), ("lora_b", (rank, outputs))):
-                weights[f"{path}.{part}"] = 0.2 * mx.random.normal(shape, key=next(keys))
+                weights[f"{path}.{part}"] = scale * mx.random.normal(shape, key=next(keys))
         write_adapter(folder / name, weights, rank=rank, scale=1.0 + seed)
         found[name] = inspect_adapter(folder / name, AdapterRequest(name))
     return found
@@ -70,6 +82,31 @@ def test_every_row_computes_what_its_adapter_computes_alone(
         assert mx.allclose(own(tokens[row : row + 1])[0], together[row], atol=1e-4), name
     assert mx.allclose(served(tokens), model()(tokens), atol=1e-5)
     assert not mx.allclose(together[0], served(tokens)[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_rows_of_an_architecture_compute_what_they_compute_alone(
+    architecture: str, tmp_path: Path
+) -> None:
+    def model() -> Any:
+        return tiny_model.__wrapped__(architecture)
+
+    served, names = model(), ["two", "", "one"]
+    choices = write_choices(tmp_path, served, 0.1, one=2, two=4)
+    if architecture in _REFUSED:
+        with pytest.raises(ModelRejected, match=rf"{_REFUSED[architecture]}.*LoraAdapter"):
+            require_rows("a", served, add_choices(served, choices))
+        return
+    adapters = add_choices(served, choices)
+    require_rows("a", served, adapters)
+    tokens = mx.array([words(9, row) for row in range(3)]) % 96
+    with adapters.using(names):
+        together = served(tokens)
+    for row, name in enumerate(names):
+        own = model()
+        apply_adapters(own, [choices[name]] if name else [])
+        expected = own(tokens[row : row + 1])[0]
+        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
 
 
 def _fits(path: str, module: Any) -> bool:
@@ -119,6 +156,34 @@ def test_adapters_that_rows_cannot_choose_are_refused(tmp_path: Path) -> None:
     adapter = inspect_adapter(tmp_path / "embedding", AdapterRequest("embedding"))
     with pytest.raises(ModelRejected, match=r"embed_tokens.*, a Embedding.*LoraAdapter"):
         add_choices(model, {"embedding": adapter})
+
+
+def test_the_output_layer_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    model = tiny_model.__wrapped__("gemma3")
+    path = "language_model.lm_head"
+    outputs, inputs = model.language_model.lm_head.weight.shape
+    shapes = {"lora_a": (inputs, 2), "lora_b": (2, outputs)}
+    weights = {f"{path}.{name}": mx.random.normal(shape) for name, shape in shapes.items()}
+    write_adapter(tmp_path / "head", weights, rank=2)
+    adapter = inspect_adapter(tmp_path / "head", AdapterRequest("head"))
+    with pytest.raises(ModelRejected, match=rf"{path}.*outside the blocks"):
+        add_choices(model, {"head": adapter})
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_rows_of_a_model_in_half_precision_choose(dtype: mx.Dtype, tmp_path: Path) -> None:
+    model = new_random_model("full")
+    adapters = add_choices(model, write_choices(tmp_path, model))
+    tokens = mx.array([words(9, row) for row in range(2)]) % 96
+
+    def logits() -> mx.array:
+        with adapters.using(["two", "one"]):
+            found: mx.array = model(tokens)
+        return found.astype(mx.float32)
+
+    expected = logits()
+    model.set_dtype(dtype)
+    assert mx.abs(logits() - expected).max() < 0.1 * mx.abs(expected).max()
 
 
 def test_an_index_is_the_position_of_a_name() -> None:

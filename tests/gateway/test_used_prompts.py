@@ -68,6 +68,16 @@ def test_the_most_used_are_stored_and_those_used_once_are_not(tmp_path: Path) ->
     assert systems(UsedPrompts(tmp_path), "n") == ["n"]
 
 
+def test_a_stored_one_that_is_used_once_stays(tmp_path: Path) -> None:
+    used = UsedPrompts(tmp_path)
+    for _ in range(2):
+        used.note("m", chat("a" * 2000))
+    used.save()
+    later = UsedPrompts(tmp_path)
+    later.note("m", chat("a" * 2000))
+    assert systems(later) == ["a"]
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"m": 5}', '{"m": [5, {"Nothing": 1}]}', "\xff"])
 def test_a_file_that_cannot_be_read_does_no_harm(tmp_path: Path, content: str) -> None:
     (tmp_path / "gateway").mkdir()

@@ -18,7 +18,12 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from mlx.utils import tree_unflatten
 from mlx_lm.tuner.lora import LoRALinear
 
+from backend.engine.caching import kv
+from backend.engine.device import gathers_half
+from backend.engine.errors import ModelRejected
 from backend.engine.loading.adapter_layers import Part, contents, layer_at, require_shapes
+from backend.engine.loading.early_layers import only_building
+from common.field_names import named
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 # Exactly these classes: their input has one vector for each token of each row.
 _CHOOSABLE = (Linear, QuantizedLinear, LoRALinear)
+_TRIAL = (1, 2, 3, 4, 5)  # tokens; experts that read some of them hardly ever read all
 
 
 class RowAdapters:
@@ -33,11 +39,13 @@ class RowAdapters:
 
     names: an adapter's index is its position in this sequence plus 1.
     chosen: the index of each row's adapter, [rows]; None if no row has an adapter.
+    tokens: the input of a layer that joins the rows has a multiple of so many vectors.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.chosen: mx.array | None = None
+        self.tokens = 1
 
     def index(self, name: str) -> int:
         """Return the index of an adapter; 0 for ''."""
@@ -84,10 +92,18 @@ class ChoosingLinear(Module):
         if chosen is None:
             return y
         # For some layers, the tokens of all rows are in one dimension.
+        if x.shape[0] != chosen.size and (x.size // x.shape[-1]) % self._adapters.tokens:
+            raise ValueError("the layer gets some tokens only")
         rows = x.reshape(chosen.size, -1, x.shape[-1]).astype(self.lora_a.dtype)
-        change = mx.gather_mm(rows, self.lora_a, rhs_indices=chosen)
-        change = mx.gather_mm(change, self.lora_b, rhs_indices=chosen)
+        change = _product(_product(rows, self.lora_a, chosen), self.lora_b, chosen)
         return y + change.reshape(y.shape).astype(y.dtype)
+
+
+def _product(rows: mx.array, matrices: mx.array, chosen: mx.array) -> mx.array:
+    """Multiply each row by the matrix that it has chosen."""
+    if rows.dtype == mx.float32 or gathers_half():
+        return mx.gather_mm(rows, matrices, rhs_indices=chosen)
+    return rows @ matrices[chosen]
 
 
 def add_choices(model: Any, choices: Mapping[str, Adapter]) -> RowAdapters:
@@ -103,8 +119,12 @@ def add_choices(model: Any, choices: Mapping[str, Adapter]) -> RowAdapters:
             raise _rejected(adapter, f"it replaces {shown(next(iter(whole)))}")
         for path, part in parts:
             base = layer_at(path, modules, adapter)
-            if path == "lm_head" or type(base) not in _CHOOSABLE:
+            if type(base) not in _CHOOSABLE:
                 raise _rejected(adapter, f"it adapts {shown(path)}, a {type(base).__name__}")
+            if not any(map(str.isdigit, path.split("."))):  # the output layer gets fewer tokens
+                raise _rejected(adapter, f"it adapts {shown(path)}, which is outside the blocks")
+            if hasattr(modules.get(path.rpartition(".")[0]), "_decode_core"):
+                raise _rejected(adapter, f"it adapts {shown(path)}, part of a compiled function")
             require_shapes(path, part, getattr(base, "linear", base))
             layers.setdefault(path, {})[adapters.index(name)] = part
     choosing = [
@@ -112,6 +132,26 @@ def add_choices(model: Any, choices: Mapping[str, Adapter]) -> RowAdapters:
     ]
     model.update_modules(tree_unflatten(choosing))
     return adapters
+
+
+def require_rows(name: str, model: Any, adapters: RowAdapters) -> None:
+    """Raise ModelRejected if a model's layers do not get all tokens of each row.
+
+    Some models read a layer's weights themselves, or give each expert the tokens of its own.
+    """
+    adapters.tokens = len(_TRIAL)
+    try:
+        with only_building(), adapters.using(adapters.names[:1]):
+            model(mx.array([_TRIAL]), cache=kv.new_row(model))
+    except Exception as error:
+        raise ModelRejected.because(
+            name,
+            "option adapters is set, but the model uses layers that they adapt in a way in which"
+            f" requests cannot choose ({error}): remove the option, or name one adapter in"
+            f" {named('LoraAdapter')}",
+        ) from None
+    finally:
+        adapters.tokens = 1
 
 
 def _rejected(adapter: Adapter, why: str) -> Exception:

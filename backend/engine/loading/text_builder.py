@@ -104,6 +104,10 @@ def build(
         offloads=ranks is None,
     )
     fit_row_masks(loaded.model)
+    if loaded.row_adapters is not None:
+        from backend.engine.loading.row_adapters import require_rows
+
+        require_rows(loaded.name, loaded.model, loaded.row_adapters)
     yield "files"
     findings = findings_of(
         order.checkpoint.path,

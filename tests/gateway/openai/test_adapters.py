@@ -72,6 +72,29 @@ def test_an_adapter_is_chosen_as_in_other_servers(gateway: GatewayProcess) -> No
     assert reply.json()["content"][0]["text"] == chosen
 
 
+def test_programs_offer_an_adapter_beside_its_model(gateway: GatewayProcess) -> None:
+    cards = {card["id"]: card for card in gateway.client.get("/v1/models").json()["data"]}
+    assert cards["a"]["meta"]["alias_of"] is None
+    assert cards["a"]["meta"]["aliases"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/embeddings", {"model": "b", "input": "x"}),
+        ("DELETE", "/api/delete", {"model": "b"}),
+        ("POST", "/api/copy", {"source": "b", "destination": "c"}),
+    ],
+)
+def test_what_an_adapter_cannot_do_is_not_done_to_its_model(
+    gateway: GatewayProcess, method: str, path: str, body: dict[str, Any]
+) -> None:
+    reply = gateway.client.request(method, path, json=body)
+    assert reply.status_code == 400, reply.text
+    assert "an adapter of the model 'tiny'" in reply.text
+    assert gateway.client.get("/v1/models/tiny").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

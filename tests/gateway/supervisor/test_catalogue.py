@@ -35,6 +35,37 @@ def test_a_model_may_have_the_default_name_itself(tmp_path: Path) -> None:
     assert catalogue(tmp_path, "one", UNNAMED).resolve(UNNAMED).name == UNNAMED
 
 
+def test_an_adapter_of_two_models_needs_the_name_of_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        config = {"parameters": {"model": "m"}, "adapters": {"sql": "/a", name[0]: "/b"}}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(config))
+    models = Catalogue(read_folder(tmp_path), tmp_path, allow_unlisted=False)
+    assert models.resolve("t").name == "two"
+    with pytest.raises(ApiError, match="an adapter of 'one' and of 'two'") as caught:
+        models.resolve("sql")
+    assert caught.value.status == 400
+    with pytest.raises(ApiError, match="an adapter of the model 'two'"):
+        models.model_named("t")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"adapters": {"One": "/a"}}, "the model's own"),
+        ({"adapters": {"also": "/a"}, "aliases": ["also"]}, "the model's own"),
+        ({"adapters": {"a b": "/a"}}, "letters, digits"),
+        ({"adapters": {"a": "/a,b"}}, "without commas"),
+        ({"adapters": {"a": "/a"}, "backend": "/other/run.sh"}, "another backend"),
+    ],
+)
+def test_adapters_that_no_request_could_choose_are_refused(
+    tmp_path: Path, fields: dict[str, object], words: str
+) -> None:
+    config = {"name": "one", "parameters": {"model": "m"}} | fields
+    (tmp_path / "one.yaml").write_text(json.dumps(config))
+    assert words in read_folder(tmp_path).broken["one"]
+
+
 def test_an_unchanged_folder_is_not_read_again(tmp_path: Path) -> None:
     models = catalogue(tmp_path, "one")
     assert not models.reload(always=False)
