@@ -53,7 +53,7 @@ async def transcribe(
             f"AudioTranscription is not served: the loaded model {shown(facts.name)}"
             f" {facts.kind.words} and accepts no audio; {_SERVED_BY}"
         )
-    abilities = facts.speech or SpeechAbilities(translates=True, prompts=True, samples=True)
+    abilities = facts.speech or SpeechAbilities(translates=True, samples=True)
     _require_transcribable(request, abilities)
     if facts.speech and len(request.prompt) > _LONGEST_PROMPT:
         raise InvalidRequest(
