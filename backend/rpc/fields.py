@@ -228,8 +228,8 @@ TRANSCRIPT_REQUEST = FieldTable(
     used={
         "dst": "the recording: the path of a file that the host has stored, base64 or a data URI;"
         " WAV, FLAC, OGG, MP3, M4A, MP4, WebM or AAC, up to two hours",
-        "language": "a code such as `en`; empty or `auto`: the model detects it. Parakeet always"
-        " does; a model that accepts audio reads it in its prompt",
+        "language": "a code such as `en`, or an English name; empty or `auto`: the model detects"
+        " it. Parakeet always does; a model that accepts audio reads it in its prompt",
         "translate": "into English: multilingual Whisper models, and models that accept audio;"
         " refused for others",
         "prompt": "earlier text, or words that may occur: Whisper and Qwen3-ASR; Parakeet reads"

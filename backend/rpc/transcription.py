@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from backend.engine.engine import Engine
-from backend.engine.errors import InvalidRequest, WrongKind
+from backend.engine.errors import Cancelled, InvalidRequest, WrongKind
 from backend.engine.events import Finished, TextDelta
 from backend.engine.served_model import ServedModel
 from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed, Word
@@ -53,7 +53,7 @@ async def transcribe(
             f"AudioTranscription is not served: the loaded model {shown(facts.name)}"
             f" {facts.kind.words} and accepts no audio; {_SERVED_BY}"
         )
-    abilities = facts.speech or SpeechAbilities(translates=True, prompts=True, samples=True)
+    abilities = facts.speech or SpeechAbilities(translates=True, samples=True)
     _require_transcribable(request, abilities)
     if facts.speech and len(request.prompt) > _LONGEST_PROMPT:
         raise InvalidRequest(
@@ -65,6 +65,7 @@ async def transcribe(
     text = ""
     async with engine.recording(request.dst) as samples:
         request.ClearField("dst")  # it may be large, and transcribing may take long
+        _require_unchanged(engine, facts)
         pieces = (
             _by_speech_model(engine, request, language, samples)
             if facts.speech
@@ -128,6 +129,7 @@ async def _by_prompts(
             Tokens=_MOST_TOKENS,
             Metadata={"enable_thinking": "false"},
         )
+        _require_unchanged(engine, facts)
         text = ""
         async with aclosing(_answer(engine, facts, options)) as pieces:
             async for piece in pieces:
@@ -137,6 +139,12 @@ async def _by_prompts(
         yield Transcribed(
             (Segment(start / SOUND_RATE, end / SOUND_RATE, text),) if text.strip() else ()
         )
+
+
+def _require_unchanged(engine: Engine, facts: ServedModel) -> None:
+    """Raise Cancelled if another model has been loaded since the request began, or NotLoaded."""
+    if engine.require_model().epoch != facts.epoch:
+        raise Cancelled("another model was loaded")
 
 
 async def _answer(

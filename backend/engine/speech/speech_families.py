@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,35 +29,33 @@ def abilities_of(model_type: str, model: Any) -> SpeechAbilities:
     if model_type == "parakeet":
         return SpeechAbilities(times_words=True)
     if model_type == "qwen3_asr":
-        return SpeechAbilities(_with_names(_qwen_languages(model)), prompts=True, samples=True)
+        return SpeechAbilities(_with_names(_qwen_languages(model)), samples=True)
     several = bool(model.is_multilingual)
-    languages = list(_languages())[: model.num_languages] if several else ["en"]
+    codes = dict.fromkeys(_codes().values())  # in Whisper's order
+    languages = list(codes)[: model.num_languages] if several else ["en"]
     return SpeechAbilities(
-        _with_names(languages), translates=several, prompts=True, samples=True, times_words=True
+        _with_names(languages), translates=several, samples=True, times_words=True
     )
 
 
-def _languages() -> Mapping[str, str]:
-    """The names of languages, in English and without capitals, by their codes."""
-    from mlx_audio.stt.models.whisper.tokenizer import LANGUAGES
-
-    names: Mapping[str, str] = LANGUAGES
-    return names
-
-
-def _with_names(codes: Iterable[str]) -> dict[str, str]:
-    """The codes by themselves, and by the names of their languages."""
+def _codes() -> Mapping[str, str]:
+    """Return the codes of languages by their names, in English and without capitals."""
     from mlx_audio.stt.models.whisper.tokenizer import TO_LANGUAGE_CODE
 
-    kept = dict.fromkeys(codes)
-    named = {name: code for name, code in TO_LANGUAGE_CODE.items() if code in kept}
-    return {code: code for code in kept} | named
+    codes: Mapping[str, str] = TO_LANGUAGE_CODE
+    return codes
+
+
+def _with_names(codes: Collection[str]) -> dict[str, str]:
+    """Return the codes by themselves, and by the names of their languages."""
+    named = {name: code for name, code in _codes().items() if code in codes}
+    return {code: code for code in codes} | named
 
 
 def _qwen_languages(model: Any) -> dict[str, str]:
-    """The names by which a model knows languages, by their codes."""
+    """Return the names by which a model knows languages, by their codes."""
     own = {str(name).lower(): str(name) for name in model.config.support_languages}
-    named = {"filipino": "tl"} | {name: code for code, name in _languages().items()}
+    named = {"filipino": "tl", **_codes()}
     return {named[name]: own[name] for name in own if name in named}
 
 

@@ -77,6 +77,5 @@ class SpeechAbilities:
 
     languages: Mapping[str, str] = field(default_factory=dict)
     translates: bool = False
-    prompts: bool = False
     samples: bool = False
     times_words: bool = False
