@@ -1,8 +1,9 @@
 """Mixtures of experts whose experts stay in the checkpoint's files.
 
-Each layer has a cache of slots, and reads an expert into a slot when the router first selects it.
-mlx-lm's layers compute on the slots as they would on all experts: only the numbers that the router
-has selected are replaced by those of slots. For that, the host must know them before the layer can
-be queued, so a pass waits for the device once in every layer (`layer_cache`). That, and the time
-for reading, is the cost.
+Each layer has a cache with a number of slots in memory. When the router selects an expert that is
+in none of them, the expert is read into a slot. mlx-lm's layers compute with the slots as they
+would with all experts; only the expert numbers from the router are replaced by slot numbers.
+
+The cost is the time for reading, and one wait for the device in every layer of a pass: the host
+must know the selected experts before it can queue the layer.
 """

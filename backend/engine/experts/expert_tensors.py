@@ -1,9 +1,10 @@
 """Finds where a checkpoint's files hold the weights of each expert.
 
-Checkpoints differ: experts are stored one by one or stacked, two projections may be fused, one
-after the other or row by row, and matrices may be transposed. No names are known here. A candidate
-is a tensor of the same layer with as many values, or several of them that differ in one number, and
-it is accepted if its bytes are, for every expert, the weights that the model's own code has loaded.
+Checkpoints differ: experts have a tensor each or share one; two projections may be fused, one after
+the other or with alternating rows; matrices may be transposed. This module knows no names. It
+tries all tensors of the same layer that have as many values, and all series of tensors whose names
+differ in one number. It accepts one if its bytes are the weights of every expert that the model's
+own code has loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the values of one parameter of a layer are.
+    """The part of the files from which one parameter of a layer is made.
 
-    spans: of each expert. dtype: in the files. form: how they become the parameter; `even` and
-    `odd` take every other row, `turned` is transposed, and with `first` or `second` a half of that.
+    spans: the bytes for each expert.
+    dtype: the data type in the files.
+    form: `whole` for values as they are, `even` or `odd` for every other row, `turned` for the
+        transposed matrix, `turned first` or `turned second` for a half of that.
     """
 
     spans: tuple[Span, ...]
@@ -38,7 +41,11 @@ class Place:
     form: str
 
     def values(self, raw: mx.array, like: mx.array) -> mx.array:
-        """Return [experts, …] values in the form of a parameter. raw: [experts, bytes]."""
+        """Return the values of some experts as the parameter has them, [experts, …].
+
+        raw: [experts, bytes].
+        like: the parameter.
+        """
         count, shape = raw.shape[0], like.shape[1:]
         values = raw.view(self.dtype)
         if not _both_floating(self.dtype, like.dtype):
@@ -56,7 +63,7 @@ class Place:
 
 
 class PlaceFinder:
-    """Finds parameters in the weight files of one model."""
+    """Finds the parameters of one model in its weight files."""
 
     def __init__(self, files: WeightFiles) -> None:
         self._files = files
@@ -77,7 +84,8 @@ class PlaceFinder:
     def find(self, path: str, weight: mx.array) -> Stages[Place | None]:
         """Return where a parameter is; None if no tensor holds its values. Ends on `engine`.
 
-        path: of the parameter. weight: [experts, …], as the model's own code has loaded it.
+        path: the parameter's path in the model.
+        weight: the parameter as the model's own code has loaded it, [experts, …].
         """
         for place in self._candidates(tuple(_NUMBER.findall(path)), weight):
             if self._equal(place, weight, slice(0, 1)):
@@ -124,7 +132,7 @@ class PlaceFinder:
 def _places(
     spans: Sequence[Span], dtype: mx.Dtype, forms: list[str], weight: mx.array, turned: list[str]
 ) -> Iterator[Place]:
-    """The places with these forms, and for matrices with `turned` too."""
+    """Return places with these forms, and for matrices also with the forms `turned`."""
     if weight.ndim == 1:
         forms = [form for form in forms if form == "whole"]
     for form in (*forms, *(turned if weight.ndim == 3 else ())):

@@ -1,8 +1,10 @@
-"""The experts of one layer that are in memory, in slots, and how a pass computes with them.
+"""Holds some experts of a layer in memory, and computes a pass with them.
 
-`LayerCache.__call__` is the only place where a pass waits for the device: which experts the router
-has selected decides what is read, so the host must know it. In the order of a GPU too, the next
-pass is therefore computed while it is launched.
+A pass waits for the device in `LayerCache.__call__`, because the selected experts decide what to
+read. In the order of a GPU too, a pass is therefore computed while it is launched.
+
+A slot may be overwritten while an earlier pass is not computed yet: MLX then writes to a copy. To
+avoid the copy, each layer's result is started at once.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.expert_tensors import Place
 from backend.engine.experts.weight_files import Reading, Span, WeightFiles
 
-_FADING = 0.98  # of an expert's worth, with each pass in which it is not used
-_PASSING = 4  # the share of the slots, 1/4, that the rest of a long pass goes through
+_FADING = 0.98  # factor on an expert's worth with each pass
+_PASSING = 4  # a pass that needs more experts than there are slots replaces 1/4 of them at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a projection: where each expert's values are."""
+    """A parameter of a projection, and where the files hold it for each expert."""
 
     projection: Any
     name: str
@@ -33,16 +35,17 @@ class Parameter:
 
     @property
     def slots(self) -> mx.array:
-        """The values of all slots, in place of those of all experts."""
+        """The values of all slots."""
         values: mx.array = self.projection[self.name]
         return values
 
 
 class LayerCache:
-    """The slots of one layer, in place of its experts.
+    """The slots of one layer.
 
-    switch: mlx-lm's layer, whose parameters are those of the slots. portion: bytes that are read
-    before they are written to slots.
+    switch: mlx-lm's layer, whose parameters have one row per slot.
+    parameters: all parameters of `switch`.
+    portion: maximum bytes to read before they are written to slots.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class LayerCache:
         self._parameters = parameters
         self._files = files
         self._counts = counts
-        # Projections that are fused in the files are read once.
+        # Several parameters may be made from the same bytes, which are read once.
         self._sources: defaultdict[tuple[Span, ...], list[Parameter]] = defaultdict(list)
         for parameter in parameters:
             self._sources[parameter.place.spans].append(parameter)
@@ -72,9 +75,12 @@ class LayerCache:
         return sum(parameter.slots.nbytes for parameter in self._parameters)
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        """What the layer computes for [..., width] and the numbers of experts, [..., selected].
+        """Return the layer's result, [..., selected, width].
 
-        Raises ExpertsUnreadable; the slots are intact then.
+        Raises ExpertsUnreadable, after which the cache can still be used.
+
+        x: [..., width].
+        indices: the numbers of the selected experts, [..., selected].
         """
         selected = np.array(indices)  # waits for the device
         experts = np.unique(selected)
@@ -87,12 +93,12 @@ class LayerCache:
             return self._in_groups(x, selected, experts)
         self._bring(experts)
         result: mx.array = self._switch(x, mx.array(self._slots_of(selected)))
-        # A pass that is not computed yet would share the slots, so that new experts need a copy.
+        # Until the result is computed, it refers to the slots, and writing to them needs a copy.
         mx.async_eval(result)
         return result
 
     def _in_groups(self, x: mx.array, selected: np.ndarray, experts: np.ndarray) -> mx.array:
-        """The same for more experts than there are slots: each group of experts in turn.
+        """Return the result if there are more experts than slots: compute one group at a time.
 
         A token's results for different experts do not depend on each other.
         """
@@ -111,7 +117,10 @@ class LayerCache:
         return mx.concatenate(parts)[order].reshape(*selected.shape, -1)
 
     def _groups(self, experts: np.ndarray) -> Iterator[np.ndarray]:
-        """The experts that are in memory, then the rest, which leaves most slots as they are."""
+        """Return the experts in memory as the first group, and divide the rest into small groups.
+
+        Small groups leave most slots as they are for the next pass.
+        """
         inside = self._slot[experts] >= 0
         if inside.any():
             yield experts[inside]
@@ -124,9 +133,10 @@ class LayerCache:
         return slots
 
     def _bring(self, experts: np.ndarray, after: Sequence[mx.array] = ()) -> None:
-        """Read the experts that are missing into the slots of those that are worth least.
+        """Read the missing experts into the slots of those with the least worth.
 
-        after: results that are still computed from the slots.
+        experts: the experts to have in memory, at most as many as there are slots.
+        after: results that may still be computed from the slots.
         """
         missing = experts[self._slot[experts] < 0]
         if not len(missing):
@@ -152,7 +162,10 @@ class LayerCache:
     def _write(
         self, experts: np.ndarray, slots: np.ndarray, reading: Reading, *, wait: bool
     ) -> None:
-        """Write what is read to the slots, in place. wait: until it is written."""
+        """Write experts to slots, in place. Raises ExpertsUnreadable before anything changes.
+
+        wait: whether to return only once the slots are written.
+        """
         raw = self._files.finish(reading)
         self._slot[self._expert[slots][self._expert[slots] >= 0]] = -1
         self._expert[slots] = -1
@@ -161,7 +174,7 @@ class LayerCache:
             for read, parameters in zip(raw, self._sources.values(), strict=True):
                 for parameter in parameters:
                     parameter.slots[at] = parameter.place.values(read, parameter.slots)
-            evaluate = mx.eval if wait else mx.async_eval  # either allocates memory immediately
+            evaluate = mx.eval if wait else mx.async_eval  # both allocate memory at once
             evaluate([parameter.slots for parameter in self._parameters])
         except Exception:
             self._empty()
@@ -170,7 +183,7 @@ class LayerCache:
         self._slot[experts] = slots
 
     def _empty(self) -> None:
-        """Forget all experts: some slots may hold anything after a failed allocation."""
+        """Mark all slots as empty, because a failed allocation leaves some in an unknown state."""
         self._slot[:], self._expert[:] = -1, -1
         for parameter in self._parameters:
             parameter.projection[parameter.name] = mx.zeros_like(parameter.slots)

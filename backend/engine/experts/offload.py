@@ -1,4 +1,4 @@
-"""Leaves the experts of a model in the checkpoint's files, while its weights are still lazy."""
+"""Replaces the experts of a model by caches, while its weights are still lazy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
-_MOST_PORTION = 16 * MIB  # that is read before it is written to slots
+_MOST_PORTION = 16 * MIB  # maximum to read before it is written to slots
 _PACKAGES = ("mlx_lm", "mlx_vlm")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
 _NAMES = ("SwitchGLU", "SwitchMLP", "SwitchLinear", "QuantizedSwitchLinear")
-_HELD_PORTIONS = 4  # one that is read, and one as read, in its type and as it is written
+_HELD_PORTIONS = 4  # the next one, and the current one as read, converted, and as it is written
 
 
 class NotOffloadedError(ValueError):
-    """Why the experts cannot stay in the files: a clause for the message to the user."""
+    """The experts cannot stay in the files. The text is a clause for the message to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedExperts:
-    """The experts of a model that stay in its files.
+    """The cache of a model's experts.
 
-    nbytes: of all slots. working_bytes: what reading takes besides. packed: whether the experts are
-    quantised in memory.
+    nbytes: the size of all slots.
+    working_bytes: the maximum size of the buffers for reading.
+    packed: whether the experts are quantised in memory.
     """
 
     nbytes: int
@@ -49,7 +50,7 @@ class CachedExperts:
 
 
 class _SlotLayer(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
-    """Takes the place of a switch layer. Its parameters are the cache's, and no one else's."""
+    """Replaces mlx-lm's layer of experts. The slots are not among the model's parameters."""
 
     def __init__(self, cache: LayerCache) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class _SlotLayer(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is unt
 
 
 def expert_bytes(model: Any) -> int:
-    """The bytes of all experts that could stay in the files."""
+    """Return the size in memory of all experts that could stay in the files."""
     return sum(
         values.nbytes for _, switch in _switches(model) for *_, values in _parameters(switch)
     )
@@ -150,9 +151,11 @@ def slots_of(budget: int, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _classes(ending: str) -> set[type]:
-    """The classes of switch layers whose names end so, of mlx-lm and of mlx-vlm.
+    """Return the classes of mlx-lm and mlx-vlm for layers of experts, and for their projections.
 
-    Exactly these: a layer derived from one may use the numbers of experts for more.
+    Derived classes do not count, because they may use the expert numbers in other ways.
+
+    ending: of the names of the classes.
     """
     modules = [sys.modules.get(f"{package}.models.switch_layers") for package in _PACKAGES]
     return {
@@ -165,18 +168,18 @@ def _classes(ending: str) -> set[type]:
 
 
 def _switches(model: Any) -> Iterator[tuple[str, Any]]:
-    """The layers of experts, by path."""
+    """Return the path and module of each layer of experts."""
     kinds = _classes("GLU") | _classes("MLP")
     return ((path, module) for path, module in model.named_modules() if type(module) in kinds)
 
 
 def _parts(switch: Any) -> list[tuple[str, Any]]:
-    """The projections of a layer of experts."""
+    """Return the name and module of each projection of a layer of experts."""
     return [(name, switch[name]) for name in _PROJECTIONS if name in switch]
 
 
 def _parameters(switch: Any) -> Iterator[tuple[str, Any, str, mx.array]]:
-    """The parameters: the projection's name, the projection, the parameter's name, its value."""
+    """Return each parameter: the projection's name, the projection, the name and the values."""
     for part, projection in _parts(switch):
         for key, values in projection.items():
             if isinstance(values, mx.array):
@@ -184,10 +187,10 @@ def _parameters(switch: Any) -> Iterator[tuple[str, Any, str, mx.array]]:
 
 
 def _count(switch: Any) -> int:
-    """The number of a layer's experts."""
+    """Return the number of a layer's experts."""
     return max(values.shape[0] for *_, values in _parameters(switch))
 
 
 def _size_of(switch: Any) -> int:
-    """The bytes of one expert in memory."""
+    """Return the size of one expert in memory."""
     return sum(values.nbytes for *_, values in _parameters(switch)) // _count(switch)

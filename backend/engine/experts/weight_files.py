@@ -1,7 +1,7 @@
-"""Reads parts of a checkpoint's weight files, on several threads.
+"""Reads parts of a checkpoint's weight files on several threads.
 
-The files stay open, so a file that is deleted or replaced by another is still read as it was. One
-that is changed in place is noticed after each read, before anything is computed with it.
+The files stay open, so a file that is deleted or replaced by another can still be read. A file that
+is changed in place is noticed after each read, before anything is computed with its content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backend.engine.errors import ExpertsUnreadable
 from backend.engine.loading.shards import read_header, weight_files
 from backend.engine.threads import reserved_threads
 
-_THREADS = 8  # what an SSD needs to be busy with reads of some hundred KiB
+_THREADS = 8  # an SSD needs several reads at a time if each has some hundred KiB
 _TYPES = {
     "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32, "F8_E4M3": mx.uint8,
     "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
@@ -33,7 +33,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes of a file, which is given by its number."""
+    """Some bytes of a file. file: its number."""
 
     file: int
     start: int
@@ -160,7 +160,7 @@ def _changed(file: _File) -> ExpertsUnreadable:
 
 
 def _state(descriptor: int) -> tuple[int, int]:
-    """What changes when a file is written to."""
+    """Return what changes when a file is written to: its size and its time."""
     found = os.fstat(descriptor)
     return found.st_size, found.st_mtime_ns
 

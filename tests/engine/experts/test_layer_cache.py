@@ -7,9 +7,12 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -113,6 +116,55 @@ def test_tokens_depend_neither_on_slots_nor_on_who_shares_them(
     rounds.drain()
     assert not rounds.faults
     assert {ticket: rounds.received[ticket].text for ticket in expected} == expected
+
+
+_PASSES = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(0, 9), st.integers(0, 12)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    passes=_PASSES,
+    slots=st.integers(1, 5),
+    portion=st.integers(1, 3),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_pass_may_be_computed_after_its_slots_hold_other_experts(
+    folder: Path,
+    passes: Sequence[tuple[int, int, int, int]],
+    slots: int,
+    portion: int,
+    order: Random,
+) -> None:
+    """passes: rows, tokens, the number of the first prompt, and the read that fails; 0 if none.
+
+    portion: the experts that are read at a time.
+    """
+    resident, cached = (made.model for made in (_resident(folder), _cached(folder, slots)))
+    for layer in cached.layers:
+        layer.mlp.switch_mlp.cache._step = portion
+    launched: list[tuple[mx.array, mx.array]] = []
+    for rows, length, seed, failing in passes:
+        tokens = mx.array([_prompt(length, seed + row) for row in range(rows)])
+        with patch.object(os, "preadv", _failing_at(failing)), suppress(ExpertsUnreadable):
+            launched.append((tokens, cached(tokens)))
+    order.shuffle(launched)
+    for tokens, result in launched:
+        assert mx.array_equal(result, resident(tokens))
+
+
+def _failing_at(call: int) -> Callable[..., int]:
+    read, calls = os.preadv, count(1)
+
+    def fail(*arguments: Any) -> int:
+        if next(calls) == call:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(*arguments)
+
+    return fail
 
 
 @pytest.fixture
