@@ -66,21 +66,28 @@ class Cursor:
     ended: no more text will come. stopped: the text ended where the model wanted it to.
     """
 
-    __slots__ = ("_at", "_kept", "_saves", "_text", "ended", "position", "stopped")
+    __slots__ = ("_at", "_base", "_floor", "_kept", "_saves", "_text", "ended", "stopped")
 
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        self._kept: list[str] = []
+        self._base = 0  # the position of the beginning of _text
+        self._kept: list[str] = []  # what comes before _text and can be put back
+        self._floor = 0  # the first position that can be restored
         self._saves = 0
         self.ended = False
         self.stopped = False
-        self.position = 0
+
+    @property
+    def position(self) -> int:
+        """The number of characters that were read."""
+        return self._base + self._at
 
     @property
     def pending(self) -> str:
         """Text that has arrived and was not read, or can be put back."""
-        return "".join(self._kept) + self._text[self._at :]
+        start = max(self._floor - self._base, 0) if self._saves else self._at
+        return "".join(self._kept) + self._text[start:]
 
     @property
     def over(self) -> bool:
@@ -88,6 +95,9 @@ class Cursor:
         return self.ended and self._at == len(self._text)
 
     def feed(self, text: str) -> None:
+        if self._saves:
+            self._kept.append(self._text[max(self._floor - self._base, 0) : self._at])
+        self._base = self.position
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -95,27 +105,33 @@ class Cursor:
         """Read characters that `peek` or a search has found."""
         chunk = self._text[self._at : self._at + length]
         self._at += len(chunk)
-        self.position += len(chunk)
-        if self._saves and chunk:
-            self._kept.append(chunk)
         return chunk
 
     def save(self) -> int:
         """Remember this position; every save must be released."""
+        if not self._saves:
+            self._floor = self.position
         self._saves += 1
-        return len(self._kept)
+        return self.position
 
-    def restore(self, place: int) -> None:
-        """Put back everything that was read since the position was saved."""
-        back = "".join(self._kept[place:])
-        del self._kept[place:]
-        self._text = back + self._text[self._at :]
-        self._at = 0
-        self.position -= len(back)
+    def restore(self, position: int) -> None:
+        """Put back what was read since this position, or as much of it as was not discarded.
+
+        The text that follows is copied only if some of this came in an earlier piece.
+        """
+        position = max(position, self._floor)
+        back: list[str] = []
+        while position < self._base:
+            back.append(self._kept.pop())
+            self._base -= len(back[-1])
+        if back:
+            self._text = "".join(reversed(back)) + self._text
+        self._at = position - self._base
 
     def forget(self) -> None:
         """Discard what was read so far; only the outermost save may do this."""
         self._kept.clear()
+        self._floor = self.position
 
     def release(self) -> None:
         """Discard the latest saved position."""

@@ -1,4 +1,4 @@
-"""Derives how a template writes calls: what stays the same between renderings is markup."""
+"""Derives how a template writes calls: text that several renderings share is markup."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Recognises a family by the markers in a chat template, or by the tokens in a vocabulary.
 
-The template comes first: a fine-tuned model keeps the vocabulary of its base model, but the
+The template is examined first: a fine-tuned model keeps the vocabulary of its base model, but the
 template shows what it was trained on. Of the families whose signs are all present, the one with the
 longest signs is the most specific.
 """

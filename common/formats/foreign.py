@@ -19,7 +19,7 @@ from common.formats.pythonic import (
     read_pythonic,
     read_tool_code,
 )
-from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet, own_line
+from common.formats.reading import CallSyntax, Reading, no_content_yet, own_line
 from common.formats.shapes import invoked, json_block, tagged
 
 _FENCE = "```"
@@ -80,7 +80,10 @@ _INVOKED = tuple(
 _COMMON = (
     *_INVOKED,
     *(bare_block(f"<{name}>", f"</{name}>") for name in _BLOCKS),
-    *(bare_block(f"```{name}", _FENCE) for name in ("tool_call", "function_call")),
+    *(
+        replace(bare_block(f"```{name}", _FENCE), last=True)
+        for name in ("tool_call", "function_call")
+    ),
     json_block("<function_calls>", "</function_calls>"),
     TOOL_CODE,
     CallSyntax((_FENCE,), _read_code_blocks, begins=no_content_yet, last=True),
@@ -89,7 +92,6 @@ _COMMON = (
 )
 _PYTHON = (
     CallSyntax(("```python", "```py"), _read_python_block, begins=no_content_yet, last=True),
-    CallSyntax((), _read_named, begins=begins_line, by_name=True, last=True),
 )
 """What only models that write Python calls mean as calls."""
 

@@ -15,6 +15,7 @@ from common.formats.values import object_of
 
 _NAME = re.compile(r"[^<>{}()\s\\]*")
 _KEY = re.compile(r"[^<\n]*")
+_UNOPENED_KEY = re.compile(r"[^<\s]*")
 _WORD = re.compile(r"[\w.-]*")
 # Every quantifier that could try the same text again is possessive: answers may be long.
 _PAIR = re.compile(
@@ -110,8 +111,8 @@ class KeyValueTags(CallTags):
         if opened:
             return True
         with cursor.ahead():
-            key = yield from cursor.run(_KEY)
-            return bool(key.strip()) and bool((yield from cursor.at([self.key_close])))
+            key = yield from cursor.run(_UNOPENED_KEY)
+            return bool(key) and bool((yield from cursor.at([self.key_close])))
 
     def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
         yield from cursor.space()

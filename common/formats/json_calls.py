@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from common.formats.answer import Call
-from common.formats.cursor import Cut, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
@@ -34,12 +34,11 @@ _ARGUMENTS = (
 _LISTS = ("tool_calls", "calls")
 _EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS, _LISTS)
-_KEY_EDGE = "{[\"'“”" + " \t\r\n"
+_KEY, _QUOTES = re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
 _FENCE = "```"
-_FIRST_KEY = re.compile(r"""[\w"'“” \t\r\n{\[]*""")
 
 
 def arguments_of(text: str | None) -> str | None:
@@ -104,6 +103,10 @@ def _retyped(tools: ToolSchemas, name: str, argument: str, value: str) -> str:
 
 def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Call]:
     """The calls in a JSON object or list; `strict`: it must contain nothing else."""
+    members = _members(text)
+    listed = members.get(_first(_LISTS, members), "")
+    if listed.startswith("[") and not members.keys() - {*_LISTS, *_EXTRAS}:
+        text = listed
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
     if not items:
         raise Unreadable
@@ -112,9 +115,6 @@ def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Cal
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
     """The call in an object, or the calls if its keys are the names of tools."""
-    listed = members.get(_first(_LISTS, members), "")
-    if listed.startswith("[") and not members.keys() - {*_LISTS, *_EXTRAS}:
-        return calls_of(listed, tools, strict=strict)
     if members and not strict and all(_is_tool(key, tools) for key in members):
         given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
         if None in given.values():
@@ -346,7 +346,10 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
 
 
 def bare_block(opener: str, closer: str) -> CallSyntax:
-    """Calls as JSON between markers that are also in ordinary text, such as code blocks."""
+    """Calls as JSON between markers that are also in ordinary text, such as code blocks.
+
+    In a code block of any language, only calls of offered tools count.
+    """
 
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
@@ -355,6 +358,7 @@ def bare_block(opener: str, closer: str) -> CallSyntax:
         else:
             cursor.take(len(opener))
             yield from cursor.space()
+        reading.offered = reading.offered or opener == _FENCE
         reading.begun = opener != _FENCE and (yield from cursor.peek()) == "{"
         yield from read_bare_calls(reading, (closer,))
         yield from cursor.accept_after_space(closer)
@@ -363,21 +367,56 @@ def bare_block(opener: str, closer: str) -> CallSyntax:
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
-    """Raise for JSON that does not begin like a call, so that it can be output as text."""
-    cursor = reading.cursor
+    """Raise for JSON that does not begin like a call, so that it can be output as text.
+
+    The keys are examined up to that of the arguments.
+    """
+    cursor, name = reading.cursor, ""
     with cursor.ahead():
-        key = (yield from cursor.run(_FIRST_KEY)).strip(_KEY_EDGE)
-        yield from cursor.expect(":")
-        if key not in _KEYS:
-            raise Unreadable
+        while True:
+            key = yield from _read_key(cursor)
+            yield from cursor.expect(":")
+            if key not in _KEYS:
+                raise Unreadable
+            yield from cursor.space()
+            head = yield from cursor.peek()
+            if key in _ARGUMENTS:
+                if name and (yield from _is_schema(reading, name)):
+                    raise Unreadable
+                return
+            if head in ("{", "["):
+                continue
+            value = string_of((yield from read_value(cursor, MODEL_JSON)))
+            if key in _NAMES:
+                name = reading.tools.meant(value or "")
+                if name in reading.tools:
+                    reading.begun = reading.begun or alone
+                elif not alone:
+                    raise Unreadable
+            yield from cursor.space()
+            yield from cursor.accept(",")
+            yield from cursor.space()
+            if (yield from cursor.peek()) == "/":
+                return  # a comment
+
+
+def _read_key(cursor: Cursor) -> Wait[str]:
+    """Read the next key, and the brackets before it; no more, so that parsing time stays linear."""
+    for brackets in (("[",), ("{", "{{")):
+        yield from cursor.accept(*brackets)
         yield from cursor.space()
-        if key not in _NAMES or (yield from cursor.peek()) not in ('"', "'", "“"):
-            return
-        name = string_of((yield from read_value(cursor, MODEL_JSON)))
-        if name is not None and reading.tools.meant(name) in reading.tools:
-            reading.begun = reading.begun or alone
-            return
-        yield from cursor.space()
-        yield from cursor.expect(",")
-        if not alone or (yield from cursor.run(_FIRST_KEY)).strip(_KEY_EDGE) not in _ARGUMENTS:
-            raise Unreadable
+    yield from cursor.run(_QUOTES)
+    key = yield from cursor.run(_KEY)
+    yield from cursor.run(_QUOTES)
+    return key
+
+
+def _is_schema(reading: Reading, name: str) -> Wait[bool]:
+    """Whether a tool's schema comes next, which a description of the tool has for arguments."""
+    cursor = reading.cursor
+    key = yield from _read_key(cursor)
+    if key not in ("type", "properties") or key in reading.tools.properties(name):
+        return False
+    yield from cursor.accept(":")
+    yield from cursor.run(_QUOTES)
+    return bool((yield from cursor.at(["{"] if key == "properties" else ["object"])))

@@ -13,6 +13,7 @@ from common.formats.values import PYTHON, Pairs, object_of, parts, read_source, 
 NAME = re.compile(r"[\w.:/-]*")
 _LANGUAGE = re.compile(r"\w*")
 _KEYWORD = re.compile(r"[\w.-]*")
+_TYPES = frozenset("str string int integer float number bool boolean list dict object".split())
 _STATEMENT_SPACE = re.compile(r"[\s;]*")
 _CODE_ENDS = ("```", "</tool_code>")
 _SEPARATOR = re.compile(r"[,\s}]*")
@@ -77,7 +78,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
 def at_named_call(reading: Reading) -> Wait[str]:
     """The bracket after an offered tool's name that comes next, perhaps in a list; else ''.
 
-    The first argument, if it has a name, must be declared.
+    The name of the first argument, if it has one, must be declared. A signature is no call.
     """
     cursor = reading.cursor
     with cursor.ahead():
@@ -93,10 +94,25 @@ def at_named_call(reading: Reading) -> Wait[str]:
         if head == "(":
             cursor.take(1)
             yield from cursor.space()
+            if (yield from _is_parameter(reading, name)):
+                return ""
             key = yield from _read_keyword(reading, name)
             if key is not None and key not in reading.tools.properties(name):
                 return ""
     return head if head == "(" or (head == "{" and not listed) else ""
+
+
+def _is_parameter(reading: Reading, name: str) -> Wait[bool]:
+    """Whether a declared parameter without a value comes next, so that this is no call."""
+    cursor = reading.cursor
+    with cursor.ahead():
+        declared = (yield from cursor.run(_KEYWORD)) in reading.tools.properties(name)
+        yield from cursor.space()
+        typed = yield from cursor.accept(":")
+        yield from cursor.space()
+        text = yield from cursor.run(_LANGUAGE)
+        ends = (yield from cursor.peek()) in (",", ")")
+    return declared and (text.lower() in _TYPES if typed else ends and not text)
 
 
 def _read_tool_code(reading: Reading) -> Wait[None]:

@@ -11,7 +11,7 @@ from common.formats.answer import Answer, Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.tool_schema import ToolSchemas
 
-_CLOSING_QUOTES = "`'\"”’»"
+CLOSING_QUOTES = "`'\"”’»"
 FinishReason = Literal["stop", "length"]
 
 
@@ -147,7 +147,7 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
     """
     answer, cursor = reading.answer, reading.cursor
     behind = yield from cursor.peek(len(marker) + 1)
-    if answer.quotes and behind[-1] in _CLOSING_QUOTES:
+    if answer.quotes and behind[-1] in CLOSING_QUOTES:
         return True
     if not answer.markdown.fenced:
         return False

@@ -16,7 +16,7 @@ from functools import cached_property
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import may_be_bare
 from common.formats.markdown import Markdown
-from common.formats.reading import CallSyntax, Reading, Tags, is_quoted
+from common.formats.reading import CLOSING_QUOTES, CallSyntax, Reading, Tags, is_quoted
 
 _TURNS = re.compile(
     r"<\|(?:im_start|im_end|im_user|im_assistant|im_middle|user|assistant|observation|eot_id)\|>"
@@ -259,8 +259,8 @@ class TaggedText:
         mentioned = answer.reasoning and answer.quotes
         in_code = answer.markdown.quoted
         own_line = answer.markdown.line_start
-        ends = syntax.last or (syntax.foreign and not own_line)
-        careful = answer.reasoning or in_code or ends
+        ends = syntax.last or (syntax.foreign and (answer.reasoning or not own_line))
+        careful = answer.reasoning or in_code or ends or answer.quotes
         reading.opener, reading.offered = opener, syntax.foreign
         reading.pending_calls = [] if careful else None
         start, quoted = cursor.position, 0
@@ -274,6 +274,7 @@ class TaggedText:
                     raise Unreadable
                 if (
                     mentioned
+                    or (answer.quotes and (yield from cursor.peek()) in CLOSING_QUOTES)
                     or (in_code and (yield from self._code_ends(reading)))
                     or (
                         answer.reasoning

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.chat_events import message_of
 from common.chat_format import ChatFormat
+from common.chat_parser import ChatParser, parse_chat
 from common.formats.families import FAMILIES
-from common.formats.family import Family
+from common.formats.family import THINK, Family
 from common.formats.harmony import Harmony
 from common.formats.shapes import PythonShape
 from tests.common.chat_replay import parse_every_split, plain
@@ -84,6 +86,12 @@ TEXTS = {
     "data": '{"name": "Ærø", "day": "today"}',
     "data in a list": '[{"harbour": "Ærø"}, {"harbour": "Moss"}]',
     "data in a code block": '```json\n{"name": "Ærø"}\n```',
+    "signatures": "ferry_times(harbour, day)\ntide_now()",
+    "a typed signature": "ferry_times(harbour: str, day: str)",
+    "a tool's description": '{"name": "tide_now", "parameters": {"type": "object", "x": []}}',
+    "a description at the end": 'So:\n{"name": "tide_now", "parameters": {"properties": {}}}',
+    "an example in a code block for calls": f"So:\n```tool_call\n{_OBJECT}\n```\nTry it.",
+    "a quotation": f'He wrote "<tool_call>{_OBJECT}</tool_call>".',
     "another tool": f"<TOOLCALLS>{_OBJECT.replace('ferry', 'bus')}</TOOLCALLS>",
     "another tool in a code block": f"So:\n```json\n{_OBJECT.replace('ferry', 'bus')}\n```",
     "only a word in tags": "A <tool_call> and </tool_call> surround it.",
@@ -91,9 +99,12 @@ TEXTS = {
 
 
 OWN = {
-    "xlam": ["an example", *(why for why in TEXTS if "code block" in why)],
+    "xlam": ["an example", *(why for why in TEXTS if why.startswith(("an example", "a code")))],
     **{name: ["marked in a sentence"] for name in ("minimax_m2", "dots")},
-    **{name: ["an example"] for name in ("llama3_json", "llama4_pythonic", "lfm2", "olmo3")},
+    **{
+        name: ["an example", "a quotation"]
+        for name in ("llama3_json", "llama4_pythonic", "lfm2", "olmo3")
+    },
 }
 """What is a call in the family's own form, or is read as one by other servers too."""
 
@@ -138,13 +149,42 @@ def test_a_call_ends_reasoning_that_was_left_open(family: Family) -> None:
         assert _read(family, f"<think>\nSo.\n{text}") == ("", "So.", [FERRY]), text
 
 
+@pytest.mark.parametrize("family", READERS, ids=_ids)
+def test_a_call_of_another_family_in_closed_reasoning_is_text(family: Family) -> None:
+    if family.grammar.tags[:1] != (THINK,):
+        return
+    for text in (MARKED["Hermes"], MARKED["Anthropic"], MARKED["Mistral"]):
+        if not any(opener in text for opener in family.grammar.openers):
+            reasoning = f"Like this:\n{text}"
+            assert _read(family, f"<think>\n{reasoning}\n</think>Hm.") == ("Hm.", reasoning, [])
+
+
+@pytest.mark.parametrize("opener", ["\n[[", "\n{", "\n[{", '{"calls": [', "```\n", "\n<tool_call>"])
+def test_repeated_openers_are_text(opener: str) -> None:
+    """Also if they are nested deeper than Python's call stack."""
+    format_ = ChatFormat.named("hermes")
+    text = opener * (60_000 // len(opener))
+    assert parse_chat(text, format_, tools=TOOLS).tool_calls == []
+
+
+@pytest.mark.parametrize("family", READERS, ids=_ids)
+@pytest.mark.parametrize(
+    "text", ["```\n{}\n```", "Use <tool_call> tags. {}", "<tools>\n{}\n</tools>"]
+)
+def test_text_after_what_may_open_a_call_is_not_held_back(family: Family, text: str) -> None:
+    parser = ChatParser(ChatFormat.named(family.names.split()[0]), tools=TOOLS)
+    words = "and then some words " * 20
+    shown = parser.feed(text.partition("{")[0] + words)
+    assert words[:-40] in message_of(shown).content
+
+
 @pytest.mark.parametrize("family", PYTHON, ids=_ids)
 def test_families_of_python_read_its_code_blocks(family: Family) -> None:
     for text in ("ferry_times(harbour='Ærø')", "x = ferry_times(harbour='Ærø')\nprint(x)"):
         assert _read(family, f"```python\n{text}\n```") == ("", "", [FERRY])
-    assert _read(family, "Hm.\nferry_times(harbour='Ærø')") == ("Hm.", "", [FERRY])
-    text = "So:\n```python\nferry_times(harbour='Ærø')\n```"
-    assert _read(family, text) == (text, "", [])
+    for before, after in (("So:\n```python\n", "\n```"), ("def ferry_times(): ...\n", "")):
+        text = f"{before}ferry_times(harbour='Ærø'){after}"
+        assert _read(family, text) == (text, "", [])
 
 
 @pytest.mark.parametrize(
