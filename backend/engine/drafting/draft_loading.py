@@ -52,7 +52,7 @@ _PAUSE = 0.25  # share of stall_ms that catching up with a long prompt may add t
 class Drafting:
     """How a loaded model drafts.
 
-    most: guesses at a time if a request does not set NDraft.
+    most: draft tokens at a time if a request does not set NDraft.
     new_guessers: creates the guessers of a batch, the cheapest first.
     weights_bytes: of the draft model or head.
     cost: bytes per sequence of its KV and of hidden states that wait for it; None if it has
@@ -104,8 +104,8 @@ def load_drafting(
         if not reason:
             return None
         raise InvalidRequest(
-            f"{reason}, but model {shown(main.name)} cannot undo a wrong guess: its layers store"
-            " earlier tokens in a form that cannot be truncated; load it without drafting"
+            f"{reason}, but model {shown(main.name)} cannot remove wrong draft tokens: its layers"
+            " store earlier tokens in a form that cannot be truncated; load it without drafting"
         )
     drafting: Drafting | None = None
     if checkpoint is None:
@@ -204,7 +204,7 @@ def _open(
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
     if checkpoint is None or kind is DrafterKind.HEAD:
-        # First, because most models have no head, and what else a head needs is then no fault.
+        # First, because a model without a head may lack what a head needs.
         head = open_head(order.checkpoint, model, vocabulary, checkpoint)
     if kind is not DrafterKind.EAGLE3 and not projection.found:
         raise HeadError("this backend does not find this model's output projection")
@@ -321,7 +321,8 @@ def _draft_model(
     if not trims:
         raise ModelRejected.because(
             loaded.name,
-            "it cannot undo a wrong guess: its cache has a sliding window or a recurrent state",
+            "it cannot remove wrong draft tokens: its cache has a sliding window or a recurrent"
+            " state",
         )
     draft = DraftModel(
         name=loaded.name,

@@ -139,7 +139,7 @@ async def test_a_draft_model_that_cannot_undo_guesses_is_refused(
     plain = write_model(tmp_path / "plain")
     window = write_model(tmp_path / "window", **WINDOW)
     message = await _refusal(serving, _load(model_file=str(plain), draft_model=str(window)))
-    assert message.startswith("DraftModel: model 'window' cannot be loaded: it cannot undo")
+    assert message.startswith("DraftModel: model 'window' cannot be loaded: it cannot remove")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def test_a_model_that_cannot_undo_guesses_is_refused(
 ) -> None:
     compressed = write_model(tmp_path / "compressed", **COMPRESSED)
     message = await _refusal(serving, _load(model_file=str(compressed), **wish))
-    assert message.startswith(f"{named}, but model 'tiny' cannot undo a wrong guess")
+    assert message.startswith(f"{named}, but model 'tiny' cannot remove wrong draft tokens")
 
 
 async def test_model_and_draft_model_share_the_memory_limit(serving: Engine) -> None:
