@@ -21,7 +21,7 @@ from gateway.refusals import response_of
 from gateway.traffic import Traffic
 
 _REGULAR = frozenset({"/metrics", "/api/status"})
-_SLASHES = re.compile("//+")
+_BASE = re.compile("/+((?:v1/+)*)")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -109,9 +109,14 @@ class AccessMiddleware:
 
 
 def _plain(path: str) -> str:
-    """Return a path without the doubled slashes, or the second `/v1`, that a base URL may add."""
-    path = _SLASHES.sub("/", path).rstrip("/") or "/"
-    return path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
+    """Return a path without the doubled slashes, or the second `/v1`, that a base URL may add.
+
+    Later slashes stay, because the name of a model may be an absolute path.
+    """
+    base = _BASE.match(path)
+    if base is None:
+        return path
+    return ("/v1/" if base[1] else "/") + path[base.end() :].rstrip("/")
 
 
 _DRAINING = ApiError(
