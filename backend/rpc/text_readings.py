@@ -103,6 +103,11 @@ def _require_one_input(options: pb.PredictOptions) -> None:
     for name, instead in _NOT_READ.items():
         if getattr(options, name):
             raise InvalidRequest(f"{named(name)} is set, but Embedding does not read it: {instead}")
+    if options.Metadata.get("mlx.adapter"):
+        raise InvalidRequest(
+            f"{named('Metadata mlx.adapter')} is set, but Embedding uses the model without the"
+            " adapters of option adapters: send none"
+        )
     if options.Embeddings and options.EmbeddingTokens:
         raise InvalidRequest(
             f"{named('Embeddings')} ({len(options.Embeddings)} characters) and EmbeddingTokens"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -44,10 +45,12 @@ async def list_models(
     The list has pages like Anthropic's. `models` has the models that chat, in the form of Codex.
     """
     states = states_of(gateway)
+    models = gateway.supervisor.models
+    adapters = with_adapters(models)
     cards = [
         _card(gateway, model, name, states)
-        for model in gateway.supervisor.models
-        for name in (model.name, *model.aliases, *model.adapters)
+        for model in models
+        for name in (model.name, *model.aliases, *adapters[model.name])
     ]
     if after_id is not None and before_id is not None:
         raise bad_field(f"after_id and {named('before_id')} are both given: send one")
@@ -71,6 +74,14 @@ async def list_models(
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
     }
+
+
+def with_adapters(models: Sequence[ModelConfig]) -> dict[str, list[str]]:
+    """Return each model's adapters that a request may name as its model: the name is no other's."""
+    counts = Counter(
+        name for model in models for name in (model.name, *model.aliases, *model.adapters)
+    )
+    return {model.name: [name for name in model.adapters if counts[name] == 1] for model in models}
 
 
 def _place(cards: list[Json], name: str, param: str) -> int:

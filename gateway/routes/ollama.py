@@ -35,6 +35,7 @@ from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
+from gateway.routes.models import with_adapters
 from gateway.supervisor.status import State
 
 VERSION = "0.12.11"  # whose API this follows
@@ -110,8 +111,16 @@ async def embeddings(body: EmbeddingsRequest, gateway: GatewayDep) -> dict[str, 
 
 @router.get("/api/tags")
 async def tags(gateway: GatewayDep) -> dict[str, Any]:
-    """Return every model of the folder."""
-    return {"models": [_tag(gateway, model) for model in gateway.supervisor.models]}
+    """Return every model of the folder, also by its adapters."""
+    models = gateway.supervisor.models
+    adapters = with_adapters(models)
+    return {
+        "models": [
+            _tag(gateway, model, name)
+            for model in models
+            for name in (model.name, *adapters[model.name])
+        ]
+    }
 
 
 @router.get("/api/ps")
@@ -186,10 +195,9 @@ def _require_one_owner(gateway: Gateway) -> None:
         raise ApiError(403, sentence, code="several_keys")
 
 
-def _tag(gateway: Gateway, model: ModelConfig) -> Json:
+def _tag(gateway: Gateway, model: ModelConfig, name: str = "") -> Json:
     return {
-        "name": model.name,
-        "model": model.name,
+        **dict.fromkeys(("name", "model"), name or model.name),
         "modified_at": _time(gateway.started),
         "size": gateway.supervisor.checkpoints.weight_bytes(model),
         "digest": hashlib.sha256(model.model_dump_json().encode()).hexdigest(),

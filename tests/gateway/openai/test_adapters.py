@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from gateway.models.config import ModelConfig
+from gateway.routes.models import with_adapters
 from tests.engine.test_loading_adapters import write_adapter
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 
@@ -76,6 +78,16 @@ def test_programs_offer_an_adapter_beside_its_model(gateway: GatewayProcess) -> 
     cards = {card["id"]: card for card in gateway.client.get("/v1/models").json()["data"]}
     assert cards["a"]["meta"]["alias_of"] is None
     assert cards["a"]["meta"]["aliases"] == []
+    tags = gateway.client.get("/api/tags").json()["models"]
+    assert sorted(tag["model"] for tag in tags) == ["a", "b", "bare", "tiny"]
+
+
+def test_an_adapter_whose_name_is_not_its_own_is_not_offered() -> None:
+    models = [
+        ModelConfig.model_validate({"name": name, "parameters": {"model": "m"}, "adapters": own})
+        for name, own in (("one", {"sql": "/a", "fr": "/b"}), ("two", {"sql": "/c", "one": "/d"}))
+    ]
+    assert with_adapters(models) == {"one": ["fr"], "two": []}
 
 
 @pytest.mark.parametrize(
