@@ -61,8 +61,8 @@ def not_found(name: str, known: Iterable[str] = ()) -> ApiError:
 
 def an_adapter(name: str, model: str) -> ApiError:
     return bad_field(
-        f"{named('model')} is {shown(name)}, an adapter of the model {shown(model)}, which only"
-        " generates answers: name the model"
+        f"{named('model')} is {shown(name)}, an adapter of the model {shown(model)}, but adapters"
+        " only change answers: name the model itself"
     )
 
 
