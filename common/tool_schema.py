@@ -71,7 +71,12 @@ class ToolSchemas:
         if not re.search(r"\s", bare):
             found += [bare[match.end() :] for match in _NAME_SEPARATOR.finditer(bare)]
         known = [each for each in found if each in self]
-        known = known or [n for each in found if each for n in self._similar.get(_spelt(each), ())]
+        known = known or [
+            n
+            for place, each in enumerate(found)
+            for n in self._similar.get(_spelt(each), ())
+            if place < 2 or _spelt(n) == _spelt(each)  # the prefix is not another tool's
+        ]
         return known[0] if known else name
 
     @cached_property

@@ -205,6 +205,10 @@ def test_a_name_that_two_tools_have_in_other_spellings_means_neither() -> None:
     assert plain(parse_every_split(format_, text, tools=both))[2] == [TIDE]
     only: list[Call] = [("boats.tide_now", {})]
     assert plain(parse_every_split(format_, text, tools=both[:1]))[2] == only
+    other = text.replace("tide_now", "harbours.tide_now")
+    assert plain(parse_every_split(format_, other, tools=both[:1]))[2] == [
+        ("harbours.tide_now", {})
+    ]
 
 
 @pytest.mark.parametrize(
