@@ -22,7 +22,7 @@ from backend.engine.media.sound_process import DEMUXERS, Task
 from backend.engine.units import MIB
 
 _HERE = ("WAV", "FLAC", "OGG", "MP3", "AIFF")  # libsndfile decodes these in this process
-FORMATS = (*_HERE, *DEMUXERS)
+FORMATS = tuple(dict.fromkeys((*_HERE, *DEMUXERS)))
 RATES = range(4_000, 192_001)
 MAX_CHANNELS = 8
 _BLOCK = 1 << 16
@@ -101,6 +101,8 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
         raise BadItem(f"is {name} audio that cannot be decoded: {_why(fault)}") from None
     if not found:
         raise BadItem(f"is {name} audio without any samples")
+    if name == "MP3" and found < declared:  # libsndfile stops at a damaged frame
+        return _read_in_child(content, name, most, allowed)
     if name == "FLAC" and found < declared:
         raise BadItem(f"is truncated FLAC audio: it has {found} of {declared} samples")
     return np.frombuffer(samples, np.float32)

@@ -28,6 +28,7 @@ DEMUXERS = {
     "AAC": "aac",
     "AMR": "amr",
     "WMA": "asf",
+    "MP3": "mp3",
 }
 _CODECS = (
     "aac", "alac", "mp3float", "opus", "vorbis", "flac", "amrnb", "amrwb", "wmav2", "pcm_s16le",

@@ -60,6 +60,13 @@ def test_a_limit_may_be_reached_and_not_exceeded() -> None:
         decode_sound(second, 0.95, 1)
 
 
+def test_a_damaged_frame_does_not_end_an_mp3() -> None:
+    content = bytearray(save(tone(seconds=10), kind="MP3"))
+    for place in range(len(content) // 4, len(content), 97):
+        content[place] ^= 0x55
+    assert len(read(bytes(content)).samples) > 9 * 16_000
+
+
 def test_a_small_file_takes_the_memory_of_its_seconds_at_16_khz() -> None:
     """Two minutes at 96 kHz are 44 MiB of samples before they are resampled."""
     content = save(np.zeros((120 * 96_000, 1), np.int16), 96_000, "FLAC")
