@@ -50,7 +50,7 @@ def test_the_compared_vision_families_are_those_of_the_list() -> None:
     before, _, after = text_of("vision.md").partition("muse_spark is untested")
     listed = words_of(before[before.index("\n- Qwen: ") :])
     assert listed >= {SHAPES_OF.get(name, name) for name in compared.FAMILIES}
-    hearing = re.findall(r"(\w+) \(with sounds\)", before)
+    hearing = re.findall(r"(\w+) \(with audio\)", before)
     assert set(hearing) == set(compared.HEARING)
     (row,) = re.findall(r"^\| ([^|]*) \| compared with one image only", after, re.MULTILINE)
     alone = {SHAPES_OF.get(name, name) for name in compared._ONE_EACH}

@@ -26,8 +26,13 @@ def strict_gateway() -> Iterator[GatewayProcess]:
     process.close()
 
 
+@pytest.fixture(autouse=True)
+def no_request() -> None:
+    """No test sees the current request of an earlier one."""
+    begun()
+
+
 @pytest.fixture
 def strict() -> Iterator[Exchange]:
     """A running request of a gateway with --strict."""
     yield begun(strict=True)
-    begun()

@@ -53,9 +53,10 @@ class Schemas:
     def __init__(self, document: Json) -> None:
         self._schemas = document["components"]["schemas"]
         self._bodies = {
-            path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+            path: content["application/json"]["schema"]
             for path, methods in document["paths"].items()
-            if "requestBody" in methods.get("post", {})
+            if (content := methods.get("post", {}).get("requestBody", {}).get("content"))
+            and "application/json" in content  # forms have no lists
         }
         self._texts = 0
         self._role = ""

@@ -127,11 +127,8 @@ async def test_a_load_may_take_longer_while_its_download_progresses(tmp_path: Pa
     await instance._within_limit(asyncio.sleep(0))
 
 
-def test_the_backends_download_progress_is_parsed(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub_process, "_PROGRESS_SECONDS", 0.0)
-    lines = '{"files": [1, 3], "bytes": [20971520, 83886080]}\n{"path": "/nowhere"}'
+def test_the_backends_download_progress_is_parsed(caplog: pytest.LogCaptureFixture) -> None:
+    lines = '{"progress": "1 of 3 files, 20 of 80 MiB"}\n{"path": "/nowhere"}'
     child = subprocess.Popen(["echo", lines], stdout=subprocess.PIPE)
     with child, caplog.at_level("INFO"):
         model = HubModel("owner/name", "main", "owner/name, 9 of 8 MiB")
