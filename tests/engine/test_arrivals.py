@@ -88,6 +88,7 @@ async def test_prompts_that_arrive_together_start_in_one_step(
         monkeypatch.setattr(PromptBuilder, "build", waiting)
         monkeypatch.setattr(Scheduler, "submit", watched)
         monkeypatch.setattr(Worker, "announce", counted)
+        monkeypatch.setattr(worker, "_GATHER_SECONDS", 60.0)  # the threads may be slow
         plans.clear()
         answers = await asyncio.gather(*(_answer(engine, prompt) for prompt in PROMPTS))
     assert all(isinstance(events[-1], Finished) for events in answers)

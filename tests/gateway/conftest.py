@@ -33,6 +33,6 @@ def no_request() -> None:
 
 
 @pytest.fixture
-def strict() -> Iterator[Exchange]:
+def strict() -> Exchange:
     """A running request of a gateway with --strict."""
-    yield begun(strict=True)
+    return begun(strict=True)
