@@ -64,8 +64,11 @@ INFILL = FieldTable(
     },
     NEUTRAL,
 )
+# By which other APIs choose an adapter of the model's file.
+_ADAPTER = dict.fromkeys(("adapters", "lora"), Refused("send the adapter's name as model"))
 MESSAGES = FieldTable(
-    {
+    _ADAPTER
+    | {
         "n": _ONE,
         **dict.fromkeys(("logprobs", "top_logprobs"), Refused("use /v1/chat/completions")),
         **dict.fromkeys(_FORMATS, Refused("send output_config.format")),
@@ -74,7 +77,8 @@ MESSAGES = FieldTable(
     NEUTRAL,
 )
 RESPONSES = FieldTable(
-    {
+    _ADAPTER
+    | {
         "n": _ONE,
         "logprobs": Refused("send include with message.output_text.logprobs"),
         **dict.fromkeys(_FORMATS, Refused("send text.format")),

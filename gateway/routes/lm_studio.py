@@ -18,8 +18,8 @@ Json = dict[str, Any]
 
 @router.get("/v0/models")
 async def list_models(gateway: GatewayDep) -> Json:
-    """Return every model of the folder."""
-    cards = [_card(gateway, model) for model in gateway.supervisor.models]
+    """Return the models of LM Studio's kinds: those that complete texts or embed them."""
+    cards = [_card(gateway, model) for model in _listed(gateway)]
     return {"object": "list", "data": cards}
 
 
@@ -34,7 +34,7 @@ async def list_instances(gateway: GatewayDep) -> Json:
 
     `data` is OpenAI's list, which some programs look for here.
     """
-    models = [_described(gateway, model) for model in gateway.supervisor.models]
+    models = [_described(gateway, model) for model in _listed(gateway)]
     return {"models": models} | await list_models(gateway)
 
 
@@ -51,6 +51,12 @@ async def unload_model(body: Named, gateway: GatewayDep) -> Json:
     """Unload an idle model, and wait until it is unloaded."""
     await gateway.supervisor.unload(body.model)
     return {"instance_id": body.model}
+
+
+def _listed(gateway: Gateway) -> list[ModelConfig]:
+    abilities = gateway.supervisor.checkpoints.abilities
+    kinds = {"completion", "embedding"}
+    return [model for model in gateway.supervisor.models if kinds.intersection(abilities(model))]
 
 
 def _described(gateway: Gateway, model: ModelConfig) -> Json:

@@ -17,6 +17,7 @@ from cli import backend_process, doctor
 from cli.demo import options_for
 from cli.doctor import NEAR_TIE, Answer, difference, judged
 from tests.common.test_process_end import ADVICE
+from tests.engine.speech.tiny_speech import write_whisper
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_text"
 
@@ -57,6 +58,15 @@ def test_a_report(
     assert min(speeds["mlx_lm"].values()) > 0
     assert str(TINY.parent) not in report.read_text()
     assert len(capsys.readouterr().out.splitlines()) == len(findings) + 1
+
+
+def test_checks_that_a_kind_of_model_does_not_answer_are_no_failures(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    assert doctor.run(str(write_whisper(tmp_path / "whisper")), report) == 0
+    findings = {finding["name"]: finding for finding in json.loads(report.read_text())}
+    assert findings["load"]["verdict"] == "ok"
+    assert {finding["verdict"] for finding in findings.values()} == {"ok", "note"}
+    assert "not checked: " in findings["answer"]["detail"]
 
 
 def test_a_report_that_cannot_be_written_ends_the_checks_before_they_begin(

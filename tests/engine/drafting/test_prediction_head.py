@@ -32,7 +32,7 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.model import EngineModel
 from backend.engine.planning.guess_width import GuessWidth
-from backend.engine.request import Sampling, TokenPrompt
+from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.sampling.logits_head import LogitsHead
 from common.prefixes import common_prefix
 from tests.engine.drafting.heads import (
@@ -194,15 +194,10 @@ async def answers_of(checkpoint: Path, **settings: Any) -> tuple[str, float]:
         )
 
 
-@pytest.mark.parametrize("kind", CONFIGS if TEST_LONG else SAMPLE)
-@pytest.mark.usefixtures("guesses_always")
-async def test_the_head_of_a_published_model_guesses_right(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Loads the published files; the answers are those without the head."""
-    path = publish(write_checkpoint(tmp_path / "own", kind), tmp_path / "published").path
+def some_requests() -> list[GenerationRequest]:
+    """Greedy and drawn answers to short prompts."""
     dice = random.Random(5)
-    requests = [
+    return [
         asking(
             TokenPrompt(tuple(text(dice, 4))),
             max_tokens=LENGTH - 4,
@@ -211,6 +206,16 @@ async def test_the_head_of_a_published_model_guesses_right(
         )
         for at in range(12)
     ]
+
+
+@pytest.mark.parametrize("kind", CONFIGS if TEST_LONG else SAMPLE)
+@pytest.mark.usefixtures("guesses_always")
+async def test_the_head_of_a_published_model_guesses_right(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads the published files; the answers are those without the head."""
+    path = publish(write_checkpoint(tmp_path / "own", kind), tmp_path / "published").path
+    requests = some_requests()
     async with seeing(path, mtp=False) as engine:
         plain = await asyncio.gather(*(answer_to(engine, one) for one in requests))
     made: list[tuple[list[int], list[int]]] = []
@@ -253,16 +258,7 @@ async def answers(
     path: Path, draft_model: str = "", **settings: Any
 ) -> tuple[list[tuple[int, ...]], GuessReport | None]:
     """The tokens of requests of which some run together, and what drafting did."""
-    dice = random.Random(5)
-    requests = [
-        asking(
-            TokenPrompt(tuple(text(dice, 4))),
-            max_tokens=LENGTH - 4,
-            ignore_eos=True,
-            sampling=Sampling(temperature=at % 2, seed=at),
-        )
-        for at in range(12)
-    ]
+    requests = some_requests()
     engine = Engine()
     engine.start()
     try:

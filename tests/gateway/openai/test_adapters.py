@@ -124,3 +124,16 @@ def test_an_adapter_that_cannot_be_used_is_refused(
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == param
     assert words in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "field"), [("messages", "messages"), ("responses", "input")])
+@pytest.mark.parametrize("chosen", [{"adapters": "a"}, {"lora": [{"id": 0, "scale": 1}]}])
+def test_apis_without_a_field_for_adapters_name_the_one_to_send(
+    gateway: GatewayProcess, path: str, field: str, chosen: dict[str, Any]
+) -> None:
+    body = {"model": "tiny", field: QUESTION, "max_tokens": 4} | chosen
+    if path == "responses":
+        body["max_output_tokens"] = body.pop("max_tokens")
+    reply = gateway.client.post(f"/v1/{path}", json=body)
+    assert reply.status_code == 400, reply.text
+    assert "send the adapter's name as model" in reply.json()["error"]["message"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.speech.tiny_speech import write_whisper
 from tests.gateway.asking import ADDITION, chat, chunks, message, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from tests.gateway.responses.test_responses import WEATHER as FLAT_WEATHER
@@ -93,6 +95,19 @@ def test_llama_cpp_tells_of_its_model(gateway: GatewayProcess) -> None:
     assert (props["model_alias"], props["chat_template"]) == ("tiny", "")
     assert props["modalities"] == {"vision": False, "audio": False}
     assert gateway.client.get("/v1/props?model=nobody").status_code == 404
+
+
+def test_lm_studio_lists_no_model_of_another_kind(tmp_path: Path) -> None:
+    whisper = {"parameters": {"model": str(write_whisper(tmp_path / "whisper"))}}
+    process = GatewayProcess({"tiny": tiny(), "whisper": whisper})
+    try:
+        for path, key in (("v0", "data"), ("v1", "models")):
+            listed = process.client.get(f"/api/{path}/models").json()[key]
+            assert [card["key"] for card in listed] == ["tiny"]
+        ids = {card["id"] for card in process.client.get("/v1/models").json()["data"]}
+        assert ids == {"tiny", "whisper"}
+    finally:
+        process.close()
 
 
 def test_llama_cpp_lists_adapters() -> None:
