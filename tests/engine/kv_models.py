@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -107,9 +106,11 @@ def use_kind(model: Any, kind: CacheKind) -> None:
         pytest.skip("MLX's CUDA build cannot compute this quantised attention")
 
 
-@cache
 def kv_model(kind: str, **changes: Any) -> Any:
-    """A model of the kind with the same weights at every call."""
+    """A new model of the kind with the same weights at every call.
+
+    Not shared: each engine patches its model's layers, so a shared one would become slower.
+    """
     config = MODELS.get(kind, COMPRESSED) | changes
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))

@@ -7,7 +7,6 @@ whether a row's results depend on who shares its batch.
 from __future__ import annotations
 
 import importlib
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -77,14 +76,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@cache
 def random_model(kind: str) -> Any:
-    """The model of the kind that all tests share."""
-    return new_random_model(kind)
+    """A new model of the kind, float32, with the same weights at every call.
 
-
-def new_random_model(kind: str) -> Any:
-    """A model of the kind, float32, with the same weights at every call."""
+    Not shared: each engine patches its model's layers, so a shared one would become slower.
+    """
     config = CONFIGS[kind]
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = architecture.Model(architecture.ModelArgs.from_dict(config))

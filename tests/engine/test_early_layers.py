@@ -26,8 +26,8 @@ def _answers(model: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_layers_that_start_early_compute_the_same(kind: str) -> None:
-    expected = _answers(random_model.__wrapped__(kind))
-    model = random_model.__wrapped__(kind)
+    expected = _answers(random_model(kind))
+    model = random_model(kind)
     start_layers_early(model)
     for got, plain in zip(_answers(model), expected, strict=True):
         np.testing.assert_array_equal(got, plain)
@@ -39,7 +39,7 @@ def test_only_what_follows_the_last_layer_is_left_to_compute(tmp_path: Path) -> 
         mx.export_to_dot(str(file), model(mx.array(PROMPT)))
         return file.read_text().count("label")
 
-    model = random_model.__wrapped__("full")
+    model = random_model("full")
     whole = left(model)
     start_layers_early(model)
     assert left(model) < whole / 4
@@ -48,7 +48,7 @@ def test_only_what_follows_the_last_layer_is_left_to_compute(tmp_path: Path) -> 
 def test_a_pass_that_is_only_built_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(mx, "async_eval", started.append)
-    model = random_model.__wrapped__("full")
+    model = random_model("full")
     start_layers_early(model)
     with only_building():
         assert kv.vocabulary_size(model) == VOCABULARY
@@ -59,7 +59,7 @@ def test_a_pass_that_is_only_built_starts_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_layer_that_is_used_twice_starts_once() -> None:
-    model = random_model.__wrapped__("full")
+    model = random_model("full")
     kind = type(model.layers[0])
     model.model.layers[1] = model.layers[0]
     start_layers_early(model)

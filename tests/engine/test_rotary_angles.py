@@ -65,7 +65,7 @@ def test_all_layers_use_the_same_angles(tmp_path: Path, monkeypatch: pytest.Monk
         mx.export_to_dot(str(file), model(mx.array(tokens)))
         return file.read_text().count('"Cos"')
 
-    model = random_model.__wrapped__("full")
+    model = random_model("full")
     layers = len(model.layers)
     assert layers > 1
     monkeypatch.setattr(mx.fast, "rope", PLAIN)

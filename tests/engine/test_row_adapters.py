@@ -18,7 +18,7 @@ from backend.engine.loading.row_adapters import RowAdapters, add_choices, requir
 from backend.engine.request import GenerationRequest
 from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words
-from tests.engine.random_models import CONFIGS, new_random_model
+from tests.engine.random_models import CONFIGS, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 from tests.engine.test_loading_adapters import write_adapter
 from tests.engine.test_parity import check_schedule
@@ -63,11 +63,11 @@ def write_choices(folder: Path, model: Any, scale: float = 0.2, **ranks: int) ->
 def test_every_row_computes_what_its_adapter_computes_alone(
     kind: str, bits: int, tmp_path: Path
 ) -> None:
-    choices = write_choices(tmp_path, new_random_model(kind))
+    choices = write_choices(tmp_path, random_model(kind))
     tokens = mx.array([words(9, row) for row in range(4)]) % 96
 
     def model() -> Any:
-        made = new_random_model(kind)
+        made = random_model(kind)
         if bits:
             quantize(made, 32, bits, class_predicate=_fits)
         return made
@@ -115,7 +115,7 @@ def _fits(path: str, module: Any) -> bool:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_row_has_the_tokens_that_it_has_alone(kind: str, tmp_path: Path) -> None:
-    served = new_random_model(kind)
+    served = random_model(kind)
     adapters = add_choices(served, write_choices(tmp_path, served))
     mx.eval(served.parameters())
     model = engine_model(served, adapters=adapters)
@@ -128,7 +128,7 @@ def test_a_row_has_the_tokens_that_it_has_alone(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("each_order")
 def test_equal_prompts_share_kv_only_with_the_same_adapter(tmp_path: Path) -> None:
-    served = new_random_model("full")
+    served = random_model("full")
     adapters = add_choices(served, write_choices(tmp_path, served))
     model = engine_model(served, adapters=adapters)
     rounds = Rounds(model)
@@ -147,7 +147,7 @@ def test_equal_prompts_share_kv_only_with_the_same_adapter(tmp_path: Path) -> No
 
 
 def test_adapters_that_rows_cannot_choose_are_refused(tmp_path: Path) -> None:
-    model = new_random_model("full")
+    model = random_model("full")
     shapes = {"lora_a": (96, 2), "lora_b": (2, 32)}
     weights = {
         f"model.embed_tokens.{name}": mx.random.normal(shape) for name, shape in shapes.items()
@@ -172,7 +172,7 @@ def test_the_output_layer_is_refused_wherever_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_rows_of_a_model_in_half_precision_choose(dtype: mx.Dtype, tmp_path: Path) -> None:
-    model = new_random_model("full")
+    model = random_model("full")
     adapters = add_choices(model, write_choices(tmp_path, model))
     tokens = mx.array([words(9, row) for row in range(2)]) % 96
 

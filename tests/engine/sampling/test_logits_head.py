@@ -72,13 +72,13 @@ def test_each_row_gets_the_logits_of_its_last_token(kind: str, known: bool) -> N
 
 def test_a_quantised_head_is_recognised_too() -> None:
     for tied in (True, False):
-        model = kv_model.__wrapped__("attention", tie_word_embeddings=tied)
+        model = kv_model("attention", tie_word_embeddings=tied)
         quantize(model, group_size=32, bits=8)
         assert LogitsHead(model, VOCABULARY).found
 
 
 def test_two_heads_of_one_model_are_independent() -> None:
-    model = kv_model.__wrapped__("attention")
+    model = kv_model("attention")
     heads = [LogitsHead(model, VOCABULARY) for _ in range(2)]
     tokens = mx.array([words(7, 3)])
     whole = model(tokens, cache=kv.new_row(model))
@@ -90,7 +90,7 @@ def test_two_heads_of_one_model_are_independent() -> None:
 
 def test_a_wide_layer_that_is_not_the_head_is_not_narrowed() -> None:
     """An adapter adds to the layer's output, so narrowing the layer alone would be wrong."""
-    model = kv_model.__wrapped__("attention", tie_word_embeddings=False)
+    model = kv_model("attention", tie_word_embeddings=False)
     kind = type(model.lm_head)
 
     class Added(nn.Module):  # type: ignore[misc,name-defined]
