@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from backend.engine.served_model import ServedModel
     from backend.engine.vision.media_prefill import MediaReader
 
+_NO_ADAPTERS = nullcontext()  # one for all passes, because each step needs one
+
 
 @dataclass(eq=False, slots=True)
 class EngineModel:
@@ -92,7 +94,7 @@ class EngineModel:
     def adapted(self, sequences: Iterable[ExecutorSequence]) -> AbstractContextManager[None]:
         """Let each row of passes that are built in the block use the adapter of its sequence."""
         if self.adapters is None:
-            return nullcontext()
+            return _NO_ADAPTERS
         return self.adapters.using([sequence.request.adapter for sequence in sequences])
 
 

@@ -177,14 +177,11 @@ class DecodeBatch(Rows):
         if fed.again:
             for sequence, again in zip(self.sequences, fed.again, strict=True):
                 sequence.history += again
-        if fed.fed:
-            for sequence, token in zip(self.sequences, tokens, strict=True):
-                sequence.history.append(token)
-        else:  # a pass would have passed the tokens on to the grammars
+        if not fed.fed:  # a pass would have passed the tokens on to the grammars
             for sequence, token in zip(self.sequences, tokens, strict=True):
                 if not sequence.first_delivered:
                     accept(sequence, token, fed.faults)
-        return _delivered(sampled_of(fed, tokens))
+        return _delivered(sampled_of(fed, tokens), fed=fed.fed)
 
     def read_early(self) -> list[Sampled]:
         """Wait for the tokens that the launched step computes; the next `read` omits them.
@@ -271,8 +268,11 @@ class DecodeBatch(Rows):
         drafting = self._engine_model.drafting
         with self._engine_model.adapted(sequences):
             # Hidden states take time, which requests without drafting should not spend.
-            drafts = any(sequence.request.n_draft != 0 for sequence in self.sequences)
-            if drafting is None or drafting.states is None or not drafts:
+            if (
+                drafting is None
+                or drafting.states is None
+                or all(sequence.request.n_draft == 0 for sequence in self.sequences)
+            ):
                 logits: mx.array = self._model(tokens, cache=layers)
             else:
                 with drafting.states.watched() as seen:
@@ -464,11 +464,16 @@ def _looked_ahead(rule: AnswerRule, draft_tokens: Sequence[int], allowed: np.nda
         return 0
 
 
-def _delivered(sampled: list[Sampled]) -> list[Sampled]:
-    """Count the tokens; returns the tokens that were not delivered yet, and faults."""
+def _delivered(sampled: list[Sampled], *, fed: bool = False) -> list[Sampled]:
+    """Count the tokens; returns the tokens that were not delivered yet, and faults.
+
+    fed: whether a pass was launched on the tokens, which then are part of the histories.
+    """
     known: set[int] = set()
-    for at, (sequence, _, _, fault, _) in enumerate(sampled):
+    for at, (sequence, token, _, fault, _) in enumerate(sampled):
         sequence.delivered += 1
+        if fed:
+            sequence.history.append(token)
         if sequence.first_delivered:
             sequence.first_delivered = False
             if fault is None:

@@ -338,10 +338,11 @@ class Executor:
 
     def read(self) -> list[Sampled]:
         """Return the tokens of the previous step, on which this step's decode pass was launched."""
-        sampled = self.take_early()
+        sampled, self._early = self._early, []
         for batch in self._launched_batches:
             try:
-                sampled += batch.read()
+                read = batch.read()
+                sampled = sampled + read if sampled else read
                 if self._reads_early:
                     sampled += batch.read_early()
             except Exception as fault:
@@ -349,8 +350,8 @@ class Executor:
         if self._launched_batches:
             if self._reads_early:
                 self._times.decode_finished()
-            ahead = [batch for batch in self._launched_batches if batch.ahead is not None]
-            self._times.decode_read(ahead=bool(ahead))
+            ahead = any(batch.ahead is not None for batch in self._launched_batches)
+            self._times.decode_read(ahead=ahead)
         if self._model.drafting is not None:
             self._count_guesses()
         return sampled

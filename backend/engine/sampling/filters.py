@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from backend.engine import device
 from backend.engine.request import Sampling
@@ -27,7 +28,10 @@ _LEAST_REACH = 64
 _NUCLEUS_REACH = 1024
 _LEAST_SHARE = 1e-30
 # Arrays, because converting a number into an array takes as long as an operation.
-_REMOVED, _TWO, _LOG2_E = map(mx.array, (_NEVER, 2.0, 1.4426950408889634))
+_REMOVED, _TWO = mx.array(_NEVER), mx.array(2.0)
+_LOG2_E = 1.4426950408889634
+_AT_ONE = mx.array(_LOG2_E)
+_MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,13 @@ class Candidates:
     ids: [rows, n], the token of each column; None if the column is the token id.
     complete: [rows] bool, whether the filters would have removed all tokens beyond the reach; None
         if that is certain for all rows.
+    top: the highest of the logits, [rows, 1]; None if it is not known.
     """
 
     logits: mx.array
     ids: mx.array | None = None
     complete: mx.array | None = None
+    top: mx.array | None = None
 
 
 def reach(row: Sampling, vocabulary: int) -> int:
@@ -93,7 +99,7 @@ def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> C
     columns: the result of `columns` and, with XTC, `uniform`, [rows, 1]: a random number in [0, 1)
         for each row. XTC runs if that number is below the row's xtc_probability.
     """
-    ids = complete = None
+    ids = complete = top = None
     left = logits
     # whether the filters might keep tokens beyond the reach
     estimated = "top_k" not in columns and 0 < reach < logits.shape[-1]
@@ -104,9 +110,12 @@ def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> C
         left = _only(mx.arange(reach) < columns["top_k"], left)
     if "typical_p" in columns:
         left = _only(_typical(_shares(left), columns["typical_p"]), left)
+    if not ("typical_p" in columns or "xtc" in columns):  # which may remove the best token
+        top = mx.max(logits, axis=-1, keepdims=True) if ids is None else left[:, :1]
     if "top_p" in columns:
-        total = mx.sum(likelihood(logits), -1, keepdims=True) if estimated else None
-        left = _only(_nucleus(left, columns["top_p"], total, in_order=ids is not None), left)
+        total = mx.sum(likelihood(logits, top), -1, keepdims=True) if estimated else None
+        kept = _nucleus(left, top, columns["top_p"], total, in_order=ids is not None)
+        left = _only(kept, left)
     if "min_p" in columns:
         least = mx.max(left, axis=-1, keepdims=True) + mx.log(columns["min_p"])
         left = _only(left >= least, left)
@@ -117,21 +126,30 @@ def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> C
     if "xtc" in columns:
         out = _excluded(left, columns["xtc_threshold"])
         left = _only(~(out & (columns["uniform"] < columns["xtc"])), left)
-    return Candidates(left, ids, complete)
+    return Candidates(left, ids, complete, top)
 
 
-def likelihood(logits: mx.array, temperature: mx.array | None = None) -> mx.array:
+def likelihood(
+    logits: mx.array, top: mx.array | None = None, steepness: mx.array = _AT_ONE
+) -> mx.array:
     """Return each token's probability, divided by that of the row's best token.
 
-    The result is a power of 2, because MLX's exp takes three times as long on an x86 CPU. With a
-    tiny temperature the exponent becomes -infinity, which leaves only the best token.
+    The result is a power of 2, because MLX's exp takes three times as long on an x86 CPU.
     logits: [rows, n], the shape of the result.
-    temperature: [rows, 1]; None means 1.
+    top: the highest of the logits, [rows, 1], if it is known.
+    steepness: the result of `steepness`, [rows, 1]; by default that of temperature 1.
     """
-    below = logits - mx.max(logits, axis=-1, keepdims=True)
-    if temperature is not None:
-        below = below / temperature
-    return mx.power(_TWO, below * _LOG2_E)
+    below = logits - (mx.max(logits, axis=-1, keepdims=True) if top is None else top)
+    return mx.power(_TWO, below * steepness)
+
+
+def steepness(rows: Sequence[Sampling]) -> mx.array:
+    """Return the factors by which `likelihood` applies the temperatures, [rows, 1].
+
+    With a tiny temperature the exponents become -infinity, except that of the best token, which
+    must stay 0: so the factor is finite.
+    """
+    return mx.array([[min(_LOG2_E / row.temperature, _MOST)] for row in rows])
 
 
 def _column(
@@ -179,19 +197,27 @@ def _typical(share: mx.array, most: mx.array) -> mx.array:
     return mx.put_along_axis(mx.zeros(kept.shape, dtype=mx.bool_), order, kept, axis=-1)
 
 
-def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order: bool) -> mx.array:
+def _nucleus(
+    left: mx.array,
+    top: mx.array | None,
+    most: mx.array,
+    total: mx.array | None,
+    *,
+    in_order: bool,
+) -> mx.array:
     """Return a mask of the best tokens, the fewest whose probabilities together reach `most`.
 
     Logits that are not in order are copied and sorted without their ids, which would take twice the
     memory. The mask then has the logits above the worst that is kept, and the first of those that
     are equal to the worst.
     left: the logits to choose from, [rows, n].
+    top: the highest of them, [rows, 1], if it is known.
     most: [rows, 1].
     total: the sum of the weights of all tokens, if `left` has only the best tokens.
     in_order: whether `left` has the best token first.
     """
     rising = left[:, ::-1] if in_order else mx.sort(left, axis=-1)
-    weight = likelihood(rising)
+    weight = likelihood(rising, top)
     # The sum before the best token is exactly 0, so that token is kept, whatever rounding does.
     before = mx.cumsum(weight, axis=-1, reverse=True, inclusive=False)
     if total is None:
@@ -200,7 +226,7 @@ def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order
     if in_order:
         return kept[:, ::-1]
     count = mx.sum(kept, axis=-1, keepdims=True)
-    worst = mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1)
+    worst = mx.take_along_axis(rising, -count, axis=-1)
     above, equal = left > worst, left == worst
     equals = count - mx.sum(above, axis=-1, keepdims=True)  # how many equal logits are kept
     return mx.where(equal, mx.cumsum(equal, axis=-1) <= equals, above)

@@ -29,7 +29,7 @@ import numpy as np
 from backend.engine.constraints import masks
 from backend.engine.device import compiled
 from backend.engine.request import Sampling
-from backend.engine.sampling.filters import columns, filtered, likelihood, reach
+from backend.engine.sampling.filters import columns, filtered, likelihood, reach, steepness
 from backend.engine.sampling.penalties import BatchPenalties, Past
 from backend.engine.sampling.ranking import in_blocks
 from backend.engine.sampling.subset import Subset
@@ -38,8 +38,9 @@ _NEVER = float("-inf")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BLOCK = 256
-# Less than any noise except that of the uniform number 0, which is -inf and would exclude even the
-# only candidate.
+_WIDTH = mx.array(_BLOCK, dtype=mx.uint32)  # an array, because a conversion takes time
+# Less than any noise except that of the uniform number 0, whose factor is 0 and would exclude even
+# the only candidate.
 _LEAST_NOISE = -4.0
 _STEPS = 16  # steps whose noise is made together
 UNFIT = (1 << 32) - 1  # replaces a token that was chosen from logits that are not all finite
@@ -159,7 +160,7 @@ class BatchSampler:
 
 @compiled
 def _checked(logits: mx.array, tokens: mx.array, most: mx.array, unfit: mx.array) -> mx.array:
-    return mx.where(mx.abs(mx.max(logits, axis=-1)) < most, tokens.astype(mx.uint32), unfit)
+    return mx.where(mx.abs(mx.max(logits, axis=-1)) < most, tokens, unfit)
 
 
 class _Draw:
@@ -167,19 +168,16 @@ class _Draw:
 
     def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
         self._rows, self._reach = rows, reach
-        self._columns = columns(rows) | {
-            "temperature": mx.array([[row.temperature] for row in rows])
-        }
-        self._random: dict[str, mx.array] = {}  # by name; the first axis is the step
-        # by name, the parts of steps that were not used yet, the next step's last
-        self._by_step: dict[str, list[mx.array]] = {}
-        self._left = 0  # number of steps in `_by_step`
-        self._next: list[int] = []  # the rows' steps for which the last part was made
+        self._columns = columns(rows) | {"steepness": steepness(rows)}
+        # for each step that was not used yet, the random numbers by name; the next step's last
+        self._random: list[dict[str, mx.array]] = []
+        self._random_bytes = 0  # of all steps whose random numbers were made together
+        self._next: list[int] = []  # the rows' steps for which the last numbers were made
 
     @property
     def nbytes(self) -> int:
         """Bytes of the random numbers."""
-        return sum(values.nbytes for values in self._random.values())
+        return self._random_bytes
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
         """Return one token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
@@ -200,43 +198,41 @@ class _Draw:
 
         The numbers of several steps are made together.
         """
-        if not self._left or steps != self._next:
+        if not self._random or steps != self._next:
             # Some samplers are used once.
             count = _STEPS if self._next else 1
             seeds = [row.seed for row in self._rows] * count
             keys = row_keys(seeds, [step + later for later in range(count) for step in steps])
-            noise = _noise(mx.array(keys), -(-vocabulary // _BLOCK), count)
-            self._random = dict(zip(("of_blocks", "inside_blocks"), noise, strict=True))
+            noise = _noise(mx.array(keys), -(-vocabulary // _BLOCK))
+            made = dict(zip(("of_blocks", "inside_blocks"), noise, strict=True))
             if "xtc" in self._columns:
-                self._random["uniform"] = mx.array(row_uniforms(keys).reshape(count, -1, 1))
-            self._by_step = {
-                name: cast(list[mx.array], mx.split(values, count))[::-1]
-                for name, values in self._random.items()
-            }
-            self._left = count
+                made["uniform"] = mx.array(row_uniforms(keys))
+            self._random_bytes = sum(values.nbytes for values in made.values())
+            of_steps = zip(*(mx.split(values, count) for values in made.values()), strict=True)
+            self._random = [dict(zip(made, numbers, strict=True)) for numbers in of_steps][::-1]
         self._next = [step + 1 for step in steps]
-        self._left -= 1
-        return {name: mx.squeeze(parts.pop(), 0) for name, parts in self._by_step.items()}
+        return self._random.pop()
 
 
 @compiled
-def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]:
-    """Return Gumbel noise for each block, and for each index in a block.
+def _noise(keys: mx.array, blocks: int) -> tuple[mx.array, mx.array]:
+    """Return random factors for each block, and for each index in a block: e to the Gumbel noise.
 
-    keys: the keys of all steps, [steps * rows, 2] uint32.
-    Returns [steps, rows, blocks] and [steps, rows, 1, _BLOCK].
+    The product of a weight and its factor is greatest where the sum of their logarithms is.
+    keys: [n, 2] uint32.
+    Returns [n, blocks, 1] and [n, 1, _BLOCK].
     """
     shape = (blocks + _BLOCK,)
     noise = mx.vmap(lambda key: mx.random.gumbel(shape=shape, key=key))(keys)
-    noise = mx.unflatten(mx.maximum(noise, _LEAST_NOISE), 0, (steps, -1))
-    return noise[..., :blocks], noise[..., None, blocks:]
+    factors = mx.exp(mx.maximum(noise, _LEAST_NOISE))
+    return factors[:, :blocks, None], factors[:, None, blocks:]
 
 
 @compiled
 def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx.array]:
     """Return one token per row and, if the reach is an estimate, whether it was large enough."""
     kept = filtered(logits, reach, columns)
-    weights = likelihood(kept.logits, columns["temperature"])
+    weights = likelihood(kept.logits, kept.top, columns["steepness"])
     if kept.ids is not None:
         weights = mx.put_along_axis(mx.zeros(logits.shape), kept.ids, weights, axis=-1)
     tokens = _drawn(weights, columns["of_blocks"], columns["inside_blocks"])
@@ -247,13 +243,13 @@ def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> m
     """Sample one token per row by weight, [rows] uint32.
 
     weights: [rows, vocabulary] float32, not all 0.
-    of_blocks, inside_blocks: noise, [rows, blocks] and [rows, 1, _BLOCK].
+    of_blocks, inside_blocks: random factors, [rows, blocks, 1] and [rows, 1, _BLOCK].
     """
     blocks = in_blocks(weights, _BLOCK, 0)
-    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + of_blocks, axis=-1, keepdims=True)
-    inside = mx.take_along_axis(blocks, mx.expand_dims(block, 2), axis=1)
-    index = mx.argmax(mx.log(inside) + inside_blocks, axis=-1)
-    return mx.flatten(block * _BLOCK + index)
+    block = mx.argmax(mx.sum(blocks, axis=-1, keepdims=True) * of_blocks, axis=1, keepdims=True)
+    inside = mx.take_along_axis(blocks, block, axis=1)
+    index = mx.argmax(inside * inside_blocks, axis=-1, keepdims=True)
+    return mx.flatten(block * _WIDTH + index)
 
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:
