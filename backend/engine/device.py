@@ -102,6 +102,16 @@ def gathers_half() -> bool:
     return mx.default_device() != mx.Device(mx.DeviceType.cpu)
 
 
+def reads_views() -> bool:
+    """Return whether products of quantised weights take slices without a copy, only on Metal.
+
+    Products of a vector then take broadcast weights too. For the engine thread.
+    """
+    import mlx.core as mx
+
+    return mx.metal.is_available() and mx.default_device() != mx.Device(mx.DeviceType.cpu)
+
+
 def starts_layers_early(device: Device) -> bool:
     """Return whether each layer of a pass is started as soon as its graph is complete.
 

@@ -10,11 +10,16 @@ import pytest
 from mlx.utils import tree_reduce
 
 from backend.engine.caching import kv
+from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
+from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.executing.score_plan import Continuation, ScorePlan
+from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.planning.pace import Pace
 from backend.engine.request import Sampling
+from tests.engine.caching.test_quantized_kv import HYBRID, model_of
 from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import HOUR, Rounds, engine_model
@@ -136,6 +141,75 @@ def _draft_model() -> DraftModel:
     model = kv_model("attention", **WIDE["attention"])
     mx.eval(model.parameters())
     return DraftModel("draft", model, VOCABULARY, VOCABULARY, 1000, 0, kv.cost(model))
+
+
+_CONSTANTS = 1 << 18  # bytes of small arrays that a model makes in its first passes
+FORMS: dict[str, tuple[tuple[int, int], str]] = {
+    "float": ((0, 0), "full"),
+    "float window": ((0, 0), "window"),
+    "8 bits": ((8, 8), "full"),
+    "8 and 4 bits": ((8, 4), "full"),
+    "4 and 8 bits": ((4, 8), "full"),
+    "8 and 4 bits in a window": ((8, 4), "window"),
+    "float hybrid": ((0, 0), "hybrid"),
+    "8 and 4 bits in a hybrid": ((8, 4), "hybrid"),
+    "dequantised": ((8, 4), "cap"),
+}
+
+
+@pytest.mark.usefixtures("exact_buffers", "guesses_always")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_no_step_takes_more_than_the_planner_charges(form: str, rows: int, *, drafts: bool) -> None:
+    model = _form(form)
+    rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupGuesser()])} if drafts else {}
+    engine = engine_model(
+        model, passes=pass_cost(model, VOCABULARY), prompt_cache_bytes=0, prefill_chunk=256, **rest
+    )
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    rounds = Rounds(engine)
+    for ticket in range(rows):
+        prompt = words(300 + 60 * ticket, ticket) if not drafts else [3, 5, 7, 9] * (75 + ticket)
+        rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True)
+    planner, charged, members = rounds.scheduler.planner, 0, 0
+    while rounds.scheduler.busy:
+        mx.synchronize()
+        mx.reset_peak_memory()
+        rounds.step()
+        mx.synchronize()
+        peak = mx.get_peak_memory() - before
+        charges = charged, planner.limits.room - planner.lendable
+        charged, (members, joined) = charges[1], (len(rounds.admitted), members)
+        # Rows that join or stay move to other buffers, one layer after the other.
+        changed = members < joined or bool(planner._latest.join)
+        moved = 2 * _largest_layer(rounds) if changed else 0
+        assert peak <= max(charges) + moved + _CONSTANTS, planner._latest
+    assert not rounds.faults
+
+
+def _form(form: str) -> Any:
+    bits, config = FORMS[form]
+    heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
+    changes: dict[str, Any] = {
+        "full": heads,
+        "window": heads | {"sliding_window": 60},
+        "hybrid": HYBRID,
+        "cap": heads | {"model_type": "gemma2", "query_pre_attn_scalar": 8},
+    }[config]
+    kind = CacheKind(*bits, 32 if any(bits) else 0)
+    model = model_of(
+        kind, "full" if config == "cap" else config, "memory", **changes, num_hidden_layers=4
+    )
+    fit_row_masks(model)
+    return model
+
+
+def _largest_layer(rounds: Rounds) -> int:
+    batches = rounds.scheduler.executor._batches.values()
+    return max((layer.nbytes for batch in batches for layer in batch.cache.layers), default=0)
 
 
 def _scores() -> ScorePlan:

@@ -279,7 +279,7 @@ class BatchCache:
     def member(self, place: int) -> Member:
         """Return the layers and the row that hold a sequence, for another batch to copy."""
         if len(self) == 1 and not self._settled:
-            return self.extract(place), 0
+            return [extracted((layer, self._rows[place])) for layer in self._layers], 0
         return self._layers, self._rows[place]
 
     def join(self, members: Sequence[Member]) -> None:
@@ -391,10 +391,11 @@ class BatchCache:
         """Return a small array that is computed once the KV and these snapshots are.
 
         Wait for this array and not for the KV: a reference to the arrays of the KV would make MLX
-        copy them in full when the next tokens are written.
+        copy them in full when the next tokens are written. The tokens of the latest pass are moved
+        into the windows, so that they do not use memory until the next pass.
         """
         buffers = [
-            leaf.arrays if isinstance(leaf, LayerKV) else getattr(leaf, "keys", leaf.state)
+            leaf.parts if isinstance(leaf, LayerKV) else getattr(leaf, "keys", leaf.state)
             for leaf in leaves(self._layers)
         ]
         kept = [layer.state for snapshot in snapshots for layer in snapshot if layer is not None]
@@ -539,8 +540,9 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
         feed(model, row, 1)
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
-    # What a pass dequantises, for one layer at a time: of all tokens, and of a window.
-    dense, dense_window = 0, (0, 0)
+    # What a pass dequantises, for each layer: of all tokens, and of a window.
+    dense: list[int] = []
+    dense_windows: list[tuple[int, int]] = []
     unknown = False
     for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
@@ -550,11 +552,11 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
             parts = layer.parts if isinstance(layer, LayerKV) else (layer.keys, layer.values)
             windowed.append((sum(part.nbytes for part in parts) // parts[0].shape[2], most))
             if isinstance(layer, QuantizedWindowKV):
-                dense_window = max(dense_window, (layer.packing.dense_bytes(layer), most))
+                dense_windows.append((layer.packing.dense_bytes(layer), most))
         elif isinstance(layer, LayerKV):
             per_token += layer.nbytes // layer.parts[0].shape[2] if layer.parts else 0
             if isinstance(layer, QuantizedKV):
-                dense = max(dense, layer.packing.dense_bytes(layer))
+                dense.append(layer.packing.dense_bytes(layer))
         elif hasattr(layer, "keys"):
             per_token += 0 if layer.keys is None else layer.nbytes // layer.keys.shape[2]
         else:
@@ -568,8 +570,10 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
         grown = -(-(nbytes(layers) - before) // _SETTLED)
         per_token += grown
         fixed += max(before - grown * (_SETTLED - 1), 0)
-    windowed += [dense_window] if dense_window[0] else []
-    return CacheCost(per_token + dense, fixed, tuple(windowed))
+    # MLX allocates arrays for a layer while it still computes another.
+    per_token += sum(sorted(dense)[-2:])
+    windowed += [window for window in sorted(dense_windows)[-2:] if window[0]]
+    return CacheCost(per_token, fixed, tuple(windowed))
 
 
 def _is_measured(layer: Any) -> bool:

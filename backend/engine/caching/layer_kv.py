@@ -178,12 +178,12 @@ class LayerKV:
         return tuple(grown)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        rows, used = len(self.lengths), self.columns_of(self.lengths.longest)
-        return self.for_model(tuple(part[:rows, :, :used] for part in self.buffers))
+        used = self.columns_of(self.lengths.longest)
+        return self.for_model(self.buffers, len(self.lengths), used)
 
-    def for_model(self, parts: Parts) -> tuple[Any, Any]:
-        """Return keys and values in the form that the model accepts."""
-        keys, values = parts
+    def for_model(self, parts: Parts, rows: int, columns: int) -> tuple[Any, Any]:
+        """Return the first rows and columns in the form that the model accepts."""
+        keys, values = (part[:rows, :, :columns] for part in parts)
         return keys, values
 
     def drop(self, tokens: Sequence[int]) -> None:

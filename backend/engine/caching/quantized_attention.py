@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.device import reads_views
+
 _MODULES = ("mlx_lm.models.base", "mlx_vlm.models.base")
 _NAME = "quantized_scaled_dot_product_attention"
 
@@ -38,17 +40,20 @@ def attend(
     """Return the attention of queries, [rows, heads, tokens, size], with the libraries' arguments.
 
     q_keys, q_values: packed values, scales and biases, or an array that is not quantised.
-    bits: bits per number: one for both, or a pair for keys and values; 0 means not quantised.
+    bits: bits per number: one for both, or `Bits`; 0 means not quantised.
     """
-    key_bits, value_bits = (bits, bits) if isinstance(bits, int) else bits
+    key_bits, value_bits, *known = (bits, bits) if isinstance(bits, int) else bits
     rows, heads, tokens, size = queries.shape
     kv_heads = (q_keys[0] if key_bits else q_keys).shape[1]
     # Heads that share keys and values are an axis of their own.
     grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, tokens, size)
     scores = _product(grouped, q_keys, group_size, key_bits, transpose=True)
+    columns = scores.shape[-1]
+    seen = known[0] if known and known[0] else columns
     if isinstance(mask, str):
-        columns = scores.shape[-1]
-        mask = mx.arange(columns - tokens, columns)[:, None] >= mx.arange(columns)
+        mask = mx.arange(seen - tokens, seen)[:, None] >= mx.arange(columns)
+    elif seen < columns:
+        mask = mx.arange(columns) < seen if mask is None else _widened(mask, columns)
     if mask is not None:
         if mask.ndim > 3:
             by_head = mask.shape[1] > 1
@@ -64,13 +69,34 @@ def attend(
     return found.reshape(rows, heads, tokens, found.shape[-1])
 
 
+def _widened(mask: mx.array, columns: int) -> mx.array:
+    """Return the mask with further columns, which it hides."""
+    hidden = False if mask.dtype == mx.bool_ else mx.finfo(mask.dtype).min
+    more = [(0, 0)] * (mask.ndim - 1) + [(0, columns - mask.shape[-1])]
+    return mx.pad(mask, more, constant_values=mx.array(hidden, mask.dtype))
+
+
 def _product(
     left: mx.array, right: Any, group_size: int, bits: int, *, transpose: bool
 ) -> mx.array:
-    if not bits:
-        plain: mx.array = mx.expand_dims(right, 2)
-        return left @ (plain.swapaxes(-1, -2) if transpose else plain)
-    packed, scales, biases = (mx.expand_dims(part, 2) for part in right)
-    return mx.quantized_matmul(
-        left, packed, scales, biases, transpose=transpose, group_size=group_size, bits=bits
+    """Return products, [rows, heads of keys, heads that share them, tokens, n].
+
+    The heads that share keys are rows of the same product: MLX copies keys that are broadcast on a
+    CPU, and multiplies several tokens by them wrongly on Metal
+    (https://github.com/ml-explore/mlx/issues/3480). A single token is multiplied rightly, and for
+    long values faster, because Metal divides products of vectors among more threads.
+    """
+    *batch, shared, tokens, _ = left.shape
+    if bits and tokens == 1 and reads_views():
+        packed, scales, biases = (mx.expand_dims(part, 2) for part in right)
+        flat = left
+    else:
+        flat = mx.flatten(left, 2, 3)
+        if not bits:
+            plain: mx.array = flat @ (right.swapaxes(-1, -2) if transpose else right)
+            return plain.reshape(*batch, shared, tokens, plain.shape[-1])
+        packed, scales, biases = right
+    found = mx.quantized_matmul(
+        flat, packed, scales, biases, transpose=transpose, group_size=group_size, bits=bits
     )
+    return found.reshape(*batch, shared, tokens, found.shape[-1])

@@ -22,6 +22,7 @@ import mlx.core as mx
 from backend.engine.caching.layer_kv import LayerKV, Parts
 from backend.engine.caching.shared_numbers import shared_numbers
 from backend.engine.caching.window_kv import WindowKV
+from backend.engine.device import reads_views
 
 # Packed values (uint32), scales and biases, each [sequences, heads, tokens, n].
 _PACKED = 3
@@ -51,8 +52,8 @@ class Packing:
         return tuple(mx.quantize(part, group_size=self.group_size, bits=bits)) if bits else (part,)
 
     def unpacked(self, part: Any, bits: int) -> Any:
-        """Return keys or values in the form that the model accepts. part: as stored."""
-        if not (bits and self.dense):
+        """Return keys or values without quantisation. part: as stored."""
+        if not bits:
             return part
         packed, scales, biases = part
         return mx.dequantize(packed, scales, biases, group_size=self.group_size, bits=bits)
@@ -72,15 +73,33 @@ class Packing:
 
 
 class _Quantized(LayerKV):
-    """Base of the classes below. keys, values: one array each, or a tuple of `_PACKED` arrays."""
+    """Base of the classes below. keys, values: one array each, or a tuple of `_PACKED` arrays.
+
+    The model gets whole buffers where MLX copies a slice before it is multiplied or dequantised.
+    These have columns for the next tokens only, because each pass reads all of them.
+    """
 
     packing: Packing
+    _expected = 0
 
     def pack(self, packing: Packing) -> None:
         self.packing = packing
         self.group_size = packing.group_size
         if not packing.dense:
-            self.bits = packing.bits  # mlx-lm's sign of packed values
+            self.bits: tuple[int, ...] = packing.bits  # mlx-lm's sign of packed values
+
+    @property
+    def _slices(self) -> bool:
+        """Whether the model gets slices of packed buffers."""
+        return reads_views() and not self.packing.dense
+
+    @property
+    def expected(self) -> int:
+        return self._expected if self._slices else 0
+
+    @expected.setter
+    def expected(self, tokens: int) -> None:
+        self._expected = tokens
 
     @property
     def buffers(self) -> Parts:
@@ -100,9 +119,16 @@ class _Quantized(LayerKV):
         packed, (key, value) = self.packing.packed, self.packing.bits
         return (*packed(keys, key), *packed(values, value))
 
-    def for_model(self, parts: Parts) -> tuple[Any, Any]:
-        (keys, values), (key, value) = self._pair(parts), self.packing.bits
-        return self.packing.unpacked(keys, key), self.packing.unpacked(values, value)
+    def for_model(self, parts: Parts, rows: int, columns: int) -> tuple[Any, Any]:
+        packing = self.packing
+        if packing.dense:
+            whole = zip(self._pair(tuple(part[:rows] for part in parts)), packing.bits, strict=True)
+            keys, values = (packing.unpacked(*part)[:, :, :columns] for part in whole)
+            return keys, values
+        if not self._slices:
+            self.bits = (*packing.bits, columns)
+            columns = parts[0].shape[2]
+        return self._pair(tuple(part[:rows, :, :columns] for part in parts))
 
     @property
     def state(self) -> tuple[Any, ...]:

@@ -81,12 +81,11 @@ class WindowKV(LayerKV):
         if not self._outside:
             return super().keys_and_values()
         rows, used = len(self._before), self.columns_of(self._before.longest)
-        return self.for_model(
-            tuple(
-                mx.concatenate([part[:rows, :, :used], fresh], axis=2) if used else fresh
-                for part, fresh in zip(self.buffers, self._outside, strict=True)
-            )
+        parts = tuple(
+            mx.concatenate([part[:rows, :, :used], fresh], axis=2) if used else fresh
+            for part, fresh in zip(self.buffers, self._outside, strict=True)
         )
+        return self.for_model(parts, rows, parts[0].shape[2])
 
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove tokens as in `LayerKV`; from a full window, only tokens of the latest pass."""
