@@ -12,10 +12,11 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 
 from backend.engine.errors import ModelRejected
+from backend.engine.loading.adapter_changes import choose_among
 from backend.engine.loading.adapter_layers import apply_adapters
 from backend.engine.loading.adapters import Adapter, AdapterRequest, inspect_adapter
-from backend.engine.loading.row_adapters import RowAdapters, add_choices, require_rows
-from backend.engine.request import GenerationRequest
+from backend.engine.loading.row_adapters import RowAdapters
+from backend.engine.loading.stages import at_once
 from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words
 from tests.engine.random_models import CONFIGS, random_model
@@ -58,6 +59,16 @@ def write_choices(folder: Path, model: Any, scale: float = 0.2, **ranks: int) ->
     return found
 
 
+def add_choices(model: Any, choices: dict[str, Adapter]) -> RowAdapters:
+    adapters = RowAdapters(mx.float32)
+    at_once(choose_among(choices, model, adapters, lambda _: None))
+    return adapters
+
+
+def numbers(adapters: RowAdapters, *names: str) -> list[int]:
+    return [adapters.numbers[name] if name else 0 for name in names]
+
+
 @pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_row_computes_what_its_adapter_computes_alone(
@@ -74,7 +85,7 @@ def test_every_row_computes_what_its_adapter_computes_alone(
 
     served = model()
     adapters = add_choices(served, choices)
-    with adapters.using(["two", "", "one", "three"]):
+    with adapters.using(numbers(adapters, "two", "", "one", "three")):
         together = served(tokens)
     for row, name in enumerate(["two", "", "one", "three"]):
         own = model()
@@ -94,13 +105,14 @@ def test_rows_of_an_architecture_compute_what_they_compute_alone(
     served, names = model(), ["two", "", "one"]
     choices = write_choices(tmp_path, served, 0.1, one=2, two=4)
     if architecture in _REFUSED:
+        before = {path: type(module) for path, module in served.named_modules()}
         with pytest.raises(ModelRejected, match=rf"{_REFUSED[architecture]}.*LoraAdapter"):
-            require_rows("a", served, add_choices(served, choices))
+            add_choices(served, choices)
+        assert {path: type(module) for path, module in served.named_modules()} == before
         return
     adapters = add_choices(served, choices)
-    require_rows("a", served, adapters)
     tokens = mx.array([words(9, row) for row in range(3)]) % 96
-    with adapters.using(names):
+    with adapters.using(numbers(adapters, *names)):
         together = served(tokens)
     for row, name in enumerate(names):
         own = model()
@@ -177,16 +189,10 @@ def test_rows_of_a_model_in_half_precision_choose(dtype: mx.Dtype, tmp_path: Pat
     tokens = mx.array([words(9, row) for row in range(2)]) % 96
 
     def logits() -> mx.array:
-        with adapters.using(["two", "one"]):
+        with adapters.using(numbers(adapters, "two", "one")):
             found: mx.array = model(tokens)
         return found.astype(mx.float32)
 
     expected = logits()
     model.set_dtype(dtype)
     assert mx.abs(logits() - expected).max() < 0.1 * mx.abs(expected).max()
-
-
-def test_an_index_is_the_position_of_a_name() -> None:
-    adapters = RowAdapters(["a", "b"])
-    assert [adapters.index(name) for name in ("", "a", "b")] == [0, 1, 2]
-    assert GenerationRequest.__dataclass_fields__["adapter"].default == ""
