@@ -149,7 +149,7 @@ def test_a_change_of_adapters_is_refused_and_the_model_stays(
 ) -> None:
     adapter = write_adapter(tmp_path / "adapter", random_weights(1, ATTENTION))
     ranks.load(Options=["load_trial:false"])
-    with pytest.raises(grpc.RpcError, match="option adapters is set.*ranks divide") as caught:
+    with pytest.raises(grpc.RpcError, match=r"option adapters is set.*ranks divide") as caught:
         ranks.load(Options=["load_trial:false", f"adapters:a={adapter}"])
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert text_answer(ranks, SHORT)
