@@ -21,7 +21,7 @@ from backend.engine.loading.row_adapters import RowAdapters
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.model import EngineModel
 from tests.engine.kv_models import words
-from tests.engine.random_models import new_random_model
+from tests.engine.random_models import random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
 from tests.engine.test_row_adapters import write_choices
 from tests.long import examples
@@ -38,11 +38,11 @@ def short_stages() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
-    return write_choices(tmp_path_factory.mktemp("adapters"), new_random_model("full"))
+    return write_choices(tmp_path_factory.mktemp("adapters"), random_model("full"))
 
 
 def new_model(**changes: Any) -> EngineModel:
-    network = new_random_model("full")
+    network = random_model("full")
     return engine_model(network, adapters=RowAdapters(mx.float32), **changes)
 
 
@@ -60,7 +60,7 @@ def held(model: EngineModel) -> int:
         array.nbytes
         for _, module in model.model.named_modules()
         if isinstance(module, row_adapters.ChoosingLinear)
-        for array in (module.lora_a, module.lora_b)
+        for array in (module.lora_a, module.lora_b, module.gain)
     )
 
 
@@ -192,7 +192,7 @@ def test_the_same_name_with_other_weights_does_not_use_stored_kv(
 def test_adapters_that_running_requests_leave_no_memory_for_are_refused(
     files: dict[str, Adapter], expected: dict[tuple[str, int], list[int]]
 ) -> None:
-    network = new_random_model("full")
+    network = random_model("full")
     model = engine_model(network, adapters=RowAdapters(mx.float32), memory_limit=MIB)
     rounds = Rounds(model)
     rounds.submit(1, prompt(0), 12)

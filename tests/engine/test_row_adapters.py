@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,13 @@ from mlx.nn.layers.quantized import quantize
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.adapter_changes import choose_among
 from backend.engine.loading.adapter_layers import apply_adapters
-from backend.engine.loading.adapters import Adapter, AdapterRequest, inspect_adapter
+from backend.engine.loading.adapters import (
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    AdapterRequest,
+    inspect_adapter,
+)
 from backend.engine.loading.row_adapters import RowAdapters
 from backend.engine.loading.stages import at_once
 from tests.architectures.shapes import UNBUILT, architectures, tiny_model
@@ -93,6 +101,46 @@ def test_every_row_computes_what_its_adapter_computes_alone(
         assert mx.allclose(own(tokens[row : row + 1])[0], together[row], atol=1e-4), name
     assert mx.allclose(served(tokens), model()(tokens), atol=1e-5)
     assert not mx.allclose(together[0], served(tokens)[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_choose_dora(bits: int, bias: bool, tmp_path: Path) -> None:
+    choices = write_choices(tmp_path, random_model("full"), one=2)
+    folder = tmp_path / "dora"
+    shutil.copytree(tmp_path / "one", folder)
+    config = json.loads((folder / CONFIG).read_text()) | {"fine_tune_type": "dora"}
+    (folder / CONFIG).write_text(json.dumps(config))
+    weights = mx.load(str(folder / WEIGHTS))
+    assert isinstance(weights, dict)
+    for name, value in list(weights.items()):
+        if name.endswith("lora_b"):
+            length = 1 + mx.random.uniform(shape=value.shape[1:], key=mx.random.key(len(name)))
+            weights[f"{name.removesuffix('lora_b')}m"] = length
+    mx.save_safetensors(str(folder / WEIGHTS), weights)
+    choices["dora"] = inspect_adapter(folder, AdapterRequest("dora"))
+
+    def model() -> Any:
+        made = random_model("full")
+        if bias:
+            for _, module in made.named_modules():
+                if isinstance(module, Linear):
+                    module.bias = mx.random.normal(module.weight.shape[:1], key=mx.random.key(1))
+        if bits:
+            quantize(made, 32, bits, class_predicate=_fits)
+        return made
+
+    tokens = mx.array([words(9, row) for row in range(3)]) % 96
+    served, names = model(), ["dora", "", "one"]
+    adapters = add_choices(served, choices)
+    with adapters.using(numbers(adapters, *names)):
+        together = served(tokens)
+    for row, name in enumerate(names):
+        own = model()
+        apply_adapters(own, [choices[name]] if name else [])
+        expected = own(tokens[row : row + 1])[0]
+        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
+    assert mx.abs(together[0] - served(tokens)[0]).max() > 0.01
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)

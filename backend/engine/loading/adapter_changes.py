@@ -61,9 +61,8 @@ def choose_among(
             needed = size
             for path, own in parts.items():
                 layer = adapters.layers[path]
-                ranks = {number: part.rank for number, part in own.items()}
-                needed += layer.bytes_with(ranks) - layer.nbytes
-            reserve(needed)
+                needed += layer.bytes_with(own) - layer.nbytes
+            reserve(needed + _working_bytes(parts))
         done = 0
         while parts:
             path, own = parts.popitem()
@@ -72,13 +71,15 @@ def choose_among(
             if done >= _STAGE_BYTES:
                 done = 0
                 yield "engine"
+        if new:
+            reserve(adapters.nbytes)
+        adapters.numbers = numbers
     except BaseException:
         remove(model, adapters, new.keys())
         reserve(adapters.nbytes)
         raise
     finally:
         adapters.changing = False
-    adapters.numbers = numbers
 
 
 def remove(model: Any, adapters: RowAdapters, numbers: Collection[int]) -> None:
@@ -101,13 +102,15 @@ def _parts(
     layers: dict[str, dict[int, Part]] = {}
     for number, adapter in new.items():
         whole, parts = contents(model, adapter, modules)
-        if adapter.kind != "lora":
+        if adapter.kind == "full":
             raise _rejected(adapter, f"it is of the kind {adapter.kind}")
         if whole:
             raise _rejected(adapter, f"it replaces {shown(next(iter(whole)))}")
         for path, part in parts:
             base = layer_at(path, modules, adapter)
-            if type(base) not in _CHOOSABLE:
+            if type(base) not in _CHOOSABLE or (
+                adapter.kind == "dora" and type(base) is LoRALinear
+            ):
                 raise _rejected(adapter, f"it adapts {shown(path)}, a {type(base).__name__}")
             if not any(map(str.isdigit, path.split("."))):  # the output layer gets fewer tokens
                 raise _rejected(adapter, f"it adapts {shown(path)}, which is outside the blocks")
@@ -116,6 +119,20 @@ def _parts(
             require_shapes(path, part, getattr(base, "linear", base))
             layers.setdefault(path, {})[number] = part
     return layers
+
+
+def _working_bytes(parts: Mapping[str, Mapping[int, Part]]) -> int:
+    """Return the bytes that the change of one layer needs besides its stacks.
+
+    For DoRA, the whole weight of a layer is computed.
+    """
+    return max(
+        2 * mx.float32.size * part.weights["lora_a"].shape[0] * part.weights["lora_b"].shape[1]
+        if part.adapter.kind == "dora"
+        else 0
+        for own in parts.values()
+        for part in own.values()
+    )
 
 
 def _wrap(model: Any, adapters: RowAdapters, paths: Collection[str]) -> None:

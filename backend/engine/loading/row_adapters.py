@@ -1,8 +1,8 @@
-"""Applies LoRA adapters of which each row of a batch uses one or none.
+"""Applies LoRA and DoRA adapters of which each row of a batch uses one or none.
 
-A layer computes W x + s B A x with A and B of the row's adapter. The A and the B of all adapters
-that change a layer are stacked, padded to the largest rank, so that one product serves all rows.
-Index 0 of a stack means no adapter: A and B are 0.
+A layer computes (1 + g) W x + B A x with g, B and A of the row's adapter; g is 0 for LoRA. Those of
+all adapters that change a layer are stacked, padded to the largest rank, so that one product serves
+all rows. Index 0 of a stack means no adapter: all are 0.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mlx.nn.layers.base import Module
 
 from backend.engine.device import gathers_half
 from backend.engine.loading.adapter_layers import Part, sizes_of
+from backend.engine.loading.dense import dense_weight
 
 
 class RowAdapters:
@@ -85,6 +86,7 @@ class ChoosingLinear(Module):
 
     lora_a: mx.array
     lora_b: mx.array
+    gain: mx.array
 
     def __init__(self, base: Any, adapters: RowAdapters) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,6 +94,7 @@ class ChoosingLinear(Module):
         self._adapters = adapters
         self._ranks: dict[int, int] = {}  # by number, in the order of the stacks
         self._slots: tuple[int, ...] = ()
+        self._doras: list[int] = []  # the numbers of adapters whose gain is not 0
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -102,36 +105,43 @@ class ChoosingLinear(Module):
     def nbytes(self) -> int:
         return self.bytes_with({})
 
-    def bytes_with(self, added: Mapping[int, int]) -> int:
-        """Return the bytes of the stacks once they also have adapters of these ranks."""
-        ranks = {**self._ranks, **added}
-        width = sum(sizes_of(self.linear)) * self._adapters.dtype.size
-        return (len(ranks) + 1) * max(ranks.values()) * width if ranks else 0
+    def bytes_with(self, added: Mapping[int, Part]) -> int:
+        """Return the bytes of the stacks once they also have these adapters."""
+        ranks = {**self._ranks, **{number: part.rank for number, part in added.items()}}
+        if not ranks:
+            return 0
+        inputs, outputs = sizes_of(self.linear)
+        width = max(ranks.values()) * (inputs + outputs) + outputs
+        return (len(ranks) + 1) * width * self._adapters.dtype.size
 
     def change(self, added: Mapping[int, Part], removed: Collection[int] = ()) -> None:
         """Add adapters to the stacks and remove others. After an error the stacks are as before."""
         dtype = self._adapters.dtype
-        pairs = {
-            number: (self.lora_a[at, :, :rank], self.lora_b[at, :rank])
+        kept = {
+            number: (self.lora_a[at, :, :rank], self.lora_b[at, :rank], self.gain[at])
             for at, (number, rank) in enumerate(self._ranks.items(), 1)
             if number not in removed
         }
-        for number, part in added.items():
-            second = part.scale * part.weights["lora_b"].astype(mx.float32)
-            pairs[number] = (part.weights["lora_a"].astype(dtype), second.astype(dtype))
-        ranks = {number: first.shape[1] for number, (first, _) in pairs.items()}
-        if pairs:
+        parts = kept | {
+            number: _in_type(part, self.linear, dtype) for number, part in added.items()
+        }
+        ranks = {number: first.shape[1] for number, (first, _, _) in parts.items()}
+        if parts:
             rank = max(ranks.values())
             inputs, outputs = sizes_of(self.linear)
             firsts, seconds = [mx.zeros((inputs, rank), dtype)], [mx.zeros((rank, outputs), dtype)]
-            for first, second in pairs.values():
+            gains = [mx.zeros(outputs, dtype)]
+            for first, second, gain in parts.values():
                 missing = (0, rank - first.shape[1])
                 firsts.append(mx.pad(first, [(0, 0), missing]))
                 seconds.append(mx.pad(second, [missing, (0, 0)]))
-            stacks = mx.stack(firsts), mx.stack(seconds)
+                gains.append(gain)
+            stacks = mx.stack(firsts), mx.stack(seconds), mx.stack(gains)
             mx.eval(stacks)
-            self.lora_a, self.lora_b = stacks
+            self.lora_a, self.lora_b, self.gain = stacks
         self._ranks, self._slots = ranks, tuple(ranks)
+        doras = {number for number, part in added.items() if part.adapter.kind == "dora"}
+        self._doras = [number for number in ranks if number in {*self._doras, *doras}]
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.linear(x)
@@ -146,7 +156,27 @@ class ChoosingLinear(Module):
             return y
         wide = x.reshape(len(rows), -1, x.shape[-1]).astype(self.lora_a.dtype)
         change = _product(_product(wide, self.lora_a, chosen), self.lora_b, chosen)
+        if self._doras:
+            product = y - self._bias if self._bias is not None else y
+            change += self.gain[chosen][:, None] * product.reshape(change.shape)
         return y + change.reshape(y.shape).astype(y.dtype)
+
+    @property
+    def _bias(self) -> mx.array | None:
+        bias: mx.array | None = getattr(self.linear, "linear", self.linear).get("bias")
+        return bias
+
+
+def _in_type(part: Part, linear: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
+    """Return an adapter's A, B and g of a layer."""
+    first = part.weights["lora_a"]
+    second = part.scale * part.weights["lora_b"].astype(mx.float32)
+    gain = mx.zeros(second.shape[1])
+    if part.adapter.kind == "dora":
+        whole = dense_weight(linear, mx.float32) + (first @ second).T
+        factor = part.weights["m"] / mx.linalg.norm(whole, axis=1)
+        second, gain = second * factor, factor - 1
+    return first.astype(dtype), second.astype(dtype), gain.astype(dtype)
 
 
 def _product(rows: mx.array, matrices: mx.array, chosen: mx.array) -> mx.array:
