@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,26 @@ def test_every_row_computes_what_its_adapter_computes_alone(
     assert not mx.allclose(together[0], served(tokens)[0], atol=1e-2)
 
 
+def check_rows(
+    new: Callable[[], Any],
+    served: Any,
+    adapters: RowAdapters,
+    names: Sequence[str],
+    choices: dict[str, Adapter],
+) -> None:
+    """Compare each row with a model of its own, to which its adapter is applied."""
+    tokens = mx.array([words(9, row) for row in range(len(names))]) % 96
+    with adapters.using(numbers(adapters, *names)):
+        together = served(tokens)
+    for row, name in enumerate(names):
+        own = new()
+        bare = own(tokens[row : row + 1])[0]
+        apply_adapters(own, [choices[name]] if name else [])
+        expected = own(tokens[row : row + 1])[0]
+        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
+        assert not name or mx.abs(expected - bare).max() > 1e-3 * mx.abs(bare).max(), name
+
+
 @pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize("bias", [False, True])
 def test_rows_choose_dora(bits: int, bias: bool, tmp_path: Path) -> None:
@@ -130,17 +151,9 @@ def test_rows_choose_dora(bits: int, bias: bool, tmp_path: Path) -> None:
             quantize(made, 32, bits, class_predicate=_fits)
         return made
 
-    tokens = mx.array([words(9, row) for row in range(3)]) % 96
     served, names = model(), ["dora", "", "one"]
     adapters = add_choices(served, choices)
-    with adapters.using(numbers(adapters, *names)):
-        together = served(tokens)
-    for row, name in enumerate(names):
-        own = model()
-        apply_adapters(own, [choices[name]] if name else [])
-        expected = own(tokens[row : row + 1])[0]
-        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
-    assert mx.abs(together[0] - served(tokens)[0]).max() > 0.01
+    check_rows(model, served, adapters, names, choices)
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
@@ -159,14 +172,7 @@ def test_rows_of_an_architecture_compute_what_they_compute_alone(
         assert {path: type(module) for path, module in served.named_modules()} == before
         return
     adapters = add_choices(served, choices)
-    tokens = mx.array([words(9, row) for row in range(3)]) % 96
-    with adapters.using(numbers(adapters, *names)):
-        together = served(tokens)
-    for row, name in enumerate(names):
-        own = model()
-        apply_adapters(own, [choices[name]] if name else [])
-        expected = own(tokens[row : row + 1])[0]
-        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
+    check_rows(model, served, adapters, names, choices)
 
 
 def _fits(path: str, module: Any) -> bool:
