@@ -24,6 +24,7 @@ from gateway.metrics import Metrics
 from gateway.openai.warm_prompts import warm_prompts
 from gateway.origins import OriginMiddleware
 from gateway.routes import (
+    adapters,
     chat,
     completions,
     embeddings,
@@ -46,10 +47,10 @@ from gateway.used_prompts import UsedPrompts
 
 PREFIXES = ("/v1", "", "/api/v0", "/api/v1", "/v2")  # LM Studio's, Lemonade's, Cohere's
 _APIS = (
-    chat, completions, embeddings, health, messages, models, rerank, responses, tokenize,
+    adapters, chat, completions, embeddings, health, messages, models, rerank, responses, tokenize,
     transcriptions,
 )  # fmt: skip
-ROUTERS = tuple(api.router for api in _APIS)
+ROUTERS = (adapters.lists, *(api.router for api in _APIS))
 
 
 def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic) -> FastAPI:

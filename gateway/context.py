@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gateway.errors import ApiError
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
@@ -23,6 +24,12 @@ class Gateway:
     metrics: Metrics
     prompts: UsedPrompts = field(default_factory=lambda: UsedPrompts(None))
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+
+    def require_one_owner(self) -> None:
+        """Raise ApiError if there are several keys, of which none may change what others use."""
+        if len(self.settings.api_keys) > 1:
+            message = "models cannot be changed here, because this gateway has several API keys"
+            raise ApiError(403, message, code="several_keys")
 
 
 async def _gateway(request: Request) -> Gateway:  # FastAPI would run a plain function on a thread

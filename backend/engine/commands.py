@@ -33,6 +33,7 @@ class Submit:
     media: the images and sounds in the prompt.
     key: the prompt in the form that caches compare, built in advance on a prompt thread.
     positions: the checkpoint positions: lengths of prefixes that later prompts probably share.
+    adapter: the number of the adapter that the request has chosen; 0 means none.
     """
 
     epoch: int
@@ -46,6 +47,7 @@ class Submit:
     media: MediaPlan | None = None
     key: PrefixKey | None = None
     positions: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,14 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Run the next stage of a load; after the last stage, the new model replaces the current one.
+    """Run the next stage of a load; after the last stage, a new model replaces the current one.
 
     abandoned: set when the caller no longer waits, which ends the load.
-    done: the name of the thread for the next stage or, after the last stage, the new model.
+    stages: their result is a new model, or the current model with other adapters.
+    done: the name of the thread for the next stage or, after the last stage, the served model.
     """
 
-    stages: Stages[Built]
+    stages: Stages[Built | ServedModel]
     abandoned: Event
     done: Future[StageThread | ServedModel] = field(default_factory=Future)
 

@@ -22,6 +22,7 @@ from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.readers import Reader
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import (
+    InvalidRequest,
     NotLoaded,
     Overloaded,
     ShuttingDown,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from backend.engine.loading.stages import Stages, StageThread
+    from backend.engine.model import Built
     from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
@@ -164,6 +166,8 @@ class Engine:
 
         Loads run one after the other. If a load fails, the current model stays loaded, unless ranks
         divide the model: ranks run their steps together, so they drop the current model first.
+        A request that equals the loaded model's, except for the option `adapters`, only changes the
+        adapters.
         Cancelling the awaiting task cancels the load, including a download. If the load still does
         not end its work on files, its thread is abandoned.
         """
@@ -179,9 +183,10 @@ class Engine:
                 # MLX and OpenBLAS hang or end the process if they get no thread.
                 require_threads(most_blas_threads() + _NATIVE_THREADS)
             self._before_load()
-            self._connect_ranks(request)
-            if self._leader is not None:
-                await self._drop_model()
+            if not self._only_changes_adapters(request):
+                self._connect_ranks(request)
+                if self._leader is not None:
+                    await self._drop_model()
             abandoned = self._abandoned = threading.Event()
             self._loading = self.heartbeat.patient = True
             loading = asyncio.ensure_future(self._load(request, abandoned))
@@ -399,11 +404,32 @@ class Engine:
         assert self._failure is not None, "start() comes first"
         return await asyncio.shield(self._failure)
 
+    def _only_changes_adapters(self, request: LoadRequest) -> bool:
+        """Return whether a load request only changes the adapters of the loaded model.
+
+        Raises InvalidRequest if ranks divide that model.
+        """
+        loaded = None if self._served is None else self._served.request
+        if loaded is None or loaded.choices == request.choices:
+            return False
+        same = loaded.without_choices() == request.without_choices()
+        if same and self._leader is not None:
+            raise InvalidRequest(
+                "option adapters is set, but adapters are not applied where ranks divide the model:"
+                " leave it out, or serve it with one rank"
+            )
+        return same
+
     async def _load(self, request: LoadRequest, abandoned: threading.Event) -> ServedModel:
-        from backend.engine.loading.loader import load
+        from backend.engine.loading.loader import change_adapters, load
 
         assert self._loop is not None
-        stages = load(request, next(self._epochs), abandoned, self._leader)
+        served, worker = self._served, self._worker
+        stages: Stages[Built | ServedModel]
+        if served is not None and self._only_changes_adapters(request):
+            stages = change_adapters(request, served, lambda: worker.scheduler, abandoned)
+        else:
+            stages = load(request, next(self._epochs), abandoned, self._leader)
         at: StageThread | ServedModel = "files"
         while isinstance(at, str):
             if at == "files" and not abandoned.is_set():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class LoadRequest:
     most_audios: int = 0
     most_videos: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def without_choices(self) -> LoadRequest:
+        """Return the request without the option `adapters`, which a loaded model can change."""
+        settings = {name: value for name, value in self.settings.items() if name != "adapters"}
+        return replace(self, choices=(), settings=settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class EngineModel:
         """Let each row of passes that are built in the block use the adapter of its sequence."""
         if self.adapters is None:
             return _NO_ADAPTERS
-        return self.adapters.using([sequence.request.adapter for sequence in sequences])
+        return self.adapters.using([sequence.adapter for sequence in sequences])
 
 
 class RowQueue(Protocol):

@@ -119,8 +119,9 @@ class Preparer:
             )
 
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
-            if bare.adapter:
-                key = key.computed_by(1 + served.adapters.index(bare.adapter))
+            adapter = served.adapters[bare.adapter] if bare.adapter else 0
+            if adapter:
+                key = key.computed_by(adapter)
             rule: AnswerRule | None = None
             if bare.constraint is not None:
                 yield "grammar"
@@ -154,6 +155,7 @@ class Preparer:
                     media=prompt.media,
                     key=key,
                     positions=prompt.places,
+                    adapter=adapter,
                 )
             )
 

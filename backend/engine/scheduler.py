@@ -18,7 +18,14 @@ import mlx.core as mx
 
 from backend.engine.commands import Submit
 from backend.engine.engine_state import GuessReport
-from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
+from backend.engine.errors import (
+    EngineError,
+    EngineFailed,
+    InvalidRequest,
+    ModelRejected,
+    Overloaded,
+    is_allocation_failure,
+)
 from backend.engine.events import Undelivered
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
@@ -48,7 +55,9 @@ from backend.engine.repetition import RepetitionGuard
 from backend.engine.request import MOST_DRAFT_TOKENS
 from backend.engine.sampling.filters import search_all
 from backend.engine.units import MIB
+from common.field_names import named
 from common.stop_strings import StopMatcher
+from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.vision.media_prefill import MediaReader
@@ -126,6 +135,7 @@ class Scheduler:
             ),
             model.pace,
         )
+        self._adapter_bytes = 0 if model.adapters is None else model.adapters.nbytes
         gauges.experts = None if model.experts is None else model.experts.counts
         self._show_guessing()
 
@@ -149,6 +159,10 @@ class Scheduler:
     def submit(self, command: Submit) -> None:
         """Add a sequence; the next step may start it."""
         request, plan, media = command.request, command.plan, command.media
+        adapters = self._model.adapters
+        if command.adapter and not (adapters and command.adapter in adapters.loaded):
+            self._publish(command.ticket, _removed(request.adapter))
+            return
         constraint = command.constraint
         scoring = None if plan is None else Scoring(plan, side_by_side=self._model.batches)
         sequence = ExecutorSequence(
@@ -160,6 +174,7 @@ class Scheduler:
             scoring=scoring,
             media=media,
             stored=command.stored,
+            adapter=command.adapter,
         )
         text = self._model.new_text(request.prompt.continues)
         limit = self._model.repetition_guard
@@ -469,6 +484,7 @@ class Scheduler:
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
         self._show_guessing()
+        self.remove_adapters()
         unstored = self.planner.entries.unstored
         if unstored.bit_length() > gauges.unstored.bit_length():  # at 1, 2, 4, 8 …
             _log.warning(
@@ -506,6 +522,49 @@ class Scheduler:
         self._events += self.executor.other_memory_events()
         return lendable
 
+    @property
+    def model(self) -> EngineModel:
+        return self._model
+
+    def count_adapters(self, nbytes: int) -> None:
+        """Count `nbytes` as the bytes of all adapters from which requests choose.
+
+        Cached prefixes are evicted for them. Raises Overloaded if sequences use the memory, and
+        ModelRejected if they would not fit without any.
+        """
+        more = nbytes - self._adapter_bytes
+        if more > max(self.planner.limits.room, 0):
+            raise ModelRejected(
+                f"the adapters take {nbytes // MIB} MiB, but the memory limit of"
+                f" {self._model.memory_limit // MIB} MiB leaves"
+                f" {(self.planner.limits.room + self._adapter_bytes) // MIB} MiB beside the model:"
+                " name fewer adapters, or raise memory_limit_mib"
+            )
+        if not self.planner.reserve(more):
+            raise Overloaded(
+                f"the adapters take {more // MIB} MiB more, which running requests use: try again"
+                " when they are done, or raise memory_limit_mib"
+            )
+        self._adapter_bytes = nbytes
+        self._model.weights_bytes += more
+        if not self.busy:
+            self.step()
+
+    def remove_adapters(self) -> None:
+        """Remove the adapters from memory that no request may choose and no sequence uses."""
+        adapters = self._model.adapters
+        if adapters is None or not adapters.unnamed:
+            return
+        from backend.engine.loading.adapter_changes import remove
+
+        used = {sequence.adapter for sequence in self.executor.sequences.values()}
+        if unused := adapters.unnamed - used:
+            try:
+                remove(self._model.model, adapters, unused)
+            except Exception as fault:  # the next call tries again
+                self._report("the removal of an adapter", fault)
+            self.count_adapters(adapters.nbytes)
+
     def memory(self) -> dict[str, int]:
         """Return the bytes that MLX uses for this model besides the weights, by purpose."""
         parts = {
@@ -517,9 +576,18 @@ class Scheduler:
             parts["draft_kv_cache"] = self.executor.draft_bytes
         if self._model.experts is not None:
             parts["expert_cache"] = self._model.experts.nbytes
+        if self._model.adapters is not None:
+            parts["adapters"] = self._adapter_bytes
         if self._model.media is not None:
             parts["media_features"] = self.executor.feature_bytes
         return parts
+
+
+def _removed(adapter: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{named('Metadata mlx.adapter')} is {shown(adapter)}, which was removed before the request"
+        " began: send the request with another adapter, or none"
+    )
 
 
 def _fault(fault: Exception) -> EngineFailed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from backend.engine.load_request import LoadRequest
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import ChatPrompt, Extras
 from backend.engine.speech.transcript import SpeechAbilities
@@ -40,11 +41,12 @@ class ServedModel:
     default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
     template_words: the `REASONING_WORDS` that the chat template uses.
     constraints: compiles constraints, for models that generate text.
-    adapters: names of the adapters of which a request may choose one.
+    adapters: the numbers of the adapters of which a request may choose one, by name.
     reader: prepares requests that are not generations.
     speech: the abilities of a speech-to-text model.
     media_limits: the limits on media in requests.
     division: how ranks divide the model, for logs; '' if they do not.
+    request: the request that loaded the model, if another request may change its adapters.
     """
 
     name: str
@@ -72,10 +74,11 @@ class ServedModel:
     constraints: ConstraintCompiler | None = None
     disk: DiskCache | None = None
     reader: Reader | None = None
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, int] = field(default_factory=dict)
     speech: SpeechAbilities | None = None
     media_limits: MediaLimits = field(default_factory=MediaLimits)
     division: str = ""
+    request: LoadRequest | None = None
 
     def parser(
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False

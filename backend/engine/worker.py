@@ -81,6 +81,12 @@ class Worker:
         """Withdraw an announcement: the command was sent, or will not come soon."""
         self._announced.discard(ticket)
 
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the loaded text model. For the engine thread."""
+        assert self._scheduler is not None
+        return self._scheduler
+
     def in_memory(self, prompt: Sequence[int]) -> int:
         """Return how many of the prompt's tokens have KV in memory; the number may be outdated."""
         from backend.engine.planning.prefix_index import PrefixKey
@@ -270,7 +276,7 @@ class Worker:
                 raise Cancelled("the load was cancelled")
             thread = next(command.stages)
         except StopIteration as finished:
-            built: Built = finished.value
+            result: Built | ServedModel = finished.value
         except BaseException as fault:
             command.stages.close()
             # The frames of the traceback refer to weights that were already read.
@@ -281,7 +287,7 @@ class Worker:
         else:
             command.done.set_result(thread)
             return
-        command.done.set_result(self._take_over(*built))
+        command.done.set_result(self._take_over(*result) if isinstance(result, tuple) else result)
 
     def _take_over(
         self, model: EngineModel | None, new_encoder: NewQueue | None, served: ServedModel

@@ -81,6 +81,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
         if facts.division:
             words += f" on {facts.division}"
+        if before is not None and before.epoch == facts.epoch:
+            words = f"requests to {facts.name} may choose the adapters {', '.join(facts.adapters)}"
+            words = words if facts.adapters else f"{facts.name} has no adapters to choose from"
         return pb.Result(success=True, message=words)
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:

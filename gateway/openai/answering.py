@@ -19,6 +19,7 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.field_names import names_of, names_of_choice
+from gateway.openai.sampling_fields import Lora
 from gateway.openai.translation import Translation
 from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease
@@ -33,7 +34,7 @@ async def events_of(
     """Yield the answers' events, each with its choice. Raises ApiError with the client's names."""
 
     config = gateway.supervisor.resolve(request.model)
-    adapter = adapter_of(request, config)
+    adapter = adapter_of(request, config, gateway.supervisor.default_adapter(config))
     if adapter:
         for options in wanted:
             options.Metadata["mlx.adapter"] = adapter
@@ -66,11 +67,15 @@ async def events_of(
             yield answer
 
 
-def adapter_of(request: ChatCompletionRequest | CompletionRequest, config: ModelConfig) -> str:
-    """Return the adapter of the model's file that a request chooses; '' if none. Raises ApiError.
+def adapter_of(
+    request: ChatCompletionRequest | CompletionRequest, config: ModelConfig, default: str
+) -> str:
+    """Return the adapter of the model that a request uses; '' if none. Raises ApiError.
 
     Requests name it in `adapters` as for mlx_lm.server, in `lora` as for llama.cpp, or in `model`
     as for vLLM.
+
+    default: the adapter of requests that name none.
     """
     names = list(config.adapters)
     if request.adapters:
@@ -78,20 +83,28 @@ def adapter_of(request: ChatCompletionRequest | CompletionRequest, config: Model
             raise failures.not_listed("adapters", request.adapters, names)
         return request.adapters
     if request.lora is not None:
-        used = [entry.id for entry in request.lora if entry.scale]
-        if any(entry.id >= len(names) for entry in request.lora):
-            raise bad_field(
-                f"{named('lora')} has an id that /lora-adapters does not list: the model"
-                f" has {len(names)} adapters"
-            )
-        if any(entry.scale not in (0, 1) for entry in request.lora):
-            raise bad_field(
-                f"{named('lora')} has a scale other than 0 and 1: an adapter is used as it was made"
-            )
-        if len(used) > 1:
-            raise bad_field(f"{named('lora')} uses {len(used)} adapters: use one for each request")
-        return names[used[0]] if used else ""
-    return request.model if request.model in names else ""
+        return chosen_by("lora", request.lora, names)
+    return request.model if request.model in names else default
+
+
+def chosen_by(field: str, scales: Sequence[Lora], names: Sequence[str]) -> str:
+    """Return the adapter that has the scale 1 in a field in llama.cpp's form; '' if none has.
+
+    Raises ApiError.
+    """
+    used = {entry.id for entry in scales if entry.scale}
+    if any(entry.id >= len(names) for entry in scales):
+        raise bad_field(
+            f"{named(field)} has an id that /lora-adapters does not list: the model"
+            f" has {len(names)} adapters"
+        )
+    if any(entry.scale not in (0, 1) for entry in scales):
+        raise bad_field(
+            f"{named(field)} has a scale other than 0 and 1: an adapter is used as it was made"
+        )
+    if len(used) > 1:
+        raise bad_field(f"{named(field)} uses {len(used)} adapters: use one for each request")
+    return names[used.pop()] if used else ""
 
 
 @dataclass(frozen=True, slots=True)

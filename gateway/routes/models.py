@@ -128,13 +128,6 @@ async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[Json
     ]
 
 
-@router.get("/lora-adapters")
-async def list_adapters(gateway: GatewayDep, model: str | None = None) -> list[Json]:
-    """Return the model's adapters as llama.cpp does; each is used only by requests that name it."""
-    names = gateway.supervisor.resolve(model).adapters
-    return [{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(names)]
-
-
 class Named(Request):
     model: str = Field(validation_alias=AliasChoices("model", "instance_id"))  # LM Studio's
 
@@ -179,6 +172,7 @@ def _card(
         "object": "model",
         "created": gateway.started,
         "owned_by": "local",
+        "parent": model.name if name in model.adapters else None,
         "type": "model",
         "display_name": name,
         "created_at": f"{datetime.fromtimestamp(gateway.started, UTC):%Y-%m-%dT%H:%M:%SZ}",

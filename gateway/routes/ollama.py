@@ -169,7 +169,7 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/copy", response_class=Response)
 async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     """Give a model another name as well. Its file is copied, but not its weights."""
-    _require_one_owner(gateway)
+    gateway.require_one_owner()
     gateway.supervisor.copy(body.source, body.destination)
     return Response()
 
@@ -177,7 +177,7 @@ async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
 @router.delete("/api/delete", response_class=Response)
 async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
     """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
-    _require_one_owner(gateway)
+    gateway.require_one_owner()
     name = body.model or body.name or gateway.supervisor.resolve(None).name
     await gateway.supervisor.remove(name)
     return Response()
@@ -187,12 +187,6 @@ async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
 async def version() -> dict[str, str]:
     """Return the version of Ollama whose API this follows."""
     return {"version": VERSION}
-
-
-def _require_one_owner(gateway: Gateway) -> None:
-    if len(gateway.settings.api_keys) > 1:
-        sentence = "models cannot be changed here, because this gateway has several API keys"
-        raise ApiError(403, sentence, code="several_keys")
 
 
 def _tag(gateway: Gateway, model: ModelConfig, name: str = "") -> Json:

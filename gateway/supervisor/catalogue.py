@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from common.field_names import named
 from common.wording import shown
@@ -31,6 +34,7 @@ class Catalogue:
         self._folder = folder
         self._models_dir = models_dir
         self._allow_unlisted = allow_unlisted
+        self._changed: dict[str, tuple[ModelConfig, ModelConfig]] = {}
         self._stamp = stamp_of(models_dir) if models_dir and models_dir.is_dir() else frozenset()
 
     @property
@@ -92,6 +96,36 @@ class Catalogue:
             json.dump(given | {"name": name}, file, indent=1)
         self.reload()
 
+    def with_adapters(self, name: str, adapters: Mapping[str, str]) -> ModelConfig:
+        """Return a model of the folder with other adapters. Raises ApiError for one's name."""
+        model = self.model_named(name)
+        if model not in self._folder.models:
+            raise failures.not_in_folder(name)
+        for adapter in adapters.keys() - model.adapters.keys():
+            if _named(adapter, self._folder.models):
+                raise bad_field(f"{named('lora_name')} is {shown(adapter)}, the name of a model")
+        given = model.model_dump(exclude_unset=True) | {"adapters": dict(adapters)}
+        try:
+            return ModelConfig.model_validate(given)
+        except ValidationError as problems:
+            reason = str(problems.errors()[0]["msg"]).removeprefix("Value error, ")
+            raise bad_field(f"{named('lora_name')} or lora_path cannot be used: {reason}") from None
+
+    def change(self, model: ModelConfig) -> None:
+        """Serve a changed model of the folder, until its file changes."""
+        before = self.model_named(model.name)
+        in_file, _ = self._changed.get(model.name, (before, before))
+        self._changed[model.name] = in_file, model
+        self._folder = _replaced(self._folder, model)
+
+    def _with_changes(self, folder: ModelFolder) -> ModelFolder:
+        """Return a folder with the changes of the models whose files are as they were then."""
+        current = {model.name: model for model in folder.models}
+        self._changed = {
+            name: pair for name, pair in self._changed.items() if current.get(name) == pair[0]
+        }
+        return _replaced(folder, *(changed for _, changed in self._changed.values()))
+
     def remove(self, name: str) -> None:
         """Serve a model no longer: its file or folder becomes a hidden one. Raises ApiError."""
         name = self.resolve(name).name
@@ -112,11 +146,18 @@ class Catalogue:
         try:
             if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
                 return False
-            self._folder, self._stamp = read_folder(self._models_dir), stamp
+            self._folder = self._with_changes(read_folder(self._models_dir))
+            self._stamp = stamp
             _log.info("read %d models, %d broken", len(self.models), len(self.broken))
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
         return True
+
+
+def _replaced(folder: ModelFolder, *changed: ModelConfig) -> ModelFolder:
+    """Return the folder with other versions of some of its models."""
+    by_name = {model.name: model for model in changed}
+    return replace(folder, models=[by_name.get(model.name, model) for model in folder.models])
 
 
 @contextmanager

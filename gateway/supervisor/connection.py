@@ -98,7 +98,8 @@ class Connection:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise ConnectionError from None
             reason = error.details() or f"LoadModel failed with {error.code().name}"
-            raise LoadFailed(reason) from None
+            busy = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise LoadFailed(reason, busy=busy) from None
         if not result.success:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
         tokens = str(dict(await call.trailing_metadata() or ()).get(_CONTEXT_SIZE, ""))

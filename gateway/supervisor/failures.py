@@ -12,7 +12,14 @@ BUSY_RETRY = 2  # seconds
 
 
 class LoadFailed(Exception):
-    """A backend could not be started, or refused the model; `str()` says why."""
+    """A backend could not be started, or refused the model; `str()` says why.
+
+    busy: whether the backend has no memory while its requests run.
+    """
+
+    def __init__(self, message: str, *, busy: bool = False) -> None:
+        super().__init__(message)
+        self.busy = busy
 
 
 def _for_clients(sentence: str) -> str:
@@ -23,6 +30,13 @@ def _for_clients(sentence: str) -> str:
 def load_failed(name: str, sentence: str) -> ApiError:
     message = f"the model {shown(name)} could not be loaded: {_for_clients(sentence)}"
     return ApiError(500, message, SERVER, "model_load_failed")
+
+
+def adapters_refused(problem: LoadFailed) -> ApiError:
+    message = f"the adapters stay as they are: {_for_clients(str(problem))}"
+    if problem.busy:
+        return ApiError(503, message, SERVER, "no_room", retry_after=BUSY_RETRY)
+    return ApiError(400, message, code="adapter_load_failed")
 
 
 def backing_off(name: str, sentence: str, seconds: int) -> ApiError:

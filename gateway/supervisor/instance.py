@@ -115,6 +115,19 @@ class ModelInstance:
         self.state = State.STARTING
         self.work = asyncio.ensure_future(self._load(after))
 
+    async def change_adapters(self, config: ModelConfig, request: pb.ModelOptions) -> None:
+        """Let a loaded model have other adapters, and load it with them later.
+
+        Raises LoadFailed, after which all is as before. The caller has a lease.
+
+        request: differs from the current one only in the adapters.
+        """
+        if self.working:
+            await self.settled()
+        if self.backend is not None and request != self._request:
+            await self.backend.load(request)
+        self.config, self._request = config, request
+
     def begin_unload(self, reason: str) -> None:
         assert self.state is State.READY
         _log.info("%s: unloading (%s)", self.key, reason)

@@ -22,11 +22,12 @@ from gateway import exchange
 from gateway.errors import ApiError
 from gateway.generation import Stub, generate
 from gateway.models.checkpoint import Checkpoints
-from gateway.models.config import ModelConfig
+from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
 from gateway.supervisor import failures, policy
 from gateway.supervisor.catalogue import Catalogue
+from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.load_request import load_request
 from gateway.supervisor.status import ModelStatus, State
@@ -70,6 +71,8 @@ class Supervisor:
         self._warming: asyncio.Future[None] | None = None
         self._unwarmable: set[bytes] = set()  # prompts that failed, perhaps with their backend
         self._stopping = False
+        self._changing = asyncio.Lock()  # one change of adapters at a time
+        self._default_adapters: dict[str, str] = {}  # by model
         self._unused = asyncio.Event()
         self._unused.set()
         self._released = asyncio.Event()
@@ -232,6 +235,59 @@ class Supervisor:
         for instance in found:
             if instance.working:
                 await instance.settled()
+
+    async def change_adapters(
+        self, name: str, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        """Change the adapters of a model, which is loaded for it. Raises ApiError.
+
+        The change is completed even if the caller does not wait for it.
+
+        change: returns the new adapters, by name; raises ApiError.
+        """
+        work = asyncio.ensure_future(self._change_adapters(name, change))
+        self._background.append(work)
+        await asyncio.shield(work)
+
+    async def _change_adapters(
+        self, name: str, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        async with self._changing, self.lease(name):
+            before = self._catalogue.model_named(name)
+            config = self._catalogue.with_adapters(name, change(dict(before.adapters)))
+            if config.backend not in OWN_BACKENDS:
+                raise failures.adapters_refused(LoadFailed("another backend does not apply them"))
+            instances = [i for key, i in self._instances.items() if key.name == before.name]
+            done: list[ModelInstance] = []
+            for instance in instances:
+                instance.leases += 1
+            try:
+                for instance in instances:
+                    await self._give(instance, config)
+                    done.append(instance)
+                self._catalogue.change(config)
+            except LoadFailed as problem:
+                for instance in done:
+                    with contextlib.suppress(LoadFailed):
+                        await self._give(instance, before)
+                raise failures.adapters_refused(problem) from None
+            finally:
+                for instance in instances:
+                    self._release(instance)
+            if self._default_adapters.get(config.name) not in config.adapters:
+                self._default_adapters.pop(config.name, None)
+
+    async def _give(self, instance: ModelInstance, config: ModelConfig) -> None:
+        request = load_request(config, self._settings.folder, instance.key.draft)
+        await instance.change_adapters(config, request)
+
+    def default_adapter(self, config: ModelConfig) -> str:
+        """Return the adapter of requests to a model that name none; '' if there is none."""
+        name = self._default_adapters.get(config.name, "")
+        return name if name in config.adapters else ""
+
+    def set_default_adapter(self, config: ModelConfig, adapter: str) -> None:
+        self._default_adapters[config.name] = adapter
 
     def copy(self, source: str, name: str) -> None:
         """Give a model another name as well, in a file of its own. Raises ApiError."""

@@ -144,6 +144,17 @@ def test_adapters_are_refused(ranks: Backend, tmp_path: Path) -> None:
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_a_change_of_adapters_is_refused_and_the_model_stays(
+    ranks: Backend, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", random_weights(1, ATTENTION))
+    ranks.load(Options=["load_trial:false"])
+    with pytest.raises(grpc.RpcError, match=r"option adapters is set.*ranks divide") as caught:
+        ranks.load(Options=["load_trial:false", f"adapters:a={adapter}"])
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert text_answer(ranks, SHORT)
+
+
 def test_no_process_outlives_sigterm(answers: list[str]) -> None:
     backend = Backend(arguments=["--ranks", "2"])
     backend.load(Options=["load_trial:false"])

@@ -93,10 +93,11 @@ class Rounds:
         places = request.pop("places", ())
         stored = request.pop("stored", None)
         wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
-        key = None
+        key, adapter = None, 0
         if wanted.adapter:
             assert self.model.adapters is not None
-            key = PrefixKey(prompt).computed_by(self.model.adapters.index(wanted.adapter))
+            adapter = self.model.adapters.numbers[wanted.adapter]
+            key = PrefixKey(prompt).computed_by(adapter)
         self.scheduler.submit(
             Submit(
                 1,
@@ -108,6 +109,7 @@ class Rounds:
                 stored,
                 positions=places,
                 key=key,
+                adapter=adapter,
             )
         )
 

@@ -202,7 +202,7 @@ def _play(
                     ticket = len(requests) + 1
                     request = _request(dice, common, requests, rounds)
                     if model.adapters is not None:
-                        adapter = dice.choice(["", *model.adapters.names])
+                        adapter = dice.choice(["", *model.adapters.numbers])
                         request = replace(request, adapter=adapter)
                     requests[ticket] = request
                     lonely = Rounds(reference)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,17 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
 
 from backend.engine.errors import ModelRejected
+from backend.engine.loading.adapter_changes import choose_among
 from backend.engine.loading.adapter_layers import apply_adapters
-from backend.engine.loading.adapters import Adapter, AdapterRequest, inspect_adapter
-from backend.engine.loading.row_adapters import RowAdapters, add_choices, require_rows
-from backend.engine.request import GenerationRequest
+from backend.engine.loading.adapters import (
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    AdapterRequest,
+    inspect_adapter,
+)
+from backend.engine.loading.row_adapters import RowAdapters
+from backend.engine.loading.stages import at_once
 from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words
 from tests.engine.random_models import CONFIGS, random_model
@@ -58,6 +68,16 @@ def write_choices(folder: Path, model: Any, scale: float = 0.2, **ranks: int) ->
     return found
 
 
+def add_choices(model: Any, choices: dict[str, Adapter]) -> RowAdapters:
+    adapters = RowAdapters(mx.float32)
+    at_once(choose_among(choices, model, adapters, lambda _: None))
+    return adapters
+
+
+def numbers(adapters: RowAdapters, *names: str) -> list[int]:
+    return [adapters.numbers[name] if name else 0 for name in names]
+
+
 @pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_row_computes_what_its_adapter_computes_alone(
@@ -74,7 +94,7 @@ def test_every_row_computes_what_its_adapter_computes_alone(
 
     served = model()
     adapters = add_choices(served, choices)
-    with adapters.using(["two", "", "one", "three"]):
+    with adapters.using(numbers(adapters, "two", "", "one", "three")):
         together = served(tokens)
     for row, name in enumerate(["two", "", "one", "three"]):
         own = model()
@@ -82,6 +102,58 @@ def test_every_row_computes_what_its_adapter_computes_alone(
         assert mx.allclose(own(tokens[row : row + 1])[0], together[row], atol=1e-4), name
     assert mx.allclose(served(tokens), model()(tokens), atol=1e-5)
     assert not mx.allclose(together[0], served(tokens)[0], atol=1e-2)
+
+
+def check_rows(
+    new: Callable[[], Any],
+    served: Any,
+    adapters: RowAdapters,
+    names: Sequence[str],
+    choices: dict[str, Adapter],
+) -> None:
+    """Compare each row with a model of its own, to which its adapter is applied."""
+    tokens = mx.array([words(9, row) for row in range(len(names))]) % 96
+    with adapters.using(numbers(adapters, *names)):
+        together = served(tokens)
+    for row, name in enumerate(names):
+        own = new()
+        bare = own(tokens[row : row + 1])[0]
+        apply_adapters(own, [choices[name]] if name else [])
+        expected = own(tokens[row : row + 1])[0]
+        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
+        assert not name or mx.abs(expected - bare).max() > 1e-3 * mx.abs(bare).max(), name
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_choose_dora(bits: int, bias: bool, tmp_path: Path) -> None:
+    choices = write_choices(tmp_path, random_model("full"), one=2)
+    folder = tmp_path / "dora"
+    shutil.copytree(tmp_path / "one", folder)
+    config = json.loads((folder / CONFIG).read_text()) | {"fine_tune_type": "dora"}
+    (folder / CONFIG).write_text(json.dumps(config))
+    weights = mx.load(str(folder / WEIGHTS))
+    assert isinstance(weights, dict)
+    for name, value in list(weights.items()):
+        if name.endswith("lora_b"):
+            length = 1 + mx.random.uniform(shape=value.shape[1:], key=mx.random.key(len(name)))
+            weights[f"{name.removesuffix('lora_b')}m"] = length
+    mx.save_safetensors(str(folder / WEIGHTS), weights)
+    choices["dora"] = inspect_adapter(folder, AdapterRequest("dora"))
+
+    def model() -> Any:
+        made = random_model("full")
+        if bias:
+            for _, module in made.named_modules():
+                if isinstance(module, Linear):
+                    module.bias = mx.random.normal(module.weight.shape[:1], key=mx.random.key(1))
+        if bits:
+            quantize(made, 32, bits, class_predicate=_fits)
+        return made
+
+    served, names = model(), ["dora", "", "one"]
+    adapters = add_choices(served, choices)
+    check_rows(model, served, adapters, names, choices)
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
@@ -94,19 +166,13 @@ def test_rows_of_an_architecture_compute_what_they_compute_alone(
     served, names = model(), ["two", "", "one"]
     choices = write_choices(tmp_path, served, 0.1, one=2, two=4)
     if architecture in _REFUSED:
+        before = {path: type(module) for path, module in served.named_modules()}
         with pytest.raises(ModelRejected, match=rf"{_REFUSED[architecture]}.*LoraAdapter"):
-            require_rows("a", served, add_choices(served, choices))
+            add_choices(served, choices)
+        assert {path: type(module) for path, module in served.named_modules()} == before
         return
     adapters = add_choices(served, choices)
-    require_rows("a", served, adapters)
-    tokens = mx.array([words(9, row) for row in range(3)]) % 96
-    with adapters.using(names):
-        together = served(tokens)
-    for row, name in enumerate(names):
-        own = model()
-        apply_adapters(own, [choices[name]] if name else [])
-        expected = own(tokens[row : row + 1])[0]
-        assert mx.abs(expected - together[row]).max() < 1e-4 * mx.abs(expected).max(), name
+    check_rows(model, served, adapters, names, choices)
 
 
 def _fits(path: str, module: Any) -> bool:
@@ -177,16 +243,10 @@ def test_rows_of_a_model_in_half_precision_choose(dtype: mx.Dtype, tmp_path: Pat
     tokens = mx.array([words(9, row) for row in range(2)]) % 96
 
     def logits() -> mx.array:
-        with adapters.using(["two", "one"]):
+        with adapters.using(numbers(adapters, "two", "one")):
             found: mx.array = model(tokens)
         return found.astype(mx.float32)
 
     expected = logits()
     model.set_dtype(dtype)
     assert mx.abs(logits() - expected).max() < 0.1 * mx.abs(expected).max()
-
-
-def test_an_index_is_the_position_of_a_name() -> None:
-    adapters = RowAdapters(["a", "b"])
-    assert [adapters.index(name) for name in ("", "a", "b")] == [0, 1, 2]
-    assert GenerationRequest.__dataclass_fields__["adapter"].default == ""

@@ -573,7 +573,7 @@ def test_other_grammars_replace_the_tool_constraint() -> None:
 
 
 def test_a_request_chooses_an_adapter_that_the_model_has() -> None:
-    facts = replace(FACTS, adapters=("sql", "french"))
+    facts = replace(FACTS, adapters={"sql": 1, "french": 2})
     options = predict_options(Metadata={"mlx.adapter": "sql"})
     assert generation_request(options, facts).adapter == "sql"
     assert generation_request(predict_options(), facts).adapter == ""

@@ -26,6 +26,7 @@ class ExecutorSequence:
     """The executor's data about the sequence of one request.
 
     limit: maximum number of tokens to generate.
+    adapter: the number of the adapter that the request has chosen; 0 means none.
     rows: the rows with the KV of the sequence; a `DecodeBatch` once it decodes.
     snapshots: by length, the snapshots of layers that cannot be truncated.
     tokens: the tokens to prefill: the prompt and, after a preemption, the answer so far.
@@ -48,6 +49,7 @@ class ExecutorSequence:
     scoring: Scoring | None = None
     media: MediaPlan | None = None
     stored: StoredPrefix | None = None
+    adapter: int = 0
     rows: Rows | None = None
     media_prefill: MediaPrefill | None = None
     snapshots: dict[int, kv.Snapshot] = field(default_factory=dict)

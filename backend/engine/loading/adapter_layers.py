@@ -218,11 +218,16 @@ def require_shapes(path: str, part: Part, base: Any) -> None:
             )
 
 
+def sizes_of(base: Any) -> tuple[int, int]:
+    """Return how many inputs and outputs a layer has, which may be quantised."""
+    weight = getattr(base, "linear", base)
+    columns = weight.scales.shape[-1] * weight.group_size if "scales" in weight else 0
+    return columns or weight.weight.shape[-1], weight.weight.shape[-2]
+
+
 def _shapes(base: Any) -> dict[str, Shape]:
     """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank."""
-    *experts, rows, columns = base.weight.shape
-    if "scales" in base:
-        columns = base.scales.shape[-1] * base.group_size
+    experts, (columns, rows) = base.weight.shape[:-2], sizes_of(base)
     if type(base) in _EMBEDDING:
         return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (rows,)}
     if type(base) in _SWITCH:

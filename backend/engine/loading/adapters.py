@@ -73,6 +73,11 @@ class Adapter:
     peft: Peft | None = None
     task: bool = False
 
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what the adapter computes."""
+        return json.dumps([self.kind, self.digest, self.scale])
+
     def rejected(self, reason: str) -> ModelRejected:
         return _rejected(self.name, reason)
 
@@ -109,8 +114,8 @@ def adapters_digest(adapters: Sequence[Adapter]) -> str:
     """Return a string that identifies the adapters in the keys of caches; '' if there are none."""
     if not adapters:
         return ""
-    parts = [[adapter.kind, adapter.digest, adapter.scale] for adapter in adapters]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    parts = f"[{', '.join(adapter.fingerprint for adapter in adapters)}]"
+    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -> Path:

@@ -108,6 +108,14 @@ def _dense_kinds() -> dict[type[Any], type[Any]]:
     return kinds
 
 
+def dense_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
+    """Return the weights of a linear layer, which may be quantised."""
+    if "scales" in layer:
+        return _unpacked(layer, layer.weight, layer.scales, dtype, layer.get("global_scale"))
+    weight: mx.array = layer.weight
+    return weight.astype(dtype)
+
+
 def _packed_bytes(layer: Any) -> int:
     parts = (layer.weight, layer.scales, layer.get("biases"), layer.get("global_scale"))
     return sum(part.nbytes for part in parts if part is not None)

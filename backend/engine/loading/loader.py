@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from backend.engine.drafting.reference import find_draft, find_head
 from backend.engine.embedding.kind import require_family, require_tasks, with_flags
 from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
 from backend.engine.load_request import LoadOrder, LoadRequest
-from backend.engine.loading.adapters import find_adapters
+from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
@@ -38,6 +39,8 @@ from common.wording import shown
 if TYPE_CHECKING:
     from backend.engine.model import Built
     from backend.engine.ranks.leader import Leader
+    from backend.engine.scheduler import Scheduler
+    from backend.engine.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +75,60 @@ def load(
         except BaseException:
             leader.abandon(epoch)
             raise
+
+
+def change_adapters(
+    request: LoadRequest,
+    served: ServedModel,
+    running: Callable[[], Scheduler],
+    cancelled: threading.Event,
+) -> Stages[ServedModel]:
+    """Let requests choose other adapters of the loaded model. Begins on `files`.
+
+    Running sequences keep their adapters until they end. After an error, all is as before.
+
+    request: equals the request that loaded the model, except for the option `adapters`.
+    running: returns the model's scheduler, on `engine`.
+
+    Raises ModelNotFound, ModelRejected, InvalidRequest, Overloaded, Cancelled.
+    """
+    found = _choices(request, cancelled)
+    _require_choosable(request, of_text=not served.media)
+    yield "engine"
+    import mlx.core as mx
+
+    from backend.engine.loading.adapter_changes import choose_among
+    from backend.engine.loading.row_adapters import RowAdapters
+    from backend.engine.loading.weights import dtype_of
+
+    scheduler = running()
+    model = scheduler.model
+    model.adapters = model.adapters or RowAdapters(getattr(mx, dtype_of(model.model)))
+    yield from choose_among(found, model.model, model.adapters, scheduler.count_adapters)
+    scheduler.remove_adapters()
+    names = ", ".join(found) or "none"
+    _log.info("model %s: requests may choose the adapters %s", shown(served.name), names)
+    return replace(served, adapters=model.adapters.numbers, request=request)
+
+
+def _choices(request: LoadRequest, cancelled: threading.Event) -> dict[str, Adapter]:
+    """Return the adapters from which requests choose, by name."""
+    return {
+        name: find_adapters([wanted], request.model_path, cancelled)[0]
+        for name, wanted in request.choices
+    }
+
+
+def _require_choosable(request: LoadRequest, *, of_text: bool) -> None:
+    """Raise InvalidRequest for adapters of a model of which requests cannot choose any.
+
+    of_text: whether the model accepts only text, and generates text.
+    """
+    if request.choices and not of_text:
+        raise InvalidRequest(
+            "option adapters is set, but requests choose adapters only of models for text: remove"
+            " it, or set the option type:text"
+        )
 
 
 def _build(order: LoadOrder) -> Stages[Built]:
@@ -120,10 +177,7 @@ def find(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )
     adapters = find_adapters(request.adapters, request.model_path, cancelled)
-    choices = {
-        name: find_adapters([wanted], request.model_path, cancelled)[0]
-        for name, wanted in request.choices
-    }
+    choices = _choices(request, cancelled)
     if isinstance(found, HubModel):
         from backend.engine.loading.download import download
 
@@ -151,11 +205,8 @@ def find(
             f"{named('LoraAdapter')} is set, but adapters are not applied to vision-language"
             " models: leave it empty, or set the option type:text"
         )
-    if choices and (checkpoint.media or checkpoint.kind is not ModelKind.TEXT):
-        raise InvalidRequest(
-            "option adapters is set, but requests choose adapters only of models for text: remove"
-            " it, or set the option type:text"
-        )
+    of_text = checkpoint.kind is ModelKind.TEXT and not checkpoint.media
+    _require_choosable(request, of_text=of_text)
     return LoadOrder(
         request, epoch, settings, checkpoint, kind, adapters, draft, limits, choices, head=head
     )

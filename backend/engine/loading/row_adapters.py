@@ -1,102 +1,182 @@
-"""Applies LoRA adapters of which each row of a batch uses one or none.
+"""Applies LoRA and DoRA adapters of which each row of a batch uses one or none.
 
-A layer computes W x + s B A x with A and B of the row's adapter. The A and the B of all adapters
-are stacked, padded to the largest rank, so that one product serves all rows. Index 0 means no
-adapter: A and B are 0.
+A layer computes (1 + g) W x + B A x with g, B and A of the row's adapter; g is 0 for LoRA. Those of
+all adapters that change a layer are stacked, padded to the largest rank, so that one product serves
+all rows. Index 0 of a stack means no adapter: all are 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.quantized import QuantizedLinear
-from mlx.utils import tree_unflatten
-from mlx_lm.tuner.lora import LoRALinear
 
-from backend.engine.caching import kv
 from backend.engine.device import gathers_half
-from backend.engine.errors import ModelRejected
-from backend.engine.loading.adapter_layers import Part, contents, layer_at, require_shapes
-from backend.engine.loading.early_layers import only_building
-from common.field_names import named
-from common.wording import shown
-
-if TYPE_CHECKING:
-    from backend.engine.loading.adapters import Adapter
-
-# Exactly these classes: their input has one vector for each token of each row.
-_CHOOSABLE = (Linear, QuantizedLinear, LoRALinear)
-_TRIAL = (1, 2, 3, 4, 5)  # tokens; experts that read some of them hardly ever read all
+from backend.engine.loading.adapter_layers import Part, sizes_of
+from backend.engine.loading.dense import dense_weight
 
 
 class RowAdapters:
     """The adapters from which requests choose, and the choice of the pass that is being built.
 
-    names: an adapter's index is its position in this sequence plus 1.
-    chosen: the index of each row's adapter, [rows]; None if no row has an adapter.
+    dtype: the type of the stacks.
+    numbers: by name, the adapters that new requests may choose.
+    loaded: the numbers of all adapters in memory. Those without a name leave when no running
+        sequence uses them.
+    changing: whether `loaded` is about to change.
+    layers: by path, the layers that adapters change.
     tokens: the input of a layer that joins the rows has a multiple of so many vectors.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self.chosen: mx.array | None = None
+    def __init__(self, dtype: mx.Dtype) -> None:
+        self.dtype = dtype
+        self.numbers: dict[str, int] = {}
+        self.loaded: set[int] = set()
+        self.changing = False
+        self.layers: dict[str, ChoosingLinear] = {}
         self.tokens = 1
+        self.rows: Sequence[int] = ()  # the number of each row's adapter; empty if none has one
+        self._known: dict[str, int] = {}
+        self._indices: dict[tuple[int, ...], mx.array | None] = {}
 
-    def index(self, name: str) -> int:
-        """Return the index of an adapter; 0 for ''."""
-        return self.names.index(name) + 1 if name else 0
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers.values())
+
+    @property
+    def unnamed(self) -> set[int]:
+        """The adapters that no new request may choose; empty while adapters are loaded."""
+        return set() if self.changing else self.loaded - set(self.numbers.values())
+
+    def number(self, fingerprint: str) -> int:
+        """Return the number, from 1, of an adapter with these contents.
+
+        The number is in the keys of cached prefixes. Other contents never get it, not even under
+        the same name.
+        """
+        return self._known.setdefault(fingerprint, len(self._known) + 1)
 
     @contextmanager
-    def using(self, names: Sequence[str]) -> Iterator[None]:
-        """Choose the adapter of each row for the passes that are built meanwhile; '' means none."""
-        if any(names):
-            self.chosen = mx.array([self.index(name) for name in names], dtype=mx.uint32)
+    def using(self, rows: Sequence[int]) -> Iterator[None]:
+        """Choose each row's adapter, by number, for the passes that are built; 0 means none."""
+        if any(rows):
+            self.rows = rows
         try:
             yield
         finally:
-            self.chosen = None
+            self.rows = ()
+            self._indices.clear()
+
+    def indices(self, slots: tuple[int, ...]) -> mx.array | None:
+        """Return each row's index in a stack; None if no row's adapter is in it.
+
+        slots: the number of the adapter at each index of the stack, from index 1.
+        """
+        if slots not in self._indices:
+            at = [slots.index(row) + 1 if row in slots else 0 for row in self.rows]
+            self._indices[slots] = mx.array(at, dtype=mx.uint32) if any(at) else None
+        return self._indices[slots]
 
 
 class ChoosingLinear(Module):
     """A linear layer that adds what the adapter of each row computes."""
 
-    def __init__(self, base: Any, adapters: RowAdapters, parts: Mapping[int, Part]) -> None:
+    lora_a: mx.array
+    lora_b: mx.array
+    gain: mx.array
+
+    def __init__(self, base: Any, adapters: RowAdapters) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.linear = base
         self._adapters = adapters
-        rank = max(part.rank for part in parts.values())
-        inputs, outputs = next(
-            (part.weights["lora_a"].shape[0], part.weights["lora_b"].shape[1])
-            for part in parts.values()
-        )
-        dtype = next(part.weights["lora_a"].dtype for part in parts.values())
-        first = [mx.zeros((inputs, rank), dtype)] * (len(adapters.names) + 1)
-        second = [mx.zeros((rank, outputs), dtype)] * (len(adapters.names) + 1)
-        for index, part in parts.items():
-            missing = rank - part.rank
-            first[index] = mx.pad(part.weights["lora_a"].astype(dtype), [(0, 0), (0, missing)])
-            second[index] = mx.pad(
-                part.scale * part.weights["lora_b"].astype(dtype), [(0, missing), (0, 0)]
-            )
-        self.lora_a = mx.stack(first)
-        self.lora_b = mx.stack(second)
+        self._ranks: dict[int, int] = {}  # by number, in the order of the stacks
+        self._slots: tuple[int, ...] = ()
+        self._doras: list[int] = []  # the numbers of adapters whose gain is not 0
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The numbers of the adapters in the stacks, from index 1."""
+        return self._slots
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes_with({})
+
+    def bytes_with(self, added: Mapping[int, Part]) -> int:
+        """Return the bytes of the stacks once they also have these adapters."""
+        ranks = {**self._ranks, **{number: part.rank for number, part in added.items()}}
+        if not ranks:
+            return 0
+        inputs, outputs = sizes_of(self.linear)
+        width = max(ranks.values()) * (inputs + outputs) + outputs
+        return (len(ranks) + 1) * width * self._adapters.dtype.size
+
+    def change(self, added: Mapping[int, Part], removed: Collection[int] = ()) -> None:
+        """Add adapters to the stacks and remove others. After an error the stacks are as before."""
+        dtype = self._adapters.dtype
+        kept = {
+            number: (self.lora_a[at, :, :rank], self.lora_b[at, :rank], self.gain[at])
+            for at, (number, rank) in enumerate(self._ranks.items(), 1)
+            if number not in removed
+        }
+        parts = kept | {
+            number: _in_type(part, self.linear, dtype) for number, part in added.items()
+        }
+        ranks = {number: first.shape[1] for number, (first, _, _) in parts.items()}
+        if parts:
+            rank = max(ranks.values())
+            inputs, outputs = sizes_of(self.linear)
+            firsts, seconds = [mx.zeros((inputs, rank), dtype)], [mx.zeros((rank, outputs), dtype)]
+            gains = [mx.zeros(outputs, dtype)]
+            for first, second, gain in parts.values():
+                missing = (0, rank - first.shape[1])
+                firsts.append(mx.pad(first, [(0, 0), missing]))
+                seconds.append(mx.pad(second, [missing, (0, 0)]))
+                gains.append(gain)
+            stacks = mx.stack(firsts), mx.stack(seconds), mx.stack(gains)
+            mx.eval(stacks)
+            self.lora_a, self.lora_b, self.gain = stacks
+        self._ranks, self._slots = ranks, tuple(ranks)
+        doras = {number for number, part in added.items() if part.adapter.kind == "dora"}
+        self._doras = [number for number in ranks if number in {*self._doras, *doras}]
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.linear(x)
-        chosen = self._adapters.chosen
-        if chosen is None:
+        rows = self._adapters.rows
+        if not rows:
             return y
         # For some layers, the tokens of all rows are in one dimension.
-        if x.shape[0] != chosen.size and (x.size // x.shape[-1]) % self._adapters.tokens:
+        if x.shape[0] != len(rows) and (x.size // x.shape[-1]) % self._adapters.tokens:
             raise ValueError("the layer gets some tokens only")
-        rows = x.reshape(chosen.size, -1, x.shape[-1]).astype(self.lora_a.dtype)
-        change = _product(_product(rows, self.lora_a, chosen), self.lora_b, chosen)
+        chosen = self._adapters.indices(self._slots)
+        if chosen is None:
+            return y
+        wide = x.reshape(len(rows), -1, x.shape[-1]).astype(self.lora_a.dtype)
+        change = _product(_product(wide, self.lora_a, chosen), self.lora_b, chosen)
+        if self._doras:
+            product = y - self._bias if self._bias is not None else y
+            change += self.gain[chosen][:, None] * product.reshape(change.shape)
         return y + change.reshape(y.shape).astype(y.dtype)
+
+    @property
+    def _bias(self) -> mx.array | None:
+        bias: mx.array | None = getattr(self.linear, "linear", self.linear).get("bias")
+        return bias
+
+
+def _in_type(part: Part, linear: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
+    """Return an adapter's A, B and g of a layer."""
+    first = part.weights["lora_a"]
+    second = part.scale * part.weights["lora_b"].astype(mx.float32)
+    gain = mx.zeros(second.shape[1])
+    if part.adapter.kind == "dora":
+        whole = dense_weight(linear, mx.float32) + (first @ second).T
+        factor = part.weights["m"] / mx.linalg.norm(whole, axis=1)
+        second, gain = second * factor, factor - 1
+    return first.astype(dtype), second.astype(dtype), gain.astype(dtype)
 
 
 def _product(rows: mx.array, matrices: mx.array, chosen: mx.array) -> mx.array:
@@ -104,57 +184,3 @@ def _product(rows: mx.array, matrices: mx.array, chosen: mx.array) -> mx.array:
     if rows.dtype == mx.float32 or gathers_half():
         return mx.gather_mm(rows, matrices, rhs_indices=chosen)
     return rows @ matrices[chosen]
-
-
-def add_choices(model: Any, choices: Mapping[str, Adapter]) -> RowAdapters:
-    """Let rows choose among adapters. Raises ModelRejected, after which the model is unusable."""
-    adapters = RowAdapters(list(choices))
-    modules = dict(model.named_modules())
-    layers: dict[str, dict[int, Part]] = {}
-    for name, adapter in choices.items():
-        whole, parts = contents(model, adapter, modules)
-        if adapter.kind != "lora":
-            raise _rejected(adapter, f"it is of the kind {adapter.kind}")
-        if whole:
-            raise _rejected(adapter, f"it replaces {shown(next(iter(whole)))}")
-        for path, part in parts:
-            base = layer_at(path, modules, adapter)
-            if type(base) not in _CHOOSABLE:
-                raise _rejected(adapter, f"it adapts {shown(path)}, a {type(base).__name__}")
-            if not any(map(str.isdigit, path.split("."))):  # the output layer gets fewer tokens
-                raise _rejected(adapter, f"it adapts {shown(path)}, which is outside the blocks")
-            if hasattr(modules.get(path.rpartition(".")[0]), "_decode_core"):
-                raise _rejected(adapter, f"it adapts {shown(path)}, part of a compiled function")
-            require_shapes(path, part, getattr(base, "linear", base))
-            layers.setdefault(path, {})[adapters.index(name)] = part
-    choosing = [
-        (path, ChoosingLinear(modules[path], adapters, parts)) for path, parts in layers.items()
-    ]
-    model.update_modules(tree_unflatten(choosing))
-    return adapters
-
-
-def require_rows(name: str, model: Any, adapters: RowAdapters) -> None:
-    """Raise ModelRejected if a model's layers do not get all tokens of each row.
-
-    Some models read a layer's weights themselves, or give each expert the tokens of its own.
-    """
-    adapters.tokens = len(_TRIAL)
-    try:
-        with only_building(), adapters.using(adapters.names[:1]):
-            model(mx.array([_TRIAL]), cache=kv.new_row(model))
-    except Exception as error:
-        raise ModelRejected.because(
-            name,
-            "option adapters is set, but the model uses layers that they adapt in a way in which"
-            f" requests cannot choose ({error}): remove the option, or name one adapter in"
-            f" {named('LoraAdapter')}",
-        ) from None
-    finally:
-        adapters.tokens = 1
-
-
-def _rejected(adapter: Adapter, why: str) -> Exception:
-    return adapter.rejected(
-        f"requests cannot choose it, because {why}: name it in LoraAdapter of a model of its own"
-    )

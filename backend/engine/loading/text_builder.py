@@ -18,7 +18,6 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.warm_up import SHORT, warm_up
 from backend.engine.load_request import LoadOrder
-from backend.engine.loading.adapters import adapters_digest
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.findings import findings_of
 from backend.engine.loading.row_masks import fit_row_masks
@@ -30,7 +29,13 @@ from backend.engine.loading.serving_verdict import (
 )
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
-from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
+from backend.engine.loading.weights import (
+    LoadedModel,
+    OpenModel,
+    dtype_of,
+    load_model,
+    too_large,
+)
 from backend.engine.model import Built, EngineModel
 from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.pace import Pace
@@ -46,6 +51,7 @@ from common.field_names import named
 from common.wording import shown
 
 if TYPE_CHECKING:
+    from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.loading.serving_trial import PlainPass
     from backend.engine.vision.media_plan import MediaItem
     from backend.engine.vision.media_prefill import MediaReader
@@ -98,16 +104,12 @@ def build(
         here,
         dtype=request.dtype,
         adapters=order.adapters,
-        choices=order.choices,
         open_model=open_model,
         member=ranks.member if ranks else None,
         offloads=ranks is None,
     )
     fit_row_masks(loaded.model)
-    if loaded.row_adapters is not None:
-        from backend.engine.loading.row_adapters import require_rows
-
-        require_rows(loaded.name, loaded.model, loaded.row_adapters)
+    adapters = (yield from _choices(order, loaded, here)) if order.choices else None
     yield "files"
     findings = findings_of(
         order.checkpoint.path,
@@ -115,7 +117,7 @@ def build(
             *(here.kind, here.name, f"{order.checkpoint.of_vlm}"),
             # With fewer slots a pass computes in groups, and takes less memory.
             f"{loaded.experts and loaded.experts.counts.slots}",
-            *(loaded.adapter_digest, adapters_digest(list(order.choices.values()))),
+            loaded.adapter_digest,
         ),
         dtype=loaded.arithmetic,
         kv_kind=repr(order.cache_kind),
@@ -140,6 +142,7 @@ def build(
     drafting = yield from load_drafting(order, loaded, traits.head, context_size, here)
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     taken += loaded.experts.working_bytes if loaded.experts else 0
+    taken += adapters.nbytes if adapters else 0
     if open_media_input is not None:
         # The processor's cache takes one half of vision_cache_mib. The other half is for features,
         # which are freed when sequences need the memory.
@@ -230,7 +233,7 @@ def build(
         blas=blas,
         leader=ranks.leader if ranks else None,
         broadcast=broadcast if ranks else None,
-        adapters=loaded.row_adapters,
+        adapters=adapters,
     )
     verdicts = known.get("verdicts", {})
     if settings.load_trial is not False:
@@ -297,11 +300,31 @@ def build(
         step_timeout=device.step_timeout(here, settings),
         weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
         reader=reader,
-        adapters=tuple(order.choices),
+        adapters=adapters.numbers if adapters else {},
+        request=request,
         division=ranks.division(traits.shards) if ranks else "",
     )
     device.apply(plan)
     return engine, new_encoder, served
+
+
+def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stages[RowAdapters]:
+    """Load the adapters from which requests choose. Raises ModelRejected."""
+    import mlx.core as mx
+
+    from backend.engine.loading.adapter_changes import choose_among
+    from backend.engine.loading.row_adapters import RowAdapters
+
+    taken = loaded.weights_bytes + (loaded.experts.working_bytes if loaded.experts else 0)
+    limit = device.memory_limit(here, order.settings)
+
+    def reserve(nbytes: int) -> None:
+        if taken + nbytes > limit:
+            raise too_large(loaded.name, taken + nbytes, limit)
+
+    adapters = RowAdapters(getattr(mx, dtype_of(loaded.model)))
+    yield from choose_among(order.choices, loaded.model, adapters, reserve)
+    return adapters
 
 
 def _fitting(name: str, own: int, fits: int, room: int) -> int:

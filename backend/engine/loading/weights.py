@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from backend.engine.experts.offload import CachedExperts
-    from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.ranks.sharding import Shard
 
 _log = logging.getLogger(__name__)
@@ -65,7 +64,6 @@ class LoadedModel:
     weights_bytes: the size of the weights in memory, including the cache of `experts`.
     chat_template: None if the model has no template.
     adapter_digest: identifies the adapters in the keys of caches; '' if there are none.
-    row_adapters: the adapters from which requests choose; None if there are none.
     shard: this rank's part of the model; None if it has the whole model.
     experts: the cache of experts that stay in the checkpoint's files; None if no expert does.
     """
@@ -80,7 +78,6 @@ class LoadedModel:
     dtype: str
     chat_template: str | None
     adapter_digest: str = ""
-    row_adapters: RowAdapters | None = None
     dequantized: bool = False
     shard: Shard | None = None
     experts: CachedExperts | None = None
@@ -111,7 +108,6 @@ def load_model(
     *,
     dtype: str = "",
     adapters: Sequence[Adapter] = (),
-    choices: Mapping[str, Adapter] | None = None,
     open_model: OpenModel | None = None,
     member: Member | None = None,
     offloads: bool = False,
@@ -122,7 +118,6 @@ def load_model(
 
     dtype: the field of the load request.
     adapters: adapters to apply to all requests.
-    choices: adapters from which requests choose, by name.
     open_model: creates the model with lazy weights, and returns the model and its configuration;
         None means mlx-lm's function.
     member: this rank, to load its part of the model; None to load the whole model.
@@ -130,11 +125,11 @@ def load_model(
     """
     type_ = weight_type(device, weight_dtype(settings, dtype))
     try:
-        loading = _load(
-            *(checkpoint, settings, device, type_, adapters),
-            *(choices or {}, open_model, member, offloads),
+        return (
+            yield from _load(
+                checkpoint, settings, device, type_, adapters, open_model, member, offloads
+            )
         )
-        return (yield from loading)
     except EngineError as error:
         refusal = error
     except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
@@ -163,7 +158,6 @@ def _load(
     device: Device,
     type_: WeightType | None,
     adapters: Sequence[Adapter],
-    choices: Mapping[str, Adapter],
     open_model: OpenModel | None,
     member: Member | None,
     offloads: bool,
@@ -204,11 +198,6 @@ def _load(
         from backend.engine.loading.adapter_layers import apply_adapters
 
         apply_adapters(model, adapters)
-    row_adapters = None
-    if choices:
-        from backend.engine.loading.row_adapters import add_choices
-
-        row_adapters = add_choices(model, choices)
     if type_:
         cast(model, type_)
     limit = memory_limit(device, settings)
@@ -221,7 +210,7 @@ def _load(
     size = bytes_of(model)
     needed = size + (experts.nbytes + experts.working_bytes if experts else 0)
     if needed > limit:
-        raise _too_large(checkpoint.name, needed, limit)
+        raise too_large(checkpoint.name, needed, limit)
     yield from evaluate(model, size)
     # A layer that starts early may belong to a pass that is never completed. This must not happen
     # between ranks, because the other ranks would wait.
@@ -237,10 +226,9 @@ def _load(
         eos_token_ids=end_tokens(tokenizer, checkpoint.config, config),
         context_size=context_of(config),
         weights_bytes=size + (experts.nbytes if experts else 0),
-        dtype=_dtype_of(model),
+        dtype=dtype_of(model),
         chat_template=_template_of(tokenizer),
         adapter_digest=adapters_digest(adapters),
-        row_adapters=row_adapters,
         dequantized=dequantized,
         shard=shard,
         experts=experts,
@@ -263,13 +251,13 @@ def _offload(
     except NotOffloadedError as error:
         why = str(error)
     if wanted is None:
-        raise _too_large(checkpoint.name, size, limit, why)
+        raise too_large(checkpoint.name, size, limit, why)
     raise InvalidRequest(
         f"option expert_cache_mib is {wanted}, but {why}: leave expert_cache_mib out, or change it"
     )
 
 
-def _too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected:
+def too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected:
     reason = f", and its experts cannot stay in its files, because {why}" if why else ""
     return ModelRejected.because(
         name,
@@ -360,7 +348,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     layers = quantized_layers(model)
     if not layers:
         return False
-    dtype = getattr(mx, _dtype_of(model))
+    dtype = getattr(mx, dtype_of(model))
     size = bytes_of(model) + dense_growth(layers, dtype)
     room = dense_room(device, limit, mx.get_active_memory())
     if size > room:
@@ -413,7 +401,7 @@ def bytes_of(model: Any) -> int:
     return sum(array.nbytes for array in _parameters(model))
 
 
-def _dtype_of(model: Any) -> str:
+def dtype_of(model: Any) -> str:
     """Return the most common type among the floating-point weights."""
     import mlx.core as mx
 

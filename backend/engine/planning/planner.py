@@ -8,6 +8,7 @@ The executor (`backend.engine.executing.executor`) carries out the plans and dec
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.checkpoint_positions import checkpoint_positions
@@ -108,6 +109,15 @@ class Planner:
         self._lasts = -1
         self._computing = 0  # bytes of the latest plan's passes
         self._ahead = 0  # steps in a row whose passes have started ahead
+
+    def reserve(self, nbytes: int) -> bool:
+        """Take bytes from the budget, or give some back; returns False if sequences use them."""
+        if nbytes > max(self.unused, 0):
+            return False
+        self.limits = replace(self.limits, room=self.limits.room - nbytes)
+        self.unused -= nbytes
+        self.lendable -= nbytes
+        return True
 
     @property
     def busy(self) -> bool:
