@@ -108,3 +108,29 @@ def test_an_order_of_layers_that_a_period_cannot_express() -> None:
     with pytest.raises(ValueError, match=r"layer_types in config.json has no regular order"):
         earlier_fields({"layer_types": kinds}, ["full_attention_interval"])
     assert earlier_fields({"layer_types": kinds}, ["layer_types"])["layer_types"] == kinds
+
+
+_SPARSE = {"mlp_layer_types": ["dense", "sparse"], "layer_types": ["sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"n_positions": 64, "model_type": "gpt2"}, {"n_ctx": 64}),
+        (
+            {"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": PLAIN},
+            {"head_dim": 16},
+        ),
+        ({"hidden_size": 64, "num_attention_heads": 4}, {}),  # another form may mean another size
+        ({"hidden_size": 64, "expand": 2}, {"intermediate_size": 128}),
+        (_SPARSE, {"is_moe_layer": [False, True], "first_k_dense_replace": 1}),
+        (_SPARSE | {"model_type": "exaone4"}, {"sliding_window_pattern": "L"}),
+        ({"model_type": "apertus"}, {"qk_norm": True, "post_norm": False, "mlp_bias": False}),
+    ],
+)
+def test_fields_that_transformers_does_not_save(
+    config: dict[str, Any], found: dict[str, Any]
+) -> None:
+    known = [*found, "head_dim"]
+    assert earlier_fields(config, known) == found
+    assert earlier_fields(config | {"head_dim": 8}, known).get("head_dim") is None

@@ -145,7 +145,9 @@ def text_embedder(
     if networks.inner_model(loaded.model) is None:
         return None, None
     rule = pooling_of_text_model(settings)
-    run = networks.embedder(networks.causal(loaded.model), (), rule, pad_token=0)
+    run = networks.embedder(
+        networks.text_states(loaded.model, loaded.config), (), rule, pad_token=0
+    )
     encode = _id_encoder(checkpoint, loaded)
     reader = TextReader(encode, limits, per_token=rule.per_token, truncates=settings.truncate)
     return _new_encoder(run, loaded, settings, here, room), reader
@@ -228,7 +230,7 @@ def _reranking(
     raw = scores_are_raw(files, config)
     if module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
-        run = networks.classifier(loaded.model, pad, raw=raw)
+        run = networks.classifier(loaded.model, config, pad, raw=raw)
         encode = pair_encoder(tokenizer, segments=segments, prompt=prompt)
         return run, PairReader(encode, limits, settings.truncate)
     yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
@@ -257,7 +259,7 @@ def _reranking(
         raise ModelRejected.because(
             name, f"its LogitScore step names the token {most}, which its vocabulary does not have"
         )
-    run = networks.answers(loaded.model, compared, pad, raw=raw)
+    run = networks.answers(loaded.model, config, compared, pad, raw=raw)
     return run, PairReader(encode, limits, settings.truncate)
 
 

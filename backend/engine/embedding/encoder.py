@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu, silu
+from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -22,7 +22,7 @@ from backend.engine.embedding.encoder_names import in_own_names, own_paths
 from backend.engine.embedding.encoder_shape import Shape
 from backend.engine.embedding.vectors import attention_masks
 
-_ACTIVATIONS = {"gelu": gelu, "silu": silu}
+_ACTIVATIONS = {"gelu": gelu, "gelu_new": gelu_approx, "relu": relu, "silu": silu}
 
 
 class Outputs(NamedTuple):

@@ -117,8 +117,12 @@ class Family:
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _learned(_: str, __: Mapping[str, Any], found: Fields) -> Fields:
-    return {"learned": found["longest"], "longest": found["longest"] - found.get("pad", -1) - 1}
+def _learned(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+    activation = config.get("hidden_act") or config.get("activation") or "gelu"
+    if activation not in ("gelu", "gelu_new", "relu", "silu"):
+        raise _unsupported(name, "hidden_act", activation)
+    longest = found["longest"] - found.get("pad", -1) - 1
+    return {"learned": found["longest"], "longest": longest, "activation": activation}
 
 
 def _jina(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
@@ -231,13 +235,14 @@ def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     return {"theta": theta}
 
 
-_BERT = {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"}
+_BERT = {"position_embedding_type": "absolute"}
+_GELU = {"hidden_act": "gelu", "hidden_activation": "gelu"}
 _ROBERTA = {"segments": 1, "epsilon": 1e-5, "pad": 1}
 FAMILIES: Mapping[str, Family] = {
     "bert": Family("BGE-M3", _learned, _BERT, usual={"segments": 2}),
     "roberta": Family("BGE-M3", _learned, _BERT, {"pad": "pad_token_id"}, _ROBERTA),
     "modernbert": Family(
-        "ModernBERT-base", _modernbert, _BERT | {"classifier_activation": "gelu"},
+        "ModernBERT-base", _modernbert, _GELU | {"classifier_activation": "gelu"},
         {"epsilon": "norm_eps", "segments": ""},
         {"epsilon": 1e-5, "gated": True, "norms_first": True, "head_norm": True},
     ),
@@ -275,12 +280,12 @@ FAMILIES: Mapping[str, Family] = {
         {"theta": "rope_theta"}, {"segments": 1, "theta": 10000.0, "gated": True, "up_bias": False},
     ),
     "mpnet": Family(
-        "all-mpnet-base-v2", _learned, {"hidden_act": "gelu"},
+        "all-mpnet-base-v2", _learned, _BERT,
         {"segments": "", "distances": "relative_attention_num_buckets"},
         {"pad": 1, "distances": 32},
     ),
     "distilbert": Family(
-        "msmarco-distilbert-base-v4", _learned, {"activation": "gelu"},
+        "msmarco-distilbert-base-v4", _learned, _BERT,
         {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "inner": "hidden_dim",
          "segments": "", "epsilon": ""},
     ),

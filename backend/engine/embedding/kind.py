@@ -29,7 +29,8 @@ _OF_VLM = {
 }
 # Model types that mlx-lm computes, and their names in mlx-lm.
 OF_MLX_LM = {"llama_bidirec": "llama"}
-# Text models whose tokens always attend in both directions, by model type.
+# Model types of embedders whose tokens attend in both directions. Other models of the type
+# ministral3 have transformers' own architectures.
 _BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3")
 _ROBERTAS = ("xlm-roberta", "roberta", "camembert")
 # Supported values of `model_type` in config.json, besides the text models of mlx-lm.
@@ -123,7 +124,10 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 
     In the code of gte-Qwen2, which stella-en-1.5B and others name too, tokens attend to all tokens.
     """
-    if config["model_type"] in _BOTH_WAYS_TYPES:
+    own = {"Ministral3Model", "Ministral3ForCausalLM"}.intersection(
+        config.get("architectures") or ()
+    )
+    if config["model_type"] in _BOTH_WAYS_TYPES and not own:
         return False
     code = config.get("auto_map")
     named = str(code.get("AutoModel")) if isinstance(code, dict) else ""

@@ -49,20 +49,25 @@ def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token:
     return _run(vectors_of, pad_token, per_token=rule.per_token)
 
 
-def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
+def classifier(model: Any, config: Mapping[str, Any], pad_token: int, *, raw: bool) -> Run:
     """Return a pass that computes a cross-encoder's score, (), for each pair.
 
-    A text model computes the score from its last token.
+    A text model computes the score from its last token, not counting padding tokens, which a
+    tokenizer may also append as the end of a text.
 
     raw: whether scores are logits; otherwise they are from 0 to 1.
     """
-    inner = inner_model(model)
+    inner, pads = inner_model(model), config.get("pad_token_id")
+    hidden = None if inner is None else text_states(model, config)
 
     def scores(rows: PaddedRows) -> mx.array:
-        if inner is None:
+        if hidden is None:
             logits = _logits(model, rows)[:, 0]
         else:
-            logits = model.score(last_tokens(inner(rows.ids), rows))[:, 0].astype(mx.float32)
+            read = rows.mask if pads is None else (rows.ids != pads).astype(mx.int32)
+            last = mx.argmax(read * mx.arange(rows.ids.shape[1]), axis=1)
+            states = hidden(rows)[mx.arange(len(rows.lengths)), last]
+            logits = model.score(states)[:, 0].astype(mx.float32)
         return logits if raw else mx.sigmoid(logits)
 
     return _run(scores, pad_token)
@@ -73,7 +78,9 @@ def token_classifier(model: Any, pad_token: int) -> Run:
     return _run(lambda rows: mx.softmax(_logits(model, rows), axis=-1), pad_token, per_token=True)
 
 
-def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
+def answers(
+    model: Any, config: Mapping[str, Any], tokens: Answers, pad_token: int, *, raw: bool
+) -> Run:
     """Return a pass that computes a score, (), for each prompt, from logits of the next token.
 
     tokens: the token or the two tokens whose logits are used.
@@ -82,9 +89,10 @@ def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
     """
     inner, head = inner_model(model), getattr(model, "lm_head", None)
     project = head or inner.embed_tokens.as_linear
+    hidden = text_states(model, config)
 
     def scores(rows: PaddedRows) -> mx.array:
-        logits = project(last_tokens(inner(rows.ids), rows)).astype(mx.float32)
+        logits = project(last_tokens(hidden(rows), rows)).astype(mx.float32)
         found = logits[:, tokens.yes]
         if tokens.no is not None:
             found = found - logits[:, tokens.no]
@@ -115,26 +123,21 @@ def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
     module: the result of `module_of`.
     config: the model's config.json.
     """
-    if config["model_type"] == "gemma3_text":
-        one_way = not config.get("use_bidirectional_attention")
-        return lambda rows: _gemma3(model, rows, causal=one_way)
     if not module:
-        return causal(model) if is_causal(config) else both_ways(model)
+        return text_states(model, config)
     return lambda rows: _outputs(model, rows).last_hidden_state
 
 
-def causal(model: Any) -> Hidden:
-    """Return a function that computes the hidden states of a causal model.
+def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
+    """Return a function that computes the hidden states of a model of mlx-lm.
 
     With a causal mask, padding at the end has no effect.
     """
     inner = inner_model(model)
-    return lambda rows: inner(rows.ids)
-
-
-def both_ways(model: Any) -> Hidden:
-    """Return a function for hidden states of a model of mlx-lm that attends in both directions."""
-    inner = inner_model(model)
+    if config["model_type"] in ("gemma2", "gemma3_text"):
+        return lambda rows: _gemma(inner, config, rows)
+    if is_causal(config):
+        return lambda rows: inner(rows.ids)
 
     def hidden(rows: PaddedRows) -> mx.array:
         mask = rows.mask.astype(mx.bool_)[:, None, None, :]
@@ -144,19 +147,22 @@ def both_ways(model: Any) -> Hidden:
     return hidden
 
 
-def _gemma3(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
-    """Compute the hidden states of Gemma 3, whose local layers attend within a window.
+def _gemma(inner: Any, config: Mapping[str, Any], rows: PaddedRows) -> mx.array:
+    """Compute the hidden states of Gemma 2 and 3, some of whose layers attend within a window.
 
-    mlx-lm's pass is not used, because it rounds the scale of embeddings to bfloat16.
-
-    causal: whether tokens attend only to earlier tokens.
+    mlx-lm's pass is not used, because it rounds the scale of embeddings to bfloat16, and its
+    Gemma 2 has no window.
     """
-    config, inner = model.args, model.model
-    states = inner.embed_tokens(rows.ids) * config.hidden_size**0.5
-    reach = config.sliding_window if causal else config.sliding_window // 2 + 1
-    everywhere, nearby = attention_masks(rows.mask, reach, causal=causal)
-    for layer in inner.layers:
-        states = layer(states, nearby if layer.self_attn.is_sliding else everywhere, None)
+    causal = config["model_type"] == "gemma2" or not config.get("use_bidirectional_attention")
+    window = int(getattr(inner.args, "sliding_window", config.get("sliding_window") or 4096))
+    # A causal mask is for all rows, because Gemma 2 in mlx-lm accepts no other.
+    tokens = mx.ones_like(rows.mask[:1]) if causal else rows.mask
+    reach = window if causal else window // 2 + 1
+    everywhere, nearby = attention_masks(tokens, reach, causal=causal)
+    states = inner.embed_tokens(rows.ids) * inner.args.hidden_size**0.5
+    for at, layer in enumerate(inner.layers):
+        local = getattr(layer.self_attn, "is_sliding", at % 2 == 0)
+        states = layer(states, nearby if local else everywhere, None)
     normed: mx.array = inner.norm(states)
     return normed
 

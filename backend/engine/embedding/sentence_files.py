@@ -21,8 +21,6 @@ _TRANSFORMER = tuple(
 _STATED = "config_sentence_transformers.json"
 # The last parts of the names of PyTorch's functions that turn a logit into a score.
 _RAW, _LOGISTIC = "Identity", "Sigmoid"
-# Families whose layers in mlx-lm ignore the window of the reference, so longer texts are cut.
-_WITHOUT_WINDOW = ("gemma2", "mistral")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +199,8 @@ def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
     limits: list[int] = []
     if family_of(config):
         limits.append(shape_of(files.name, config).longest)
-    elif config["model_type"] in _WITHOUT_WINDOW and type(config.get("sliding_window")) is int:
-        limits.append(config["sliding_window"])
+    elif config["model_type"] == "mistral" and type(config.get("sliding_window")) is int:
+        limits.append(config["sliding_window"])  # mlx-lm's layers have no window
     for limit in (
         files.transformer.get("max_seq_length"),
         files.object("tokenizer_config.json").get("model_max_length"),

@@ -28,6 +28,29 @@ _KINDS = {
     "qwen4_exp_text": {"indexed_attention": _FULL},
 }
 _IF_NULL = {"output_gate_type": "hidden_act"}  # null means the value of the other field
+# Earlier names of fields, beside those in transformers' own tables.
+_SAME = {
+    "block_dim": "hidden_size",
+    "n_ctx": "n_positions",
+}
+_NO_GROUPS = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+# Fields that transformers does not save, because all models of the type have the same value.
+_CONSTANT: Mapping[str, Mapping[str, Any]] = {
+    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "glm_moe_dsa": _NO_GROUPS | {"moe_layer_freq": 1},
+    "longcat_flash": {
+        "attention_method": "MLA",
+        "mla_scale_kv_lora": True,
+        "mla_scale_q_lora": True,
+        "zero_expert_type": "identity",
+    },
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "solar_open": {
+        "intermediate_size": 0,
+        "first_k_dense_replace": 0,
+        "partial_rotary_factor": 1.0,
+    },
+}
 _PERIODS = ("full_attention_interval", "sliding_window_pattern")
 _BEGUN_PERIOD = "global_attn_every_n_layers"  # a period begins with its layer of full attention
 _EXPERTS = "moe_layers_enum"  # the layers with experts, as a list in a string
@@ -53,13 +76,26 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
     Raises ValueError if the model's names cannot express a value.
     """
     known = frozenset(known)
-    found = _renamed(config, known) | _of_kinds(config, known)
+    found = _renamed(config, known) | _unsaved(config, known) | _of_kinds(config, known)
     return found | _of_layers(config, known) | _of_rope(config, known)
+
+
+def _unsaved(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the fields that transformers 5 computes from others, or does not have."""
+    found = dict(_CONSTANT.get(str(config.get("model_type")), {}))
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if "rope_parameters" in config and "kv_lora_rank" not in config and heads and hidden:
+        found["head_dim"] = int(hidden) // int(heads)
+    if config.get("expand") and hidden:
+        found["intermediate_size"] = int(config["expand"] * hidden)
+    return {
+        name: value for name, value in found.items() if name in known and config.get(name) is None
+    }
 
 
 def _renamed(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the fields that transformers saves under a new name."""
-    names = dict(_new_names(str(config.get("model_type"))))
+    names = _SAME | dict(_new_names(str(config.get("model_type"))))
     names |= {name: other for name, other in _IF_NULL.items() if name in config}
     return {
         earlier: config[name]
@@ -82,16 +118,24 @@ def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, An
     if isinstance(kinds, list) and "layer_types" in known:
         names = _KINDS.get(str(config.get("model_type")), {})
         found["layer_types"] = [names.get(kind, kind) for kind in kinds]
+    elif isinstance(kinds, list) and config.get("model_type") == "exaone4":
+        letters = "".join("G" if kind == _FULL else "L" for kind in kinds)
+        found["sliding_window_pattern"] = letters if "L" in letters else None
     elif isinstance(kinds, list):
         for name in _PERIODS:
             if name in known and config.get(name) is None:
                 found[name] = _period(kinds)
         if _BEGUN_PERIOD in known:
             found[_BEGUN_PERIOD] = _period(kinds[1:] if kinds[:1] == [_FULL] else [_FULL, *kinds])
-    if isinstance(experts, list) and _EXPERTS in known and config.get(_EXPERTS) is None:
-        sparse = (str(at) for at, kind in enumerate(experts) if kind == "sparse")
-        found[_EXPERTS] = ",".join(sparse)
-    return found
+    lists: dict[str, Any] = {}
+    if isinstance(experts, list):
+        sparse = [kind == "sparse" for kind in experts]
+        lists[_EXPERTS] = ",".join(str(at) for at, has in enumerate(sparse) if has)
+        lists["is_moe_layer"] = sparse
+        lists["first_k_dense_replace"] = sparse.index(True) if True in sparse else len(sparse)
+    return found | {
+        name: value for name, value in lists.items() if name in known and config.get(name) is None
+    }
 
 
 def _period(kinds: list[Any]) -> int:

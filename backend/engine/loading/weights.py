@@ -30,6 +30,7 @@ from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
 from backend.engine.loading.earlier_fields import earlier_fields
+from backend.engine.loading.saved_weights import with_saved_weights
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.ranks.member import Member, Value
@@ -267,29 +268,20 @@ def too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected:
 
 
 def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-    """Return mlx-lm's classes of a model and its arguments; add `earlier_fields` to `config`.
-
-    DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm drops if its
-    number is 61. In smaller models of this type, the head has another number.
-    """
+    """Return mlx-lm's classes of a model and its arguments; add `earlier_fields` to `config`."""
     from mlx_lm.utils import _get_classes
 
     family, arguments = _get_classes(config)
     config |= earlier_fields(config, _names(arguments))
     part = config.get("text_config")
     if isinstance(part, dict):
+        # transformers 5 stores each of these fields in one of the two parts.
+        if "tie_word_embeddings" in config:
+            part.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+        if "vocab_size" in part and "vocab_size" in _names(arguments):
+            config.setdefault("vocab_size", part["vocab_size"])
         part |= earlier_fields(part, _names(_of_text(arguments, part)))
-    if config["model_type"] != "deepseek_v3":
-        return family, arguments
-    heads = re.compile(rf"model\.layers\.{config['num_hidden_layers']}\..*")
-
-    def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        rest = {name: value for name, value in weights.items() if not heads.fullmatch(name)}
-        found: dict[str, mx.array] = family.sanitize(self, rest)
-        return found
-
-    members = {"sanitize": sanitize, "__module__": family.__module__}
-    return type(family.__name__, (family,), members), arguments
+    return with_saved_weights(family, config), arguments
 
 
 def _of_text(arguments: Any, part: dict[str, Any]) -> Any:

@@ -78,7 +78,10 @@ def serving(model: EngineModel, *, fails: int = 0) -> Iterator[tuple[Worker, Out
     worker = Worker(outcomes.put, outcomes.put)
     worker.start()
     run = networks.embedder(
-        networks.causal(model.model), (), PoolingRule(("mean",), False), pad_token=0
+        networks.text_states(model.model, {"model_type": "llama"}),
+        (),
+        PoolingRule(("mean",), False),
+        pad_token=0,
     )
     pace = Pace(4096, 250)
     failing = iter(range(fails))
@@ -168,7 +171,10 @@ def _stored_bytes(worker: Worker) -> int:
 
 def _vectors_alone(model: EngineModel) -> list[np.ndarray]:
     run = networks.embedder(
-        networks.causal(model.model), (), PoolingRule(("mean",), False), pad_token=0
+        networks.text_states(model.model, {"model_type": "llama"}),
+        (),
+        PoolingRule(("mean",), False),
+        pad_token=0,
     )
     encode = _longest_text(model.memory_limit)
     assert isinstance(encode.pieces, list)

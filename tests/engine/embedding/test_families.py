@@ -500,11 +500,11 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "changes", "sentence"),
     [
-        ("bert", {"hidden_act": "relu"}, "its hidden_act is 'relu'"),
+        ("bert", {"hidden_act": "gelu_10"}, "its hidden_act is 'gelu_10'"),
         ("bert", {"position_embedding_type": "relative_key"}, "its position_embedding_type is"),
         ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it classifies texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
-        ("mpnet", {"hidden_act": "relu"}, "its hidden_act is 'relu', .* such as all-mpnet-base-v2"),
+        ("mpnet", {"hidden_act": "tanh"}, "its hidden_act is 'tanh'"),
         ("bert", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
         # Another embedding model of Qwen2.5-VL's type.
         (

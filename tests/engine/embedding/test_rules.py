@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.entities import entities_of, labels_of_words, runs_of
+from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.label_reader import LabelReader, windows
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
 from backend.engine.embedding.readers import Limits, PairReader, TextReader
@@ -303,3 +304,13 @@ def test_texts_are_truncated_as_the_tokenizer_does(count: int, limit: int) -> No
     assert piece.cut == max(count + 2 - limit, 0)
     by_id = id_encoder(lambda text: whole.encode(text).ids, {0, 1})("", text, limit)
     assert (by_id.ids, by_id.cut) == (piece.ids, piece.cut)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "causal"), [("Ministral3Model", True), ("Ministral3BidirectionalModel", False)]
+)
+def test_only_embedders_of_ministral_attend_in_both_directions(
+    architecture: str, causal: bool
+) -> None:
+    config = {"model_type": "ministral3", "architectures": [architecture]}
+    assert is_causal(config) is causal

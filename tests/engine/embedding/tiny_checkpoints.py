@@ -402,7 +402,7 @@ _GEMMA2_CONFIG = _QWEN3_CONFIG | {
     "query_pre_attn_scalar": 8,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
-    "sliding_window": 64,
+    "sliding_window": 16,
     "pad_token_id": 0,
     "eos_token_id": 1,
     "bos_token_id": 2,
@@ -503,6 +503,8 @@ _OUT = tuple(linear("classifier.out_proj", 1, HIDDEN))
 FAMILIES: dict[str, Parts] = {
     "bert": (BERT, _BERT_CONFIG, partial(_bert, "", POSITIONS, 2),
              {"Pooling": _pooling("cls_token")}),
+    "bert_relu": (BERT, _BERT_CONFIG | {"hidden_act": "relu"}, partial(_bert, "", POSITIONS, 2),
+                  {"Pooling": _MEAN}),
     "xlm_roberta": (ROBERTA, _ROBERTA_CONFIG, partial(_bert, "", POSITIONS + 2, 1),
                     {"Pooling": _MEAN, "Normalize": {}}),
     "modernbert": (BERT, _MODERNBERT_CONFIG, partial(_modernbert, ""),
@@ -535,7 +537,7 @@ FAMILIES: dict[str, Parts] = {
                                          "ModernBert"),
                           _with(_MODERNBERT_WEIGHTS, *_MODERNBERT_HEAD, *_SCORE), {}),
     "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _QWEN3_WEIGHTS, {}),
-    "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG, "Qwen3"),
+    "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG | {"pad_token_id": 0}, "Qwen3"),
                     _with(_QWEN3_WEIGHTS, ("score.weight", (1, HIDDEN))), {}),
     "bert_labels": (BERT, _labelling(_BERT_CONFIG, "Bert"), _with(_BERT_WEIGHTS, *_LABELS), {}),
     "xlm_roberta_labels": (ROBERTA, _labelling(_ROBERTA_CONFIG, "XLMRoberta"),
@@ -554,8 +556,8 @@ LABELLERS = (
 )
 CAUSAL = ("qwen2", "qwen2_both_ways", "llama", "mistral", "gemma", "gemma2")
 EMBEDDERS = (
-    *("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3", "mpnet", "distilbert"),
-    *CAUSAL,
+    *("bert", "bert_relu", "xlm_roberta", "modernbert", "qwen3", "gemma3", "mpnet"),
+    *("distilbert", *CAUSAL),
 )
 RERANKERS = (
     *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
