@@ -23,6 +23,7 @@ from backend.engine.units import MIB
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COMPARED_BYTES = 32 * MIB  # of the experts that are compared in one stage of a load
+_BLOCK = 128  # rows and columns of an FP8 matrix that share a scale
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
@@ -34,18 +35,31 @@ class Place:
     dtype: the data type in the files.
     form: `whole` for values as they are, `even` or `odd` for every other row, `turned` for the
         transposed matrix, `turned first` or `turned second` for a half of that.
+    scales: the place of the scales of an FP8 matrix, one for each block; None if there are none.
     """
 
     spans: tuple[Span, ...]
     dtype: mx.Dtype
     form: str
+    scales: Place | None = None
 
-    def values(self, raw: mx.array, like: mx.array) -> mx.array:
+    @property
+    def sources(self) -> list[tuple[Span, ...]]:
+        """All bytes that `values` needs."""
+        return [self.spans, *(self.scales.sources if self.scales else ())]
+
+    def values(self, raw: Sequence[mx.array], like: mx.array) -> mx.array:
         """Return the values of some experts as the parameter has them, [experts, …].
 
-        raw: [experts, bytes].
+        raw: for each source, [experts, bytes].
         like: the parameter.
         """
+        first, *rest = raw
+        if self.scales is not None:
+            return _dequantised(first, rest[0].view(self.scales.dtype), like)
+        return self._formed(first, like)
+
+    def _formed(self, raw: mx.array, like: mx.array) -> mx.array:
         count, shape = raw.shape[0], like.shape[1:]
         values = raw.view(self.dtype)
         if not _both_floating(self.dtype, like.dtype):
@@ -69,8 +83,11 @@ class PlaceFinder:
         self._files = files
         self._stacked: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
         self._single: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
+        self._scales: dict[Span, Tensor] = {}  # of FP8 matrices, by the bytes of these
         groups: defaultdict[tuple[str, ...], dict[int, Tensor]] = defaultdict(dict)
         for name, tensor in files.tensors.items():
+            if scales := files.tensors.get(f"{name}_scale_inv"):
+                self._scales[tensor.span] = scales
             numbers = tuple(_NUMBER.findall(name))
             self._stacked[numbers].append([tensor])
             if numbers:
@@ -99,7 +116,8 @@ class PlaceFinder:
         return None
 
     def _equal(self, place: Place, weight: mx.array, experts: slice) -> bool:
-        (raw,) = self._files.finish(self._files.begin([place.spans[experts]]))
+        sources = [spans[experts] for spans in place.sources]
+        raw = self._files.finish(self._files.begin(sources))
         word = _WORDS[weight.dtype.size]  # compared as words, because NaN differs from itself
         found = place.values(raw, weight)
         return bool(mx.array_equal(found.view(word), weight[experts].view(word)))
@@ -110,12 +128,17 @@ class PlaceFinder:
             first = tensors[0]
             if any((each.dtype, each.shape) != (first.dtype, first.shape) for each in tensors):
                 continue
-            spans = [each.span for each in tensors]
-            if len(spans) == 1 != experts:
-                if not first.shape or first.shape[0] != experts:
-                    continue
-                spans = _divided(first.span, experts)
-            if len(spans) != experts:
+            spans = _by_expert(tensors, experts)
+            if not spans:
+                continue
+            if first.span in self._scales:
+                scales = [self._scales[each.span] for each in tensors]
+                own = tuple(_by_expert(scales, experts))
+                blocks = math.prod(-(-size // _BLOCK) for size in weight.shape[1:])
+                found = own and own[0].size == blocks * scales[0].dtype.size
+                if found and weight.ndim == 3 and spans[0].size == size:
+                    held_scales = Place(own, scales[0].dtype, "whole")
+                    yield Place(tuple(spans), first.dtype, "whole", held_scales)
                 continue
             stored = first.dtype if _both_floating(first.dtype, weight.dtype) else weight.dtype
             held = spans[0].size / stored.size
@@ -137,6 +160,31 @@ def _places(
         forms = [form for form in forms if form == "whole"]
     for form in (*forms, *(turned if weight.ndim == 3 else ())):
         yield Place(tuple(spans), dtype, form)
+
+
+def _dequantised(raw: mx.array, scales: mx.array, like: mx.array) -> mx.array:
+    """Return the values of FP8 matrices, computed as mlx-lm's models do for DeepSeek and others.
+
+    raw: [experts, bytes].
+    scales: the factors of the blocks, [experts, n].
+    like: the parameter, [experts, rows, columns].
+    """
+    count, (rows, columns) = raw.shape[0], like.shape[1:]
+    down, across = -(-rows // _BLOCK), -(-columns // _BLOCK)
+    more = [(0, 0), (0, down * _BLOCK - rows), (0, across * _BLOCK - columns)]
+    values = mx.pad(mx.from_fp8(raw.reshape(count, rows, columns), mx.bfloat16), more)
+    blocks = values.reshape(count, down, _BLOCK, across, _BLOCK)
+    scaled = blocks * scales.reshape(count, down, 1, across, 1)
+    whole = scaled.reshape(count, down * _BLOCK, across * _BLOCK)[:, :rows, :columns]
+    return whole.astype(mx.bfloat16).astype(like.dtype)
+
+
+def _by_expert(tensors: Sequence[Tensor], experts: int) -> list[Span]:
+    """Return the bytes of each expert in tensors; an empty list if they are of another number."""
+    first = tensors[0]
+    if len(tensors) == 1 != experts and first.shape and first.shape[0] == experts:
+        return _divided(first.span, experts)
+    return [each.span for each in tensors] if len(tensors) == experts else []
 
 
 def _divided(span: Span, parts: int) -> list[Span]:

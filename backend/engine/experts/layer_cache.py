@@ -9,7 +9,6 @@ avoid the copy, each layer's result is started at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.expert_tensors import Place
-from backend.engine.experts.weight_files import Reading, Span, WeightFiles
+from backend.engine.experts.weight_files import Reading, WeightFiles
 
 _FADING = 0.98  # factor on an expert's worth with each pass
 _PASSING = 4  # a pass that needs more experts than there are slots replaces 1/4 of them at a time
@@ -61,14 +60,16 @@ class LayerCache:
         self._files = files
         self._counts = counts
         # Several parameters may be made from the same bytes, which are read once.
-        self._sources: defaultdict[tuple[Span, ...], list[Parameter]] = defaultdict(list)
-        for parameter in parameters:
-            self._sources[parameter.place.spans].append(parameter)
+        self._sources = list(
+            dict.fromkeys(source for each in parameters for source in each.place.sources)
+        )
         experts, slots = len(parameters[0].place.spans), parameters[0].slots.shape[0]
         self._slot = np.full(experts, -1)  # of each expert; -1 if it is not in memory
         self._expert = np.full(slots, -1)  # in each slot; -1 if it is empty
         self._worth = np.zeros(experts)
-        self._step = max(portion // sum(spans[0].size for spans in self._sources), 1)
+        # An expert may need more bytes in memory than in the files, or less.
+        read = sum(spans[0].size for spans in self._sources)
+        self._step = max(portion // max(read, self.nbytes // slots), 1)
 
     @property
     def nbytes(self) -> int:
@@ -171,9 +172,10 @@ class LayerCache:
         self._expert[slots] = -1
         at = mx.array(slots.astype(np.uint32))
         try:
-            for read, parameters in zip(raw, self._sources.values(), strict=True):
-                for parameter in parameters:
-                    parameter.slots[at] = parameter.place.values(read, parameter.slots)
+            read = dict(zip(self._sources, raw, strict=True))
+            for parameter in self._parameters:
+                own = [read[source] for source in parameter.place.sources]
+                parameter.slots[at] = parameter.place.values(own, parameter.slots)
             evaluate = mx.eval if wait else mx.async_eval  # both allocate memory at once
             evaluate([parameter.slots for parameter in self._parameters])
         except Exception:

@@ -58,6 +58,23 @@ def _mixtral(weights: Weights) -> Weights:
     }
 
 
+def _in_fp8(stored: Callable[[Weights], Weights]) -> Callable[[Weights], Weights]:
+    """Experts as bytes with a scale for each block of 128 x 128 values: DeepSeek and MiniMax."""
+
+    def made(weights: Weights) -> Weights:
+        found: Weights = {}
+        for name, value in stored(weights).items():
+            found[name] = value
+            if re.search(r"experts\.\d+\.", name):
+                blocks = [-(-size // 128) for size in value.shape]
+                scales = mx.random.uniform(0.5, 2.0, blocks, key=mx.random.key(len(found)))
+                found[name] = mx.to_fp8(value)
+                found[f"{name}_scale_inv"] = scales
+        return found
+
+    return made
+
+
 def _fused(weights: Weights) -> Weights:
     """Gate and up projections one after the other: Qwen3.5 and Gemma 4."""
     found = dict(weights)
@@ -137,7 +154,11 @@ FORMS = {
     "gpt-oss, of mlx-lm": Form("gpt_oss", quantised=_FOUR),
     "GLM, quantised one by one": Form("glm4_moe", _one_by_one, _FOUR),
     "MiniMax, one by one": Form("minimax", _mixtral),
+    "MiniMax, FP8": Form("minimax", _in_fp8(_mixtral)),
     "DeepSeek, one by one": Form("deepseek_v3", _one_by_one),
+    "DeepSeek, FP8": Form(
+        "deepseek_v3", _in_fp8(_one_by_one), config={"moe_intermediate_size": 160}
+    ),
     "Qwen3-VL, transposed": Form("qwen3_vl_moe", _turned, dtype=mx.float16),
     "Nemotron, of mlx-lm": Form(
         "nemotron_h", dtype=mx.float32, config={"hybrid_override_pattern": "ME*E"}
