@@ -3,18 +3,21 @@
 The model is a mixture of experts with random weights, whose routers prefer some experts over others
 as those of trained models do. All sides compute in the same type, and take turns in every round.
 Once the system has the files in its page cache, a read costs what copying costs; the bytes that are
-read for each token say what a disk would add.
+read for each token say what a disk would add. On one side the files are dropped from the page cache
+all the time, so that the disk is read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -33,6 +36,7 @@ from wire.backend_pb2_grpc import BackendStub
 
 TOKENIZER = ROOT / "tests" / "models" / "tiny_text"
 SHARES = (1.0, 0.5, 0.25, 0.125)
+UNCACHED = 0.25  # the share of the side without a page cache
 ROWS = (1, 4)
 ROUNDS = 3
 TOKENS = 32
@@ -44,13 +48,26 @@ _EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER  # in memory
 
 @dataclass
 class _Side:
-    """A backend. share: of the experts that fit in its cache; 0 if all are in memory."""
+    """A backend.
+
+    share: of the experts that fit in its cache; 0 if all are in memory.
+    dropped: files to drop from the page cache while it is measured.
+    """
 
     share: float
     stub: BackendStub
+    dropped: Path | None = None
     speeds: dict[str, list[float]] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return f"{self.share:.1%}{' from the disk' if self.dropped else ''}"
+
     def time(self, turn: int) -> None:
+        with _dropping(self.dropped) if self.dropped else nullcontext():
+            self._time(turn)
+
+    def _time(self, turn: int) -> None:
         for rows in ROWS:
             with ThreadPoolExecutor(rows) as pool:
                 replies = list(pool.map(self.ask, [f"{turn} {row}" for row in range(rows)]))
@@ -79,9 +96,14 @@ def measure() -> Iterator[Table]:
     model = _checkpoint()
     with ExitStack() as stack:
         sides = []
-        for share in (0.0, *SHARES):
+        for share, dropped in (
+            (0.0, None),
+            *((share, None) for share in SHARES),
+            (UNCACHED, model),
+        ):
             options = {"Options": [f"expert_cache_mib:{_cache(share)}"]} if share else {}
-            sides.append(_Side(share, stack.enter_context(backend(model, **options))))
+            stub = stack.enter_context(backend(model, **options))
+            sides.append(_Side(share, stub, dropped))
         for turn in range(ROUNDS):
             for side in sides if turn % 2 else reversed(sides):
                 side.time(turn)
@@ -90,6 +112,25 @@ def measure() -> Iterator[Table]:
             ["slots", *sides[0].speeds, "hits", "MiB read per token", "s waited per s"],
             [_row(side, sides[0]) for side in sides[1:]],
         )
+
+
+@contextmanager
+def _dropping(folder: Path) -> Iterator[None]:
+    """Drop a checkpoint's weights from the system's page cache again and again."""
+    ended = threading.Event()
+
+    def drop() -> None:
+        with (folder / "model.safetensors").open("rb") as file:
+            while not ended.wait(0.01):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _cache(share: float) -> int:
@@ -105,13 +146,14 @@ def _row(side: _Side, resident: _Side) -> list[str]:
         )
         for key, speeds in side.speeds.items()
     ]
-    return [f"{side.share:.1%}", *(f"{ratio:.2f}" for ratio in ratios), *_reads(side)]
+    return [side.name, *(f"{ratio:.2f}" for ratio in ratios), *_reads(side)]
 
 
 def _reads(side: _Side) -> list[str]:
     """Hits, bytes and waiting of one more answer of one row."""
     before = side.counts()
-    reply = side.ask("counted")
+    with _dropping(side.dropped) if side.dropped else nullcontext():
+        reply = side.ask("counted")
     seconds = (reply.timing_prompt_processing + reply.timing_token_generation) / 1e3
     grown = {key: value - before[key] for key, value in side.counts().items()}
     used = grown["mlx-expert-hits"] + grown["mlx-expert-misses"]
