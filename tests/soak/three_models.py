@@ -7,6 +7,7 @@ each round all idle processes are measured. SOAK_SECONDS sets the duration; the 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -190,6 +192,8 @@ def _content_of(response: httpx.Response) -> str:
 def _bare(node: Any) -> Any:
     if isinstance(node, dict):
         left_out = {*_OWN, *_TIMES, *_COUNTS}
+        if isinstance(vector := node.get("embedding"), str):
+            node = node | {"embedding": array("f", base64.b64decode(vector)).tolist()}
         return {key: _bare(value) for key, value in node.items() if key not in left_out}
     if isinstance(node, list):
         return [_bare(one) for one in node]
