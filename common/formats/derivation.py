@@ -25,6 +25,7 @@ _BOTH: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]}),
 _NUMBER: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: NUMBER}),)
 _TEXT = "Kji hgf"
 _JSON_OPENS, _JSON_CLOSES = re.compile(rf'\{{\s*"{KEYS[0]}"\s*:\s*"\Z'), re.compile(r'"\s*\}')
+_EMPTY = re.compile(r"\s*<([\w-]+)>\s*</\1>\s*")  # reasoning that the call does not have
 _FLAG = re.compile(r'(.* \w+=")(\w+)(".*)', re.DOTALL)
 
 
@@ -59,13 +60,15 @@ class Calls:
         for closing in self._closings:
             place = whole.rfind(closing, start, name)
             start = max(start, place + len(closing) if place >= 0 else 0)
+        if empty := _EMPTY.match(whole, start, end):
+            start = empty.end()
         text = whole[start:end]
         return whole[:start], text if all(name in text for name, _ in made) else ""
 
 
 def derived(calls: Calls) -> Family | None:
     """The family of a template; None if its calls have none of the known shapes."""
-    one, two = calls.text(ONE), calls.text(TWO)
+    (before, one), two = calls.parts(ONE), calls.text(TWO)
     head, name, rest = one.partition(NAMES[0])
     middle, value, tail = rest.partition(VALUES[0])
     if not name or not value:
@@ -74,7 +77,9 @@ def derived(calls: Calls) -> Family | None:
     found = _json(middle, parts)
     shape: Shape | None = replace(found, several=bool(two)) if found else None
     shape = shape or _python(middle, parts) or _fenced(middle, parts) or _tags(calls, parts)
-    return None if shape is None else family_of(shape)
+    empty = [each for each in _EMPTY.finditer(before) if each.end() == len(before)]
+    tags = tuple(Tags(f"<{each[1]}>", f"</{each[1]}>") for each in empty)
+    return None if shape is None else family_of(shape, tags)
 
 
 def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
@@ -157,6 +162,8 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
     tag = shared[shared.rfind("<") :] if "<" in shared else shared
     header, value_end = header[: len(header) - len(tag)], value_end[: len(value_end) - len(tag)]
     if not tag or not value_end.strip() or not after.startswith(value_end):
+        return None
+    if KEYS[0] in value_end:  # only MiniMax M3's elements are read so, and they are known
         return None
     call_end, each, flags = after[len(value_end) :], False, ("", "")
     if not opening and "<" in before[1:] and ">" in call_end[:-1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from common.formats.answer import Call
@@ -32,6 +32,7 @@ _ARGUMENTS = (
     *("tool_arguments", "tool_input", "action_input"),
 )
 _LISTS = ("tool_calls", "calls")
+_NO_ALIASES: Mapping[str, str] = {}
 _EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS, _LISTS)
 _KEY, _QUOTES = re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
@@ -101,8 +102,17 @@ def _retyped(tools: ToolSchemas, name: str, argument: str, value: str) -> str:
     return value if text is None else tools.retyped(name, argument, text)
 
 
-def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Call]:
-    """The calls in a JSON object or list; `strict`: it must contain nothing else."""
+def calls_of(
+    text: str,
+    tools: ToolSchemas,
+    *,
+    strict: bool = False,
+    aliases: Mapping[str, str] = _NO_ALIASES,
+) -> list[Call]:
+    """The calls in a JSON object or list.
+
+    strict: it must contain nothing else. aliases: a format's own keys, and the usual ones.
+    """
     members = _members(text)
     listed = members.get(_first(_LISTS, members), "")
     if listed.startswith("[") and not members.keys() - {*_LISTS, *_EXTRAS}:
@@ -110,7 +120,7 @@ def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Cal
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
     if not items:
         raise Unreadable
-    return [call for item in items for call in _calls_in(_members(item), tools, strict)]
+    return [call for item in items for call in _calls_in(_members(item, aliases), tools, strict)]
 
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
@@ -144,11 +154,11 @@ def _call_of(members: dict[str, str], tools: ToolSchemas, strict: bool) -> Call:
     return Call(name, arguments, identity)
 
 
-def _members(text: str) -> dict[str, str]:
+def _members(text: str, aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, str]:
     """An object's members; of repeated keys the first, which may already have been sent."""
     found: dict[str, str] = {}
     for key, value in parts(text) if text.startswith("{") else ():
-        found.setdefault(key, value)
+        found.setdefault(aliases.get(key, key), value)
     return found
 
 
@@ -170,6 +180,7 @@ class _CallSender:
 
     def member(self, key: str, head: str) -> Send | None:
         key = string_of(key) or ""
+        key = self._reading.aliases.get(key, key)
         if key in self._seen:
             return None
         self._seen[key] = []
@@ -189,6 +200,7 @@ class _CallSender:
 
     def inside(self, key: str) -> _CallSender | None:
         key = string_of(key) or ""
+        key = self._reading.aliases.get(key, key)
         nested = self._outer is None and key == _first(_NAMES, self._seen)
         return (
             _CallSender(self._reading, self) if nested and not self._seen.keys() - _KEYS else None
@@ -289,7 +301,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     value = yield from read_value(
         reading.cursor, MODEL_JSON, ends=ends, receiver=_CallSender(reading)
     )
-    for call in calls_of(value, reading.tools):
+    for call in calls_of(value, reading.tools, aliases=reading.aliases):
         reading.call(call)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -24,6 +24,7 @@ class Reading:
     offered: only calls of offered tools count here.
     opener_is_text: a marker that opens calls was output as text. broken: a malformed call has
     begun in the text. closing: the marker that closes the reasoning opened last.
+    aliases: the keys of the format's JSON objects, and the usual keys that they stand for.
     """
 
     cursor: Cursor
@@ -38,6 +39,7 @@ class Reading:
     opener_is_text: bool = False
     broken: bool = False
     closing: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
     reread: int = 0
     _progress: int = 0
     _failed: int = -1

@@ -45,6 +45,7 @@ class Section:
     """The markers around all calls and around each, of which either may be ''.
 
     unmarked: whether a call's marker may be missing. tags: those of the calls, if they have any.
+    between: words between a name and the arguments, such as ReAct's `Action Input:`.
     """
 
     opener: str
@@ -53,6 +54,7 @@ class Section:
     call_close: str
     unmarked: bool = False
     tags: CallTags | None = None
+    between: str = ""
 
     @property
     def syntax(self) -> CallSyntax:
@@ -123,7 +125,8 @@ class Section:
         yield from cursor.until(Markers([*ends, "\n\n"]), words.append)
         yield from cursor.space()
         begun = yield from cursor.at(ends)
-        name, identity = _named("".join(words), reading.tools)
+        text = "".join(words).rstrip().removesuffix(self.between)
+        name, identity = _named(text, reading.tools)
         if not (name and begun):
             raise cursor.unreadable()
         reading.begin(name, identity)

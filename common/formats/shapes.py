@@ -19,6 +19,9 @@ from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, forms, keyed, named
 from common.tool_schema import Undeclared
 
+_KEYS = ("name", "arguments")
+_KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
+_BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
 _FIRST_TAG = re.compile(r"<[^<>]*>")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
@@ -28,12 +31,16 @@ _HEADER = re.compile(
 
 @cache  # so that equal syntaxes are equal
 def json_block(
-    opener: str, closer: str = "", begins: Callable[[Reading, str], bool] = always
+    opener: str,
+    closer: str = "",
+    begins: Callable[[Reading, str], bool] = always,
+    keys: tuple[str, str] = ("name", "arguments"),
 ) -> CallSyntax:
-    """Calls as JSON after a marker."""
+    """Calls as JSON after a marker. keys: of the name and the arguments, besides the usual keys."""
+    aliases = {key: usual for key, usual in zip(keys, _KEYS, strict=True) if key != usual}
 
     def read(reading: Reading) -> Wait[None]:
-        cursor = reading.cursor
+        cursor, reading.aliases = reading.cursor, aliases
         cursor.take(len(reading.opener.removesuffix("[")))
         yield from cursor.space()
         reading.begun = bool((yield from cursor.at(["```"])))
@@ -104,7 +111,7 @@ class JsonShape:
     @property
     def quoted(self) -> bool:
         """Whether the name is in a JSON string."""
-        return self.call.partition("{name}")[0].endswith((" ", "{", '":'))
+        return _BEFORE_STRING.search(self.call.partition("{name}")[0]) is not None
 
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
@@ -112,7 +119,12 @@ class JsonShape:
             return (self._section.syntax,)
         start = (self.opening + self.call).partition("{")[0].rstrip()
         end = self.call.partition("{arguments}")[2].lstrip("}") + self.closing
-        return (json_block(start.removesuffix("["), end.lstrip("]\n ")),)
+        found = [re.search(_KEY_OF.format(usual), self.call) for usual in _KEYS]
+        name, arguments = (
+            key[1] if key else usual for key, usual in zip(found, _KEYS, strict=True)
+        )
+        keys = (name, arguments)
+        return (json_block(start.removesuffix("["), end.lstrip("]\n "), keys=keys),)
 
     @property
     def _section(self) -> Section:
@@ -120,9 +132,15 @@ class JsonShape:
         before, after = self.call.strip().partition("{name}")[::2]
         tag = _FIRST_TAG.match(before)
         call = tag[0] if tag else before.partition("{index}")[0]
-        call_end = after.partition("{arguments}")[2].strip().removeprefix("```")
-        opening, closing = self.opening.strip(), self.closing.strip()
-        return Section(opening, closing, call.strip(), call_end.strip(), unmarked=bool(opening))
+        between, _, call_end = (part.strip() for part in after.partition("{arguments}"))
+        return Section(
+            self.opening.strip(),
+            self.closing.strip(),
+            call.strip(),
+            call_end.removeprefix("```").strip(),
+            unmarked=bool(self.opening.strip()),
+            between=between if between.endswith(":") else "",
+        )
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,24 @@ WRITTEN: dict[str, tuple[str, type]] = {
         EACH.replace("EACH", f'<fn>{OBJECT[:-1]}, "id": "{{{{ c.id }}}}"}}</fn>'),
         JsonShape,
     ),
+    "own keys": (
+        EACH.replace("EACH", '<fn>{"cmd": "{{ f.name }}", "with": {{ f.arguments|tojson }}}</fn>'),
+        JsonShape,
+    ),
+    "a list with own keys": (
+        "[CALLS]["
+        + EACH.replace("EACH", '{"fn": "{{ f.name }}", "data": {{ f.arguments|tojson }}}' + COMMA)
+        + "][/CALLS]",
+        JsonShape,
+    ),
+    "ReAct": (
+        EACH.replace("EACH", "Action: {{ f.name }}\nAction Input: {{ f.arguments|tojson }}\n"),
+        JsonShape,
+    ),
+    "after reasoning": (
+        f"<ponder></ponder>{EACH.replace('EACH', f'<fn>{OBJECT}</fn>')}",
+        JsonShape,
+    ),
     "tags": (
         "<acts>\n"
         + EACH.replace(
@@ -333,3 +351,17 @@ def test_a_known_family_is_kept_beside_a_response_template() -> None:
 def test_a_response_template_that_is_not_understood_is_ignored(template: Any) -> None:
     assert described(template) is None
     assert chat_format("<tool_call>", (), response_template=template).name == "hermes"
+
+
+def test_empty_reasoning_before_calls_shows_its_tags() -> None:
+    format_ = format_of(calls_of(WRITTEN["after reasoning"][0]))
+    text = '<ponder>Which?</ponder><fn>{"name": "tide_now", "arguments": {}}</fn>'
+    message = parse_every_split(format_, text, tools=TOOLS)
+    assert plain(message) == ("", "Which?", [("tide_now", {})])
+
+
+def test_keys_in_closing_tags_are_not_derived() -> None:
+    """The first key would become a part of every value's end."""
+    keys = KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>")
+    template = EACH.replace("EACH", f"<fn={{{{ f.name }}}}>{keys}</fn>")
+    assert derived(calls_of(template)) is None

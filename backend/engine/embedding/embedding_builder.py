@@ -17,6 +17,7 @@ from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.dense_layers import applied, dense_layers
 from backend.engine.embedding.encode_queue import EncodeQueue, Run
+from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import (
     ANSWERING_RERANKERS,
     has_score,
@@ -325,8 +326,6 @@ def _prove(run: Run, name: str) -> None:
 
     Raises ModelRejected if the model fails on the texts.
     """
-    from backend.engine.embedding.encoding import Piece
-
     try:
         outputs = run([Piece([0] * length, [0] * length) for length in (8, 1)])
         finite = all(bool(np.isfinite(output).all()) for output in outputs)

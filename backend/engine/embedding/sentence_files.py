@@ -180,10 +180,8 @@ def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
         legacy.get("activation_fn") if isinstance(legacy, dict) else None,
         config.get("sbert_ce_default_activation_function"),
     ):
-        if not str(function).startswith(
-            "torch."
-        ):  # the names of other functions name code, which is not run
-            continue
+        if not str(function).startswith("torch."):
+            continue  # it names code, which is not run
         last = str(function).rpartition(".")[2]
         if last not in (_RAW, _LOGISTIC):
             raise files.rejected(
