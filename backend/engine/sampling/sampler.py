@@ -98,8 +98,10 @@ class BatchSampler:
             self._ends = mx.array(list(end_ids))
         self._constrained = Subset(constrained, len(rows))
         self._draws = _draws(rows, vocabulary)
-        # Made here, because a GPU would wait for a copy of them at every step.
-        self._most, self._unfit = mx.array(float("inf")), mx.array(UNFIT, dtype=mx.uint32)
+        # Made here, because a GPU would wait for a copy of them at every step. They have a number
+        # for each row, because otherwise each step would take time to broadcast them.
+        self._most = mx.array([float("inf")] * len(rows))
+        self._unfit = mx.array([UNFIT] * len(rows), dtype=mx.uint32)
         # then neither logits in float32 nor `steps` are needed
         self.plain = not (self._draws or self._penalties or self._closed or self._constrained)
 
