@@ -98,8 +98,10 @@ class BatchSampler:
             self._ends = mx.array(list(end_ids))
         self._constrained = Subset(constrained, len(rows))
         self._draws = _draws(rows, vocabulary)
-        # Made here, because a GPU would wait for a copy of them at every step.
-        self._most, self._unfit = mx.array(float("inf")), mx.array(UNFIT, dtype=mx.uint32)
+        # Made here, because a GPU would wait for a copy of them at every step. They have a number
+        # for each row, because otherwise each step would take time to broadcast them.
+        self._most = mx.array([float("inf")] * len(rows))
+        self._unfit = mx.array([UNFIT] * len(rows), dtype=mx.uint32)
         # then neither logits in float32 nor `steps` are needed
         self.plain = not (self._draws or self._penalties or self._closed or self._constrained)
 
@@ -171,13 +173,8 @@ class _Draw:
         self._columns = columns(rows) | {"steepness": steepness(rows)}
         # for each step that was not used yet, the random numbers by name; the next step's last
         self._random: list[dict[str, mx.array]] = []
-        self._random_bytes = 0  # of all steps whose random numbers were made together
+        self.nbytes = 0  # of the random numbers of all steps for which they were made together
         self._next: list[int] = []  # the rows' steps for which the last numbers were made
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the random numbers."""
-        return self._random_bytes
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
         """Return one token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
@@ -207,7 +204,7 @@ class _Draw:
             made = dict(zip(("of_blocks", "inside_blocks"), noise, strict=True))
             if "xtc" in self._columns:
                 made["uniform"] = mx.array(row_uniforms(keys))
-            self._random_bytes = sum(values.nbytes for values in made.values())
+            self.nbytes = sum(values.nbytes for values in made.values())
             of_steps = zip(*(mx.split(values, count) for values in made.values()), strict=True)
             self._random = [dict(zip(made, numbers, strict=True)) for numbers in of_steps][::-1]
         self._next = [step + 1 for step in steps]
