@@ -208,7 +208,7 @@ AGENTS = {
         least=20_000,
     ),
     "qwen": Agent(
-        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.15.10"),
+        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
         _qwen,
         least=24_000,
     ),
@@ -223,8 +223,12 @@ AGENTS = {
         _goose,
     ),
     "pi": Agent(
-        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "0.74.2"),
+        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "1.6.0"),
         _pi,
+        least=40_000,
+        note="pi shortens a conversation when fewer than 16,384 tokens of the window are left, and"
+        " leaves\nthe newest 20,000 tokens as they are, so it cannot shorten one in a smaller"
+        " window.",
     ),
 }
 
