@@ -19,6 +19,9 @@ from common.cache_folder import cache_folder
 
 FOLDER = "{folder}"  # in a Setup's words: the folder with its files
 _MOST_OUTPUT = 16_384  # tokens
+# Qwen Code uses nearly all of a window up to the first size; of a larger one 23,000 tokens less:
+# of 40,960 only 17,960, hardly more than its own prompt. From the second size on, that is more.
+_QWEN_WHOLE, _QWEN_LARGE = 33_000, 54_000
 _DOCUMENT = Path(__file__).parents[1] / "docs" / "agents.md"
 _BEGIN, _END = "<!-- launch -->\n", "<!-- end of launch -->\n"
 
@@ -132,7 +135,10 @@ def _opencode(served: Served) -> Setup:
 
 
 def _qwen(served: Served) -> Setup:
-    generation = {"contextWindowSize": served.context} if served.context else {}
+    window = served.context
+    if _QWEN_WHOLE < window < _QWEN_LARGE:
+        window = _QWEN_WHOLE
+    generation = {"contextWindowSize": window} if window else {}
     settings = {
         "model": {"name": served.model, "generationConfig": generation},
         "security": {"auth": {"selectedType": "openai"}},
@@ -208,9 +214,11 @@ AGENTS = {
         least=20_000,
     ),
     "qwen": Agent(
-        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.15.10"),
+        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
         _qwen,
         least=24_000,
+        note="Qwen Code leaves 23,000 tokens of a large window unused, but few of one of at most"
+        " 33,000\ntokens, so `launch` tells it 33,000 for a context of up to 54,000.",
     ),
     "cline": Agent(
         *("Cline CLI", "cline", "npm install -g cline", "3.0.65"),
@@ -223,8 +231,12 @@ AGENTS = {
         _goose,
     ),
     "pi": Agent(
-        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "0.74.2"),
+        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "1.6.0"),
         _pi,
+        least=40_000,
+        note="pi shortens a conversation when fewer than 16,384 tokens of the window are left, and"
+        " leaves\nthe newest 20,000 tokens as they are, so it cannot shorten one in a smaller"
+        " window.",
     ),
 }
 

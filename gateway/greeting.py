@@ -47,8 +47,19 @@ class Greeting:
             say(f"{self._settings.model} cannot be served: {status.error}")
             self.failed = True
         else:
-            say(f"loaded {status.name} in {time.monotonic() - self._started:.1f} s")
+            seconds = time.monotonic() - self._started
+            say(f"loaded {status.name} in {seconds:.1f} s{self._context()}")
             self._greet()
+
+    def _context(self) -> str:
+        """Return the context of the loaded model, and why it is smaller than the requested one."""
+        config = self._supervisor.resolve(None)
+        context = self._supervisor.context_size(config)
+        if not context:
+            return ""
+        asked = config.context_size
+        smaller = f", not {asked:,}: the model was made for no more" if asked > context else ""
+        return f", with a context of {context:,} tokens{smaller}"
 
     def _greet(self) -> None:
         for line in lines(self._url, self._settings, self._supervisor.models):

@@ -31,6 +31,8 @@ _WORDS = {
     "float_type": "Input should be a number",
     "bool_type": "Input should be true or false",
     "too_short": "Input should have at least one entry",
+    "string_pattern_mismatch": "Input should be a token id",  # of `logit_bias`, the only pattern
+    "string_too_short": "Input should not be empty",
 }
 
 

@@ -58,9 +58,9 @@ CHAT = FieldTable(
 INFILL = FieldTable(
     {
         **{name: row for name, row in _OTHERS.items() if name != "t_max_predict_ms"},
-        "suffix": Refused("send input_suffix"),
+        "suffix": Refused("use /v1/infill with input_suffix"),
         **dict.fromkeys(("n", "best_of"), _ONE),
-        "echo": Refused("use /v1/completions with suffix"),
+        "echo": Refused("use /v1/completions"),
     },
     NEUTRAL,
 )

@@ -99,10 +99,6 @@ class Backend:
             self.doubted = True
         return not self.doubted
 
-    @property
-    def last_line(self) -> str:
-        return self.process.last_line if self.process else ""
-
     async def stop(self, free: bool, grace: float = _STOP_GRACE) -> None:
         """Call Free if requested; then end the process, then close the connection."""
         try:

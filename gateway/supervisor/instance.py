@@ -66,7 +66,6 @@ class ModelInstance:
         self._watch: asyncio.Future[None] | None = None
         self._leaving: set[asyncio.Future[None]] = set()  # running tasks that end lost backends
         self._ready_at = 0.0
-        self._loaded_since: float | None = None
         self._restarts = 0
 
     @property
@@ -97,11 +96,9 @@ class ModelInstance:
             state,
             process.pid if process else None,
             process.port if process else None,
-            self.backend.last_line if self.backend and loading else "",
             self.memory,
             process.download if process and loading else None,
             self.leases,
-            self._loaded_since if state is State.READY else None,
             self._restarts,
             self.failures.sentence,
         )
@@ -221,7 +218,6 @@ class ModelInstance:
         self.state = State.READY
         self.warm = bool(self.config.address or self.config.backend not in OWN_BACKENDS)
         self._ready_at = self.last_used = time.monotonic()
-        self._loaded_since = time.time()
         self._watch = asyncio.ensure_future(self._guard(backend))
 
     def _load_failed(self, sentence: str) -> ApiError:

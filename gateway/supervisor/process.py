@@ -38,7 +38,7 @@ class BackendProcess:
         self.pid = child.pid
         self.token = ""
         self.port = 0
-        self.last_line = ""
+        self._last_line = ""
         self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
         self._child = child
         self._name = name
@@ -123,7 +123,7 @@ class BackendProcess:
             return "the backend was ended, because the process that starts it was killed"
         ran_out = kills_for_memory() > self._kills
         # Ranks that start again write the cause of an exit, and go on; a signal may come later.
-        line = self.last_line if code < 0 else self._fault
+        line = self._last_line if code < 0 else self._fault
         return self._killed or end_of("the backend", code, line, out_of_memory=ran_out)
 
     async def _read(self) -> None:
@@ -146,7 +146,7 @@ class BackendProcess:
         line = raw[:_LONGEST_LINE].decode(errors="replace").strip()
         if not line:
             return
-        self.last_line = line
+        self._last_line = line
         if tells_fault(line):
             self._fault = line
         if match := DOWNLOAD.search(line):

@@ -25,17 +25,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """The state of one model. `progress` and `error` may contain paths: clients do not get them."""
+    """The state of one model. `error` may contain paths: clients do not get them."""
 
     name: str
     state: State
     pid: int | None = None  # of a backend that was started here
     port: int | None = None
-    progress: str = ""  # the backend's last log line while it loads
     memory_bytes: int = 0
     download: tuple[int, int] | None = None  # MiB already downloaded, and in all, during a download
     leases: int = 0  # requests that use the model, or wait for it
-    loaded_since: float | None = None  # seconds since the epoch
     restarts: int = 0  # after crashes
     error: str = ""  # of the last failure; empty after a successful load
     leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never

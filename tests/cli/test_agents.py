@@ -135,6 +135,15 @@ def test_a_small_context_is_a_warning(gateway: GatewayProcess, programs: Path) -
     assert "warning: Claude Code needs a context of about 40,000 tokens" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("context", "told"), [(33_000, 33_000), (40_960, 33_000), (53_999, 33_000), (54_000, 54_000)]
+)
+def test_qwen_code_is_told_the_window_of_which_it_uses_most(context: int, told: int) -> None:
+    (settings,) = AGENTS["qwen"].setup(Served("http://gateway", "one", context)).files.values()
+    window = json.loads(settings)["model"]["generationConfig"]["contextWindowSize"]
+    assert window == told
+
+
 def test_codex_reads_its_settings_as_toml() -> None:
     entry = {"slug": "it's a model"}
     setup = AGENTS["codex"].setup(Served("http://h", "it's a model", 100, "k" * 9, (entry,)))

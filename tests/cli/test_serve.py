@@ -10,7 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,23 @@ def test_the_model_is_loaded_at_start_and_answers_to_every_spelling_of_its_name(
         status, refusal = ask(url, "my-mode")
         assert status == 404
         assert "did you mean 'My-Model'?" in refusal["error"]["message"]
+
+
+def test_the_context_is_named_and_also_why_it_is_smaller_than_requested(tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "tiny_text", tmp_path / "tiny")
+    with running("tiny", "--port", "0", "--context-size", "100000", cwd=tmp_path) as process:
+        assert process.stderr is not None
+        (line,) = (line for line in _until_greeting(process.stderr) if "loaded tiny in" in line)
+    assert line.endswith(
+        " s, with a context of 8,192 tokens, not 100,000: the model was made for no more\n"
+    )
+
+
+def _until_greeting(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if "gateway: try:" in line:
+            return
 
 
 def test_a_call_does_not_depend_on_earlier_ones(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
         ("/v1/chat/completions", {"messages": [5]}, "messages[0] should be an object"),
         ("/v1/responses", {"input": 5}, "input should be a string or a list"),
         (
+            "/v1/completions",
+            {"prompt": "x", "logit_bias": {"a": 1}},
+            "logit_bias.a should be a token id",
+        ),
+        ("/v1/rerank", {"query": "", "documents": ["x"]}, "query should not be empty"),
+        (
+            "/v1/completion",
+            {"prompt": "x", "suffix": "y"},
+            "suffix is not supported with this value: use /v1/infill with input_suffix",
+        ),
+        (
             "/v1/messages",
             {"max_tokens": 9, "messages": [{"role": "user", "content": 5}]},
             "messages[0].content should be a string or a list",
