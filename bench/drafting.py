@@ -29,7 +29,7 @@ from wire.backend_pb2_grpc import BackendStub
 
 ROWS = (1, 4, 8)
 NEVER_BELOW = 0.97
-PROCESSES = 3  # of each side; they take turns
+PROCESSES = 3  # on each side; they run in turn
 SCHEMA = (
     '{"type": "array", "minItems": 100, "items": {"type": "object", "properties": {"name":'
     ' {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"],'

@@ -78,7 +78,7 @@ class _Side:
         self.speeds.setdefault("prefill", []).append(read)
 
     def ask(self, seed: str, words: int = 8, tokens: int = TOKENS) -> pb.Reply:
-        """An answer whose tokens are drawn, because greedy ones would soon repeat themselves."""
+        """Return an answer with drawn tokens, because greedy tokens would soon repeat."""
         request = pb.PredictOptions(
             Prompt=text(seed, words), Tokens=tokens, IgnoreEOS=True, Temperature=1.0, Seed=words
         )
@@ -92,7 +92,7 @@ class _Side:
 
 
 def measure() -> Iterator[Table]:
-    """The speed with experts in files, relative to the same model in memory."""
+    """Measure the speed with experts in files, relative to the same model in memory."""
     model = _checkpoint()
     with ExitStack() as stack:
         sides = []
@@ -134,7 +134,7 @@ def _dropping(folder: Path) -> Iterator[None]:
 
 
 def _cache(share: float) -> int:
-    """The MiB of a cache that holds this share of the experts."""
+    """Return the MiB of a cache that holds this share of the experts."""
     sizes = [_EXPERT_BYTES] * _LAYERS
     return next(mib for mib in count(1) if slots_of(mib * MIB, sizes)[0] >= share * _EXPERTS)
 
@@ -165,7 +165,7 @@ def _reads(side: _Side) -> list[str]:
 
 
 def _checkpoint() -> Path:
-    """The checkpoint, written to the cache once: 450 MiB in bfloat16, 900 MiB in memory."""
+    """Return the checkpoint, written to the cache once: 450 MiB in bfloat16, 900 MiB in memory."""
     folder = cache_directory() / "bench" / "experts"
     if folder.is_dir():
         return folder

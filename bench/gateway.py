@@ -75,7 +75,7 @@ def measure(model: Path) -> Iterator[Figure]:
 
 @contextmanager
 def _both(model: Path) -> Iterator[tuple[BackendStub, int, psutil.Process, psutil.Process]]:
-    """A backend and its gateway: the backend's stub, the gateway's port, and both processes."""
+    """Yield the stub of a backend, the port of its gateway, and both processes."""
     control, port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = {

@@ -31,7 +31,7 @@ from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
 from bench.report import Figure, at_most
 
-STEPS = 100  # of a round
+STEPS = 100  # in a round
 ROUNDS = 9
 CASES = {
     "greedy": (Sampling(), {1: 1.45, 8: 1.4, 32: 1.3}),
@@ -122,7 +122,7 @@ def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float,
             call = watch.around(getattr(owner, name))
             unwatched.enter_context(patch.object(owner, name, call))
         for side in sides:
-            watch.milliseconds(side, STEPS)  # which also prefill
+            watch.milliseconds(side, STEPS)  # the first steps also prefill
         for _ in range(ROUNDS):
             for own, side in zip(times, sides, strict=True):
                 own.append(watch.milliseconds(side, STEPS))
@@ -133,7 +133,10 @@ def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float,
 def _scheduler(
     model: Any, texts: TokenTexts, sampling: Sampling, prompts: Sequence[list[int]], limit: int
 ) -> Scheduler:
-    """A scheduler in which these prompts wait. limit: tokens of each answer."""
+    """Return a scheduler in which these prompts wait.
+
+    limit: tokens of each answer.
+    """
     outbox = Outbox(lambda _: None)
     outbox.interval = 0.01
     engine = EngineModel(

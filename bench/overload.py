@@ -80,7 +80,7 @@ def measure(model: Path) -> Iterator[Figure]:
 
 
 def _one(stub: BackendStub) -> float:
-    """Seconds of one request."""
+    """Return the seconds of one request."""
     started = time.perf_counter()
     stub.Predict(_request(), timeout=60)
     return time.perf_counter() - started
@@ -122,7 +122,7 @@ def _flood(port: int, rate: float, seconds: float, ends: Ends) -> int:
 
 
 def _request() -> pb.PredictOptions:
-    """A request with a new prompt, so that nothing is cached."""
+    """Return a request with a new prompt, so that nothing is cached."""
     return pb.PredictOptions(
         Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
         UseTokenizerTemplate=True,

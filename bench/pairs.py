@@ -51,7 +51,7 @@ def at_least_in_pairs(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 99 % confidence interval of the median, from order statistics.
+    """Return a 99 % confidence interval of the median, from order statistics.
 
     How many values lie below the median is binomial, here approximated by a normal distribution.
     """

@@ -231,7 +231,7 @@ def _inner(schema: Any, root: Mapping[str, Any], step: str | None) -> Any:
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference in a schema points to; None if it points to nothing."""
+    """Return what a reference in a schema points to; None if it points to nothing."""
     target: Any = root
     for step in reference.removeprefix("#").strip("/").split("/"):
         step = step.replace("~1", "/").replace("~0", "~")

@@ -305,7 +305,7 @@ class Worker:
         if new_encoder is not None:
             self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)
         self._epoch = served.epoch
-        return_freed_memory()  # of the weights in their original type, among other things
+        return_freed_memory()  # such as the weights in their original type
         return served
 
     def _memory(self) -> dict[str, int]:

@@ -76,7 +76,7 @@ class _FencedValues:
     _known: dict[str, str] = field(default_factory=dict)
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        """A rule for a value; a recursive schema becomes a recursive rule."""
+        """Return a rule for a value; a recursive schema becomes a recursive rule."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self._known:
             self._known[key] = name = self.book.reserve()

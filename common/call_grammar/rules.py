@@ -14,13 +14,13 @@ class Markers(Protocol):
     """Writes markers with a model's tokens."""
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker as texts and the ids of its special tokens."""
+        """Return a marker as texts and the ids of its special tokens."""
 
     def lark(self, text: str) -> str:
-        """A marker as a sequence of Lark symbols."""
+        """Return a marker as a sequence of Lark symbols."""
 
     def has(self, text: str) -> bool:
-        """Whether a text is a special token."""
+        """Return whether a text is a special token."""
 
 
 @dataclass
@@ -51,12 +51,12 @@ class RuleBook:
         return self.markers.lark(marker)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> str:
-        """A rule for a JSON value that matches the schema."""
+        """Return a rule for a JSON value that matches the schema."""
         whole = {**schema, "x-guidance": {**self.json_options, **options}}
         return self.rule(f"%json {json.dumps(whole)}")
 
     def text_until(self, closing: str, without: Iterable[str], *also: str) -> str:
-        """A rule for free text and the marker that closes it.
+        """Return a rule for free text and the marker that closes it.
 
         without: texts that it must not contain, besides the marker itself. also: terminals that it
         must match as well. Text and the beginning of the marker are one lexeme, so that the lexer

@@ -94,7 +94,7 @@ class _TaggedCalls:
     def _text_value(
         self, tool: CallableTool, key: str, texts: Sequence[Any], others: Sequence[Any]
     ) -> str:
-        """A rule for text that cannot be read as one of the schema's other types."""
+        """Return a rule for text that cannot be read as one of the schema's other types."""
         if all(literals_of(option) is not None for option in texts) and not others:
             return self._literals(tool, key, texts)
         also = [shape_of(option) for option in texts if not others]

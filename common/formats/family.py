@@ -62,7 +62,7 @@ class Family:
 
 
 def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
-    """The syntax after an opener that lacks its first or last bracket, at the beginning of a line.
+    """Return the syntax for openers without their first or last bracket, at a line's beginning.
 
     A word is no opener, because every text with its first letters would be held back.
     """
@@ -84,6 +84,6 @@ def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[Call
         yield CallSyntax(("{", *listed), _bare(calls[0].closers), begins=no_content_yet)
 
 
-@cache  # so that syntaxes with the same closing markers are equal
+@cache  # so that equal closing markers give the same object
 def _bare(closers: tuple[str, ...]) -> Callable[[Reading], Wait[None]]:
     return partial(read_bare_calls, closers=closers)

@@ -99,7 +99,7 @@ _PYTHON = (
 def foreign_calls(
     own: Collection[CallSyntax], marked: Iterable[CallSyntax], *, python: bool
 ) -> tuple[CallSyntax, ...]:
-    """How models of a family write calls beside its own.
+    """Return how models of a family write calls beside its own.
 
     marked: the calls of all families that have markers. python: the family's are Python's.
     """

@@ -109,9 +109,10 @@ def calls_of(
     strict: bool = False,
     aliases: Mapping[str, str] = _NO_ALIASES,
 ) -> list[Call]:
-    """The calls in a JSON object or list.
+    """Return the calls in a JSON object or list.
 
-    strict: it must contain nothing else. aliases: a format's own keys, and the usual ones.
+    strict: whether the text must contain nothing else.
+    aliases: a format's own keys, and the usual ones.
     """
     members = _members(text)
     listed = members.get(_first(_LISTS, members), "")
@@ -124,7 +125,7 @@ def calls_of(
 
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
-    """The call in an object, or the calls if its keys are the names of tools."""
+    """Return the call in an object, or the calls if its keys are the names of tools."""
     if members and not strict and all(_is_tool(key, tools) for key in members):
         given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
         if None in given.values():
@@ -163,7 +164,7 @@ def _members(text: str, aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, s
 
 
 def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
-    """The first member whose key is one of `keys`; '' if there is none."""
+    """Return the first member whose key is one of `keys`; '' if there is none."""
     return next((key for key in members if key in keys), "")
 
 
@@ -237,7 +238,7 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 
 def at_plain_calls(reading: Reading) -> Wait[bool]:
-    """Whether JSON comes next, or a call with brackets after the tool's name."""
+    """Return whether JSON comes next, or a call with brackets after the tool's name."""
     if (yield from reading.cursor.peek()) in ("{", "[", "`"):
         return True
     return bool((yield from at_named_call(reading)))
@@ -306,7 +307,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
 
 
 def may_be_bare(text: str, names: Collection[str]) -> bool:
-    """Whether a truncated text is the beginning of a call to one of these tools."""
+    """Return whether a truncated text is the beginning of a call to one of these tools."""
     packed = _SPACE.sub("", text).removeprefix("[")
     begun = [
         f'{opening}"{key}":"{name}"' for opening in _OPENINGS for key in _NAMES for name in names
@@ -424,7 +425,7 @@ def _read_key(cursor: Cursor) -> Wait[str]:
 
 
 def _is_schema(reading: Reading, name: str) -> Wait[bool]:
-    """Whether a tool's schema comes next, which a description of the tool has for arguments."""
+    """Return whether a tool's schema comes next: a description of a tool has it as arguments."""
     cursor = reading.cursor
     key = yield from _read_key(cursor)
     if key not in ("type", "properties") or key in reading.tools.properties(name):

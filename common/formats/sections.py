@@ -26,7 +26,7 @@ def _nothing(_text: str) -> None:
 
 
 def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
-    """The name and the id in the text before a call's arguments; the name is '' if there is none.
+    """Return the name and the id in the text before a call's arguments; '' for a missing name.
 
     Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
     the id. A number alone is no id, because it is not unique in a conversation.
@@ -98,10 +98,10 @@ class Section:
             raise cursor.unreadable()
 
     def _before_call(self, reading: Reading) -> Wait[int | None]:
-        """The length of the text before the next call, and of the call's marker; 0 if its marker is
-        missing, None if no call follows.
+        """Return the length of the text before the next call, with the call's marker.
 
-        Templates write no text there, and other parsers of these families do not show it.
+        Returns 0 if the marker is missing, and None if no call follows. Templates write no text
+        there, and other parsers of these families do not show it.
         """
         cursor = reading.cursor
         start = cursor.position

@@ -29,7 +29,7 @@ _HEADER = re.compile(
 """A tag up to its name or key, the attributes of that and of the flag, and the rest."""
 
 
-@cache  # so that equal syntaxes are equal
+@cache  # so that syntaxes of equal shapes are the same object
 def json_block(
     opener: str,
     closer: str = "",
@@ -63,7 +63,7 @@ def _read_unmarked(reading: Reading) -> Wait[None]:
 
 
 def _is_json(cursor: Cursor) -> Wait[bool]:
-    """Whether an object comes next, or a list that begins with one."""
+    """Return whether an object comes next, or a list that begins with one."""
     with cursor.ahead():
         if (yield from cursor.accept("[")):
             yield from cursor.space()
@@ -71,7 +71,10 @@ def _is_json(cursor: Cursor) -> Wait[bool]:
 
 
 def python_block(opener: str, closer: str = "", *, offered: bool = False) -> CallSyntax:
-    """Calls after a marker, as JSON or in Python's notation. offered: only of offered tools."""
+    """Return the syntax of calls after a marker, as JSON or in Python's notation.
+
+    offered: whether only calls of offered tools count.
+    """
     closers = (closer,) if closer else ()
 
     def read(reading: Reading) -> Wait[None]:
@@ -91,7 +94,7 @@ UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
 
 
 def tagged(tags: CallTags) -> CallSyntax:
-    """Calls between tags."""
+    """Return the syntax of calls between tags."""
     return CallSyntax(tags.openers, tags.read, tags.closers)
 
 
@@ -189,7 +192,7 @@ class TagShape:
             key_close, _, value = parameter[4].partition("\n")
             after_name = head[4].strip()
             return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
-        # The tags of an argument are its key, if the closing one has it too.
+        # An argument's tags are named by its key if the closing tag contains the key too.
         return (ElementTags if "{key}" in self.value_end else CallTags)(
             **common,
             header=attributes_of if head[2] else named,
@@ -249,12 +252,12 @@ _KINDS: Mapping[str, Callable[..., Shape]] = {
 
 
 def to_record(shape: Shape) -> dict[str, Any]:
-    """The shape as JSON, for another process."""
+    """Return the shape as JSON, for another process."""
     return {"kind": type(shape).__name__, **asdict(shape)}
 
 
 def from_record(record: Mapping[str, Any]) -> Shape:
-    """The shape that `to_record` wrote."""
+    """Return the shape that `to_record` wrote."""
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
     }
@@ -262,7 +265,7 @@ def from_record(record: Mapping[str, Any]) -> Shape:
 
 
 def invoked(prefix: str, block: str, **others: Any) -> TagShape:
-    """`<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
+    """Return `<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
     flag = ' string="{flag}"' if "flags" in others else ""
     return TagShape(
         **{
@@ -278,7 +281,7 @@ def invoked(prefix: str, block: str, **others: Any) -> TagShape:
 
 
 def key_value(prefix: str = "", suffix: str = "", after_name: str = "", **others: Any) -> TagShape:
-    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>`, with a prefix and a suffix."""
+    """Return `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>`, with a prefix and a suffix."""
     return TagShape(
         **{
             "call": f"<{prefix}tool_call{suffix}>{{name}}{after_name}\n",

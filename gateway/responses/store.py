@@ -25,7 +25,7 @@ from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
 
 Json = dict[str, Any]
 MOST = 1000  # responses
-MOST_BYTES = 256 << 20  # of all conversations together
+MOST_BYTES = 256 << 20  # for all conversations together
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class ModelStatus:
 
     name: str
     state: State
-    pid: int | None = None  # of a backend that was started here
+    pid: int | None = None  # the process, if the gateway has started it
     port: int | None = None
     progress: str = ""  # the backend's last log line while it loads
     memory_bytes: int = 0
@@ -37,5 +37,5 @@ class ModelStatus:
     leases: int = 0  # requests that use the model, or wait for it
     loaded_since: float | None = None  # seconds since the epoch
     restarts: int = 0  # after crashes
-    error: str = ""  # of the last failure; empty after a successful load
+    error: str = ""  # the last failure; empty after a successful load
     leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never

@@ -45,8 +45,8 @@ class Lease:
     config: ModelConfig
     stub: Stub
     identity: str  # the ModelIdentity to send with requests
-    # Call it if the backend seems dead (True: without its model); it is then checked before the
-    # next lease.
+    # Call this if the backend seems dead (True: if it has lost its model); it is then checked
+    # before the next lease.
     doubt: Callable[[bool], None]
     connected: Callable[[], bool]  # whether the backend's connection is up
     ending: Callable[[], Awaitable[str]]  # see `Backend.ending`

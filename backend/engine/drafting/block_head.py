@@ -53,7 +53,7 @@ class BlockHead(Module):
             cached.update_and_fetch(*self._keys_and_values(layer.self_attn, states, cached.offset))
 
     def fill(self, last: Sequence[int], size: int, cache: Sequence[Any]) -> mx.array:
-        """The states for `size` tokens after each row's `last`, [rows, size, hidden size]."""
+        """Return the states of `size` tokens after each row's `last`, [rows, size, hidden size]."""
         tokens = mx.array([[token, *[self._mask] * size] for token in last])
         states = self._embed(tokens)
         masks: dict[tuple[bool, int | None], mx.array] = {}
@@ -94,7 +94,7 @@ class BlockHead(Module):
 def open_block_head(
     config: Mapping[str, Any], weights: Weights, model: Any, size: int, vocabulary: int
 ) -> BlockHead:
-    """The head for a model with states of this size, its weights still lazy. Raises HeadError."""
+    """Return the head for a model with states of this size, with lazy weights. Raises HeadError."""
     from mlx_vlm.speculative.drafters.qwen3_dflash import DFlashDraftModel, ModelConfig
 
     own = ModelConfig.from_dict(dict(config))

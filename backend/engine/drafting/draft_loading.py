@@ -199,7 +199,10 @@ class _Head:
 def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
 ) -> _Head:
-    """Open a head. checkpoint: as for `open_head`. Raises HeadError."""
+    """Open a head. Raises HeadError.
+
+    checkpoint: as for `open_head`.
+    """
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None

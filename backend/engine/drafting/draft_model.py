@@ -87,7 +87,7 @@ class ModelGuesser(BatchGuesser):
         ]
 
     def _can_follow(self, request: GuessRequest) -> bool:
-        """Whether the draft model knows all these token ids and has room for one more token."""
+        """Return whether the draft model knows these token ids and has memory for another token."""
         known = self._known.get(request.sequence)
         new = request.tokens[known.cached if known else 0 :]
         return (

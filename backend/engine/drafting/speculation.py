@@ -46,7 +46,7 @@ class Speculation:
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[Known]) -> bool:
-        """Whether guessing saves time now. If so, the latest tokens must be read before `propose`.
+        """Return whether drafting saves time now; then read the latest tokens before `propose`.
 
         sequences: without those latest tokens.
         """
@@ -149,7 +149,7 @@ class _TrackedGuesser:
 
 
 def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:
-    """How many guesses are right: those before the first that differs from the sampler's choice.
+    """Return the number of accepted draft tokens: those before the first that was not sampled.
 
     choices: the tokens that were sampled after the last token and after each guess.
     """

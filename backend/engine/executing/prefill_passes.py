@@ -142,7 +142,7 @@ class PrefillPasses:
             yield self._earlier.pop(0)
 
     def wait_for_earlier(self) -> None:
-        """On a GPU, wait for all work that was started, so that the time of each pass is known.
+        """Wait on a GPU for all work that was started, so that the time of each pass is known.
 
         Call this when the graph of the next pass is built: the device is idle until that pass
         starts.

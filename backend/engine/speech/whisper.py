@@ -16,7 +16,7 @@ import numpy as np
 
 from backend.engine.speech.transcript import Segment, Speech, Transcribed, Word
 
-FRAMES = 3000  # of a window
+FRAMES = 3000  # in a window
 HOP = 160  # samples from one frame to the next
 _RATE = 16_000
 _EDGE = 200  # samples on each side of a frame's middle
@@ -138,7 +138,7 @@ class _Windows:
         return self._new(tokens, seek, seek + (ended or size))
 
     def _frames(self, time: Any) -> int:
-        """The frame within its window of a token of time."""
+        """Return the frame within its window of a token of time."""
         stride = FRAMES // int(self._model.dims.n_audio_ctx)
         return int(time - self._tokenizer.timestamp_begin) * stride
 
@@ -166,7 +166,7 @@ class _Windows:
 
 
 def _end_of(found: list[dict[str, Any]]) -> float:
-    """The end of the last word, or of the last segment if none has words."""
+    """Return the end of the last word, or of the last segment if none has words."""
     words = [word for segment in found for word in segment["words"]]
     return float((words or found)[-1]["end"])
 
@@ -179,7 +179,7 @@ def _segment(found: dict[str, Any]) -> Segment:
 
 
 def _detected(model: Any, spectrum: mx.array, floor: mx.array) -> str:
-    """The likeliest language of the first window."""
+    """Return the likeliest language of the first window."""
     mel = (mx.maximum(spectrum[:FRAMES], floor) + 4.0) / 4.0
     _, shares = model.detect_language(mel.astype(model.dtype))
     return str(max(shares, key=shares.get))
