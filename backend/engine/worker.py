@@ -98,7 +98,7 @@ class Worker:
             else scheduler.planner.entries.index.find(PrefixKey(prompt)).length
         )
 
-    def room_for_files(self) -> int:
+    def budget_for_files(self) -> int:
         """Return the bytes of KV that may be read from disk; the number may be outdated."""
         scheduler = self._scheduler
         return 0 if scheduler is None else scheduler.planner.unused

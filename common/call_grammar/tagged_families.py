@@ -1,7 +1,7 @@
 """Families that write each argument in its own tags, with the value as bare text.
 
 Only the tool's schema gives the type of a value without quotes, by the rules of
-`common/tool_schema.py`. So a grammar must not allow text that would be read as another type.
+`common/formats/tool_schema.py`. So a grammar must not allow text that would be read as another type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.call_grammar.lark_text import literals_of, shape_of
 from common.call_grammar.rules import RuleBook, either, one_or_more
 from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved
 from common.formats.shapes import TagShape
-from common.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas
 from common.wording import shown
 
 _NAME = r"[\w.:/-]+"

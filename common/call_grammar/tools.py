@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.formats.tool_schema import referenced
 from common.null_keywords import without_nulls
-from common.tool_schema import referenced
 from common.wording import shown
 
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())

@@ -11,6 +11,7 @@ from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
+from common.formats.tool_schema import ToolSchemas
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
@@ -21,7 +22,6 @@ from common.formats.values import (
     read_value,
     string_of,
 )
-from common.tool_schema import ToolSchemas
 
 _NAMES = (
     *("name", "function", "tool_name", "tool", "function_name", "action"),

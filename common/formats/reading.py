@@ -9,7 +9,7 @@ from typing import Literal
 
 from common.formats.answer import Answer, Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas
 
 CLOSING_QUOTES = "`'\"”’»"
 FinishReason = Literal["stop", "length"]

@@ -10,8 +10,8 @@ from common.formats.cursor import Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
 from common.formats.tagged_calls import CallTags, forms
+from common.formats.tool_schema import ToolSchemas
 from common.formats.values import parts
-from common.tool_schema import ToolSchemas
 
 _ARGUMENTS_BEGIN = ("{", "}", '"', "```")
 _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")

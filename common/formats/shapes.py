@@ -17,7 +17,7 @@ from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, forms, keyed, named
-from common.tool_schema import Undeclared
+from common.formats.tool_schema import Undeclared
 
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'

@@ -23,8 +23,8 @@ from common.formats.json_calls import (
 )
 from common.formats.json_text import Send, escaped, json_string
 from common.formats.reading import Reading
+from common.formats.tool_schema import Undeclared
 from common.formats.values import Pairs, as_json, object_of, parts
-from common.tool_schema import Undeclared
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{]*")
 _ATTRIBUTE = re.compile(

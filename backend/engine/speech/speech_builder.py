@@ -15,8 +15,8 @@ import numpy as np
 
 from backend.engine import device as devices
 from backend.engine.errors import EngineError, ModelRejected, WrongKind
-from backend.engine.load_request import LoadOrder
 from backend.engine.loading.json_files import read_object
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of
 from backend.engine.media.items import SOUND_RATE
