@@ -149,7 +149,7 @@ def _backends(model: Path, options: Mapping[str, Any]) -> Iterator[list[BackendS
 
 
 def _speed(stub: BackendStub, text: Text, rows: int, tokens: int, n_draft: int) -> float:
-    """Tokens per second of all rows together, each after its first token."""
+    """Return tokens per second of all rows together, each after its first token."""
 
     def ask(number: int) -> float:
         content = ("Please. " if text.chat else "x") * number + text.prompt.format(number)

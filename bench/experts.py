@@ -50,7 +50,7 @@ _EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER  # in memory
 class _Side:
     """A backend.
 
-    share: of the experts that fit in its cache; 0 if all are in memory.
+    share: the share of experts that fit in its cache; 0 if all are in memory.
     dropped: files to drop from the page cache while it is measured.
     """
 
@@ -150,7 +150,7 @@ def _row(side: _Side, resident: _Side) -> list[str]:
 
 
 def _reads(side: _Side) -> list[str]:
-    """Hits, bytes and waiting of one more answer of one row."""
+    """Return hits, bytes and waiting of one more answer of one row."""
     before = side.counts()
     with _dropping(side.dropped) if side.dropped else nullcontext():
         reply = side.ask("counted")
@@ -203,7 +203,7 @@ def _checkpoint() -> Path:
 
 
 def _weights(config: dict[str, Any]) -> dict[str, mx.array]:
-    """Random weights. A direction that all tokens share makes the routers prefer some experts."""
+    """Return random weights. A direction common to all tokens makes routers prefer some experts."""
     from mlx_lm.models import qwen3_moe
 
     mx.random.seed(3)

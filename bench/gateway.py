@@ -110,6 +110,6 @@ def _both(model: Path) -> Iterator[tuple[BackendStub, int, psutil.Process, psuti
 
 
 def _processor_seconds(process: psutil.Process) -> float:
-    """Processor seconds so far of a process and its children."""
+    """Return processor seconds so far of a process and its children."""
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(time.user + time.system for time in times)

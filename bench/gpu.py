@@ -61,7 +61,11 @@ FOUR_BITS = {"quantization": {"group_size": 64, "bits": 4}}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """prompts: tokens of a prompt. widths: answers at once. tokens: of an answer."""
+    """The sizes of a measurement.
+
+    prompts: numbers of tokens of a prompt.
+    widths: numbers of answers at once.
+    tokens: number of tokens of an answer."""
 
     prompts: Sequence[int] = (128, 512, 4096)
     widths: Sequence[int] = (1, 8, 32)
@@ -79,7 +83,10 @@ TINY_SIZES = Sizes((16, 64, 256), (1, 2, 4), 16)
 
 
 class Ask(NamedTuple):
-    """A request. start: seconds after the first one, or _AFTER_FIRST."""
+    """A request.
+
+    start: seconds after the first one, or _AFTER_FIRST.
+    """
 
     prompt: str
     tokens: int
@@ -87,7 +94,10 @@ class Ask(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the two programs. peak: returns the most bytes that MLX has held."""
+    """One of the two programs.
+
+    peak: returns the most bytes that MLX has held.
+    """
 
     serve: Callable[[Sequence[Ask]], list[Run]]
     peak: Callable[[], float]

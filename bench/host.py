@@ -59,7 +59,7 @@ class _Watch:
         return timed
 
     def milliseconds(self, step: Step, count: int) -> float:
-        """Milliseconds per step."""
+        """Return milliseconds per step."""
         self._excluded = 0.0
         started = time.thread_time()
         for _ in range(count):
@@ -107,7 +107,7 @@ def measure(folder: Path) -> Iterator[Figure]:
 
 
 def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float, float]:
-    """Medians of alternating rounds: ours, and mlx-lm's."""
+    """Return medians of alternating rounds: ours, and mlx-lm's."""
     watch = _Watch()
     model = _Model(watch)
     prompts = [[1 + at % 50 for at in range(12 + row)] for row in range(rows)]

@@ -26,7 +26,10 @@ BROKEN = -1
 
 
 class LightClient:
-    """One connection. ended: called with the seconds that a call took, and its gRPC status code."""
+    """One connection.
+
+    ended: called with the seconds that a call took, and its gRPC status code.
+    """
 
     def __init__(self, port: int, method: str, ended: Callable[[float, int], None]) -> None:
         self.unanswered: dict[int, float] = {}

@@ -51,7 +51,7 @@ class Ends:
             self.others[f"status {code}"] += 1
 
     def rate(self, begin: float) -> float:
-        """Served requests per second since a time."""
+        """Return served requests per second since a time."""
         return sum(begin < at for at in self.served) / (time.perf_counter() - begin)
 
 
@@ -87,7 +87,7 @@ def _one(stub: BackendStub) -> float:
 
 
 def _capacity(stub: BackendStub, seconds: float) -> float:
-    """Requests per second when all slots are always used."""
+    """Return requests per second when all slots are always used."""
     ends, began = Ends(), time.perf_counter()
 
     def ask(_: int) -> None:

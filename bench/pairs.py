@@ -28,8 +28,9 @@ def at_least_in_pairs(
 ) -> Figure:
     """Compare two speeds; the side that goes first alternates.
 
-    ours, theirs: called with the number of the round. pairs: the minimum number of them. seconds:
-    no pair starts after this time.
+    ours, theirs: called with the number of the round.
+    pairs: the minimum number of rounds.
+    seconds: no pair starts after this time.
     """
     speeds: list[tuple[float, float]] = []
     began = time.perf_counter()

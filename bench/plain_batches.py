@@ -66,7 +66,7 @@ class Plain:
         self._prompts = LRUPromptCache()
 
     def alone(self, prompt: str, tokens: int) -> float:
-        """Tokens per second for one message, prefill included."""
+        """Return tokens per second for one message, prefill included."""
         from mlx_lm import stream_generate
 
         read = self._tokenizer.apply_chat_template(

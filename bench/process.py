@@ -55,7 +55,8 @@ def backend(model: Path, **options: Any) -> Iterator[BackendStub]:
 class Run:
     """One streamed answer: arrival of each piece, in seconds since the call, and the totals.
 
-    begun: set when the first piece has arrived or the call is over. leave: set it to cancel.
+    begun: set when the first piece has arrived or the call is over.
+    leave: set it to cancel.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -115,7 +116,7 @@ def stream(
 
 
 def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int) -> float:
-    """Tokens per second of concurrent calls, from the first call to the last token."""
+    """Return tokens per second of concurrent calls, from the first call to the last token."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         runs = list(pool.map(lambda prompt: ask(prompt, tokens), prompts))

@@ -188,7 +188,9 @@ def relocated(code: CodeType, path: str) -> CodeType:
 def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
     """Return the output of the package's own Python.
 
-    Raises CannotPackage. launch: start it like run.sh.
+    Raises CannotPackage.
+
+    launch: start it like run.sh.
     """
     # -B: bytecode that Python writes by itself becomes stale when the file is copied.
     plain = [package / "python/bin/python3", "-I", "-B"]

@@ -206,7 +206,7 @@ def test_a_sequence_named_one_is_found() -> None:
 
 
 _NOUN_PHRASE = re.compile(
-    r"(The|An?|Each|All|None|Whether|How|What|Which|Where|When|As|On|If|[^A-Z])\b"
+    r"(The|An?|Each|All|None|Whether|How|What|Which|Where|When|As|On|If|Up|Like|[^A-Z])\b"
 )
 
 
@@ -235,3 +235,14 @@ def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
 )
 def test_a_docstring_that_does_not_begin_with_a_verb_is_found(described: str, begins: bool) -> None:
     assert begins is not bool(list(_unbegun(ast.parse(f'def f():\n    """{described}"""'))))
+
+
+def test_a_docstring_lists_one_argument_per_line() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in PYTHON
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in _docstrings_and_comments(path.read_text())
+        if not line.startswith("#") and re.search(r"[\w`)]\. [a-z_]+(, [a-z_]+)*: ", line)
+    ]
+    assert not found, found

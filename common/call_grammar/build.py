@@ -34,8 +34,10 @@ def call_grammar(
 ) -> str:
     """Return a Lark grammar with the rule `start` for one call, or with `parallel` for one or more.
 
-    json_options: llguidance's options for the JSON in it. shape: of a format that has no name.
     Raises ValueError, with an explanation, for a format or a tool that cannot be enforced.
+
+    json_options: llguidance's options for JSON in the grammar.
+    shape: the shape of calls of a format without a name.
     """
     if not tools:
         raise ValueError("there is no tool to call")

@@ -1,4 +1,4 @@
-"""Parts of llguidance's Lark for free text."""
+"""Writes the parts of a Lark grammar (llguidance's) that match free text."""
 
 from __future__ import annotations
 

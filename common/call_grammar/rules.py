@@ -25,7 +25,10 @@ class Markers(Protocol):
 
 @dataclass
 class RuleBook:
-    """Rules by body, so equal ones are written once. json_options: llguidance's `x-guidance`."""
+    """Rules by body, so equal ones are written once.
+
+    json_options: llguidance's `x-guidance`.
+    """
 
     markers: Markers
     json_options: Mapping[str, Any]
@@ -58,9 +61,11 @@ class RuleBook:
     def text_until(self, closing: str, without: Iterable[str], *also: str) -> str:
         """Return a rule for free text and the marker that closes it.
 
-        without: texts that it must not contain, besides the marker itself. also: terminals that it
-        must match as well. Text and the beginning of the marker are one lexeme, so that the lexer
-        cannot mistake one for the other.
+        Text and the beginning of the marker are one lexeme, so that the lexer cannot mistake one
+        for the other.
+
+        without: texts that it must not contain, besides the marker itself.
+        also: terminals that it must match as well.
         """
         first, *rest = self.markers.pieces(closing)
         body = " & ".join([text_without([*without, closing.strip()]), *also])
@@ -87,7 +92,7 @@ class RuleBook:
 
 
 def one_or_more(call: str, separator: str, *, several: bool) -> str:
-    """Several calls with separators, or a single one."""
+    """Return a rule for one call, or for several with separators."""
     return f"{call} ({separator} {call})*" if several else call
 
 
@@ -96,7 +101,7 @@ def either(options: Sequence[str]) -> str:
 
 
 def separated(book: RuleBook, items: Sequence[tuple[str, bool]], separator: str) -> str:
-    """Items in order with separators between them; those marked False are optional."""
+    """Return a rule for items in order, with separators; those marked False are optional."""
     first, later = "", ""
     for item, required in reversed(items):
         follows = f"{separator} {item} {later}" if later else f"{separator} {item}"

@@ -63,7 +63,8 @@ class Markers:
 class Cursor:
     """The text that has arrived and not been read.
 
-    ended: no more text will come. stopped: the text ended where the model wanted it to.
+    ended: whether no more text will come.
+    stopped: whether the model itself ended the text.
     """
 
     __slots__ = ("_at", "_base", "_floor", "_kept", "_saves", "_text", "ended", "stopped")

@@ -93,9 +93,10 @@ def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
 
 
 class _Parts(NamedTuple):
-    """What a call consists of beside its name and the text from there to its value.
+    """The texts that a call consists of, besides its name and the text from there to its value.
 
-    before, after: a call up to its name, and after its value. opening, closing: around all calls.
+    before, after: the text of a call up to its name, and after its value.
+    opening, closing: the text around all calls.
     """
 
     opening: str

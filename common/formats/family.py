@@ -19,13 +19,17 @@ THINK = Tags("<think>", "</think>")
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One description, from which the parser, the call grammar and the detection come.
+    """The description of a family, from which its parser, call grammar and detection are made.
 
-    names: the values of `tool_parser:`, of which the first is the format's name. shape: how calls
-    are written; None if the family has none. signs: sets of texts, any of which shows the family in
-    a chat template or a vocabulary. reasoning: the values of `reasoning_parser:`. calls: how calls
-    are read, if not only as they are written. by_token: another shape for models with this token.
-    text: the parser, if it is code. The others are fields of `TaggedText`.
+    The others are fields of `TaggedText`.
+
+    names: the values of `tool_parser:`, of which the first is the format's name.
+    shape: how calls are written; None if the family has none.
+    signs: sets of texts, any of which shows the family in a chat template or a vocabulary.
+    reasoning: the values of `reasoning_parser:`.
+    calls: how calls are read, if not only as they are written.
+    by_token: another shape for models with this token.
+    text: the parser, for a family that needs its own code.
     """
 
     title: str

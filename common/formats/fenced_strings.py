@@ -25,10 +25,12 @@ _WORD_RUN = re.compile(r"[\w$-]*")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value in a notation with fences is, which shows where it ends if a fence is missing.
+    """The position of a value among brackets, which shows its end if a fence is missing.
 
-    depth: how many brackets are open. listed: whether the value is an item of a list. free: whether
-    it is declared as a string. keys: the declared members, and whether each may be a string.
+    depth: how many brackets are open.
+    listed: whether the value is an item of a list.
+    free: whether it is declared as a string.
+    keys: the declared members, and whether each may be a string.
     """
 
     fence: str

@@ -101,7 +101,8 @@ def foreign_calls(
 ) -> tuple[CallSyntax, ...]:
     """Return how models of a family write calls beside its own.
 
-    marked: the calls of all families that have markers. python: the family's are Python's.
+    marked: the calls of all families that have markers.
+    python: whether the family's own calls are Python's.
     """
     found = (*_COMMON, *(_PYTHON if python else ()), *(each for each in marked if each not in own))
     return tuple(dict.fromkeys(replace(each, foreign=True, closers=()) for each in found))

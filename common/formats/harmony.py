@@ -50,7 +50,8 @@ _BEAM = CallTags(
 class _Header:
     """A parsed header.
 
-    marked: it was recognised by markup, not only by words. whole: its end has been read.
+    marked: whether it was recognised by markup, not only by words.
+    whole: whether its end has been read.
     """
 
     channel: str = ""

@@ -43,7 +43,7 @@ _FENCE = "```"
 
 
 def arguments_of(text: str | None) -> str | None:
-    """Arguments as the text of a JSON object; None if they are something else.
+    """Return arguments as the text of a JSON object; None if they are something else.
 
     JSON inside a JSON string is decoded. Where a model writes nothing, null or [], this is `{}`.
     """
@@ -63,10 +63,12 @@ def read_arguments(
 ) -> Wait[str]:
     """Read the arguments of the open call, and send them as they come.
 
-    They may be in a code block. typed: this tool's schema gives strings another type.
+    They may be in a code block.
 
     Arguments inside a JSON string are sent when the string is complete. A closing bracket too many
     before an end is repaired.
+
+    typed: the tool whose schema may give strings another type.
     """
     cursor = reading.cursor
     fence = yield from read_fence(cursor)
@@ -359,7 +361,7 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
 
 
 def bare_block(opener: str, closer: str) -> CallSyntax:
-    """Calls as JSON between markers that are also in ordinary text, such as code blocks.
+    """Return the syntax of JSON calls between markers of ordinary text, such as code blocks.
 
     In a code block of any language, only calls of offered tools count.
     """

@@ -19,11 +19,13 @@ FinishReason = Literal["stop", "length"]
 class Reading:
     """The state of parsing one answer.
 
-    pending_calls: calls that may still turn out to be quotations. begun: the current call names an
-    offered tool in the family's own syntax, so only a mistake of the model can make it text.
-    offered: only calls of offered tools count here.
-    opener_is_text: a marker that opens calls was output as text. broken: a malformed call has
-    begun in the text. closing: the marker that closes the reasoning opened last.
+    pending_calls: calls that may still turn out to be quotations.
+    begun: whether the current call names an offered tool in the family's own syntax, so that only a
+        mistake of the model can make it text.
+    offered: whether only calls of offered tools count here.
+    opener_is_text: whether a marker that opens calls was output as text.
+    broken: whether a malformed call has begun in the text.
+    closing: the marker that closes the reasoning opened last.
     aliases: the keys of the format's JSON objects, and the usual keys that they stand for.
     """
 

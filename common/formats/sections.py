@@ -44,7 +44,8 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
 class Section:
     """The markers around all calls and around each, of which either may be ''.
 
-    unmarked: whether a call's marker may be missing. tags: those of the calls, if they have any.
+    unmarked: whether a call's marker may be missing.
+    tags: the tags of the calls, if they have any.
     between: words between a name and the arguments, such as ReAct's `Action Input:`.
     """
 

@@ -36,7 +36,10 @@ def json_block(
     begins: Callable[[Reading, str], bool] = always,
     keys: tuple[str, str] = ("name", "arguments"),
 ) -> CallSyntax:
-    """Calls as JSON after a marker. keys: of the name and the arguments, besides the usual keys."""
+    """Return the syntax of calls as JSON after a marker.
+
+    keys: the keys of the name and the arguments, besides the usual keys.
+    """
     aliases = {key: usual for key, usual in zip(keys, _KEYS, strict=True) if key != usual}
 
     def read(reading: Reading) -> Wait[None]:
@@ -102,7 +105,7 @@ def tagged(tags: CallTags) -> CallSyntax:
 class JsonShape:
     """The arguments of a call are one JSON object.
 
-    call: with `{name}`, `{arguments}`, and perhaps `{index}`, the call's number.
+    call: the text of a call, with `{name}`, `{arguments}` and perhaps its number, `{index}`.
     """
 
     call: str
@@ -150,10 +153,15 @@ class JsonShape:
 class TagShape:
     """Each argument of a call is in its own tags.
 
-    call: with `{name}`. parameter: with `{key}`, and perhaps `{flag}`, of which `flags` has one
-    value for text and one for others. value_end: perhaps with `{key}`. opening, closing: around all
-    calls; each: around every single one. breaks: line breaks are optional. forbidden: texts that no
-    value may contain; by default the tags. others: further fields of the reader.
+    call: the text before the arguments, with `{name}`.
+    parameter: the text before a value, with `{key}`, and perhaps `{flag}`, for which `flags` has
+        one value for text and one for other types.
+    value_end: the text after a value, perhaps with `{key}`.
+    opening, closing: the text around all calls.
+    each: whether it is around every single call.
+    breaks: whether line breaks are optional.
+    forbidden: texts that no value may contain; by default the tags.
+    others: further fields of the reader.
     """
 
     call: str
@@ -265,7 +273,7 @@ def from_record(record: Mapping[str, Any]) -> Shape:
 
 
 def invoked(prefix: str, block: str, **others: Any) -> TagShape:
-    """Return `<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
+    """Return the shape `<invoke name="NAME"><parameter name="KEY">` with a prefix, in one block."""
     flag = ' string="{flag}"' if "flags" in others else ""
     return TagShape(
         **{
@@ -281,7 +289,7 @@ def invoked(prefix: str, block: str, **others: Any) -> TagShape:
 
 
 def key_value(prefix: str = "", suffix: str = "", after_name: str = "", **others: Any) -> TagShape:
-    """Return `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>`, with a prefix and a suffix."""
+    """Return the shape `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>` with these affixes."""
     return TagShape(
         **{
             "call": f"<{prefix}tool_call{suffix}>{{name}}{after_name}\n",

@@ -126,7 +126,7 @@ class ToolSchemas:
     def types_at(self, name: str, path: Sequence[str | None]) -> frozenset[str]:
         """Return the declared types of an argument, or of a value inside it.
 
-        path: the argument, then members by name and list items as None.
+        path: the argument's name, then the name of each member, or None for an item of a list.
         """
         root = self._parameters.get(name, {})
         schema: Any = root

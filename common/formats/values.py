@@ -141,11 +141,14 @@ def read_value(
     converter: Callable[[str], Callable[[str], str] | None] = lambda _key: None,
     declared: Mapping[str, bool] | None = None,
 ) -> Wait[str]:
-    """Return the next value as JSON. `ends`: markers at which open brackets are closed.
+    """Return the next value as JSON.
 
-    send: called with each piece of that JSON as soon as it is certain. receiver: called likewise
-    for the members of an object. converter: what converts a member, by its key as JSON. declared:
-    the declared members, and whether each may be a string, so that its delimiters may be missing.
+    ends: markers at which open brackets are closed.
+    send: called with each piece of that JSON as soon as it is certain.
+    receiver: called likewise for the members of an object.
+    converter: what converts a member, by its key as JSON.
+    declared: the declared members, and whether each may be a string, so that its delimiters may be
+        missing.
     """
     out = _JsonOutput(send)
     stack: list[str] = []

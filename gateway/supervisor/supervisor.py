@@ -83,7 +83,7 @@ class Supervisor:
         return [self.checkpoints.completed(model) for model in self._catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """Like `Catalogue.resolve`, with the checkpoint's values for what the file does not set."""
+        """Do what `Catalogue.resolve` does, and add the checkpoint's values to the file's."""
         return self.checkpoints.completed(self._catalogue.resolve(name))
 
     def model_named(self, name: str | None) -> ModelConfig:

@@ -76,10 +76,12 @@ class Packing:
 
 
 class _Quantized(LayerKV):
-    """Base of the classes below. keys, values: one array each, or a tuple of `_PACKED` arrays.
+    """Base of the classes below.
 
     The model gets whole buffers where MLX copies a slice before it is multiplied or dequantised.
     These have columns for the next tokens only, because each pass reads all of them.
+
+    keys, values: one array each, or a tuple of `_PACKED` arrays.
     """
 
     packing: Packing

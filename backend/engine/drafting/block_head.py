@@ -22,7 +22,8 @@ from backend.engine.planning.guess_width import WIDTHS
 class BlockHead(Module):
     """The layers of a DFlash checkpoint. Its KV, a cache for each layer, holds states of the model.
 
-    drafter: mlx-vlm's. longest: tokens that one pass fills in.
+    drafter: mlx-vlm's module.
+    longest: tokens that one pass fills in.
     """
 
     inner: Any

@@ -44,7 +44,7 @@ class Guesser(Protocol):
     """Guesses for the sequences of one batch. They affect speed, never output."""
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        """Guesses for each sequence; [] for none, None if the guesser has yet to catch up.
+        """Return guesses for each sequence; [] for none, None if the guesser has yet to catch up.
 
         The time is bounded however long the sequences are.
         """

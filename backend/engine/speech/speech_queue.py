@@ -36,9 +36,12 @@ class _Job:
 class SpeechQueue:
     """The queue of one loaded model.
 
-    transcribe: yields a recording's segments window by window. needs: the bytes for a recording.
-    slots: how many recordings take turns; later ones wait. room: bytes that are left after the
-    weights. publish: called with events. report: logs a fault.
+    transcribe: yields a recording's segments window by window.
+    needs: the bytes for a recording.
+    slots: how many recordings take turns; later ones wait.
+    room: bytes that are left after the weights.
+    publish: called with events.
+    report: logs a fault.
     """
 
     short = False  # a failed allocation ends its request: memory is reserved before it begins

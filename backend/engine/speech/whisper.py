@@ -29,7 +29,7 @@ _HOT = 0.5  # temperature above which a text is not a good beginning for the nex
 
 
 def transcribe(model: Any, speech: Speech) -> Iterator[Transcribed | None]:
-    """Yield the segments of one window after the other; None after other work of a short time."""
+    """Yield the segments of each window in turn, and None between other pieces of work."""
     spectrum, floor, frames = yield from _spectrum(speech.samples, model.dims.n_mels)
     language = speech.language
     if not language:
@@ -55,7 +55,10 @@ def transcribe(model: Any, speech: Speech) -> Iterator[Transcribed | None]:
 
 
 class _Windows:
-    """Decodes the windows of one recording. said: the tokens so far, after those of a prompt."""
+    """Decodes the windows of one recording.
+
+    said: the tokens so far, without those of a prompt.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, options: dict[str, Any], *, words: bool) -> None:
         self.said: list[int] = []
