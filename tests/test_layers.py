@@ -45,10 +45,11 @@ LAYERS = {
         {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
     """,
     "planning": f"{ENGINE}.planning",
-    "caches": f"""
-        {ENGINE}.caching {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles
-        {ENGINE}.small_attention
+    "device": f"""
+        {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles {ENGINE}.small_attention
+        {ENGINE}.caching.shared_numbers {ENGINE}.caching.flat_places
     """,
+    "caches": f"{ENGINE}.caching",
     "choice": f"{ENGINE}.sampling {ENGINE}.constraints",
     "parts of a model": f"""
         {ENGINE}.loading {ENGINE}.prompting {ENGINE}.media {ENGINE}.vision {ENGINE}.ranks
