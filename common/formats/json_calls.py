@@ -158,7 +158,7 @@ def _call_of(members: dict[str, str], tools: ToolSchemas, strict: bool) -> Call:
 
 
 def _members(text: str, aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, str]:
-    """An object's members; of repeated keys the first, which may already have been sent."""
+    """Return an object's members; of repeated keys the first, which may have been sent."""
     found: dict[str, str] = {}
     for key, value in parts(text) if text.startswith("{") else ():
         found.setdefault(aliases.get(key, key), value)
