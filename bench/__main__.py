@@ -37,7 +37,7 @@ Measurement = Callable[[], Iterator[Figure | Table]]
 
 
 def measurements() -> dict[str, Measurement]:
-    """All measurements by name, in the order in which they run."""
+    """Return all measurements by name, in the order in which they run."""
     return {
         "startup": startup.measure,
         "prefix": lambda: prefix.measure(ensure(), TINY),

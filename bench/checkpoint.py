@@ -13,7 +13,7 @@ from cli.default_model import cache_directory
 
 
 def comparable(model: Path) -> Path:
-    """A copy of the checkpoint for both servers, written to the cache once.
+    """Return a copy of the checkpoint for both servers, written to the cache once.
 
     mlx_lm.server computes in the type of the weights and cannot ignore end tokens, so the copy's
     end token is one that no answer contains.

@@ -29,7 +29,7 @@ from wire.backend_pb2_grpc import BackendStub
 
 ROWS = (1, 4, 8)
 NEVER_BELOW = 0.97
-PROCESSES = 3  # of each side; they take turns
+PROCESSES = 3  # on each side; they run in turn
 SCHEMA = (
     '{"type": "array", "minItems": 100, "items": {"type": "object", "properties": {"name":'
     ' {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"],'
@@ -149,7 +149,7 @@ def _backends(model: Path, options: Mapping[str, Any]) -> Iterator[list[BackendS
 
 
 def _speed(stub: BackendStub, text: Text, rows: int, tokens: int, n_draft: int) -> float:
-    """Tokens per second of all rows together, each after its first token."""
+    """Return tokens per second of all rows together, each after its first token."""
 
     def ask(number: int) -> float:
         content = ("Please. " if text.chat else "x") * number + text.prompt.format(number)

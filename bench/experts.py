@@ -50,7 +50,7 @@ _EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER  # in memory
 class _Side:
     """A backend.
 
-    share: of the experts that fit in its cache; 0 if all are in memory.
+    share: the share of experts that fit in its cache; 0 if all are in memory.
     dropped: files to drop from the page cache while it is measured.
     """
 
@@ -78,7 +78,7 @@ class _Side:
         self.speeds.setdefault("prefill", []).append(read)
 
     def ask(self, seed: str, words: int = 8, tokens: int = TOKENS) -> pb.Reply:
-        """An answer whose tokens are drawn, because greedy ones would soon repeat themselves."""
+        """Return an answer with drawn tokens, because greedy tokens would soon repeat."""
         request = pb.PredictOptions(
             Prompt=text(seed, words), Tokens=tokens, IgnoreEOS=True, Temperature=1.0, Seed=words
         )
@@ -92,7 +92,7 @@ class _Side:
 
 
 def measure() -> Iterator[Table]:
-    """The speed with experts in files, relative to the same model in memory."""
+    """Measure the speed with experts in files, relative to the same model in memory."""
     model = _checkpoint()
     with ExitStack() as stack:
         sides = []
@@ -134,7 +134,7 @@ def _dropping(folder: Path) -> Iterator[None]:
 
 
 def _cache(share: float) -> int:
-    """The MiB of a cache that holds this share of the experts."""
+    """Return the MiB of a cache that holds this share of the experts."""
     sizes = [_EXPERT_BYTES] * _LAYERS
     return next(mib for mib in count(1) if slots_of(mib * MIB, sizes)[0] >= share * _EXPERTS)
 
@@ -150,7 +150,7 @@ def _row(side: _Side, resident: _Side) -> list[str]:
 
 
 def _reads(side: _Side) -> list[str]:
-    """Hits, bytes and waiting of one more answer of one row."""
+    """Return hits, bytes and waiting of one more answer of one row."""
     before = side.counts()
     with _dropping(side.dropped) if side.dropped else nullcontext():
         reply = side.ask("counted")
@@ -165,7 +165,7 @@ def _reads(side: _Side) -> list[str]:
 
 
 def _checkpoint() -> Path:
-    """The checkpoint, written to the cache once: 450 MiB in bfloat16, 900 MiB in memory."""
+    """Return the checkpoint, written to the cache once: 450 MiB in bfloat16, 900 MiB in memory."""
     folder = cache_directory() / "bench" / "experts"
     if folder.is_dir():
         return folder
@@ -203,7 +203,7 @@ def _checkpoint() -> Path:
 
 
 def _weights(config: dict[str, Any]) -> dict[str, mx.array]:
-    """Random weights. A direction that all tokens share makes the routers prefer some experts."""
+    """Return random weights. A direction common to all tokens makes routers prefer some experts."""
     from mlx_lm.models import qwen3_moe
 
     mx.random.seed(3)

@@ -75,7 +75,7 @@ def measure(model: Path) -> Iterator[Figure]:
 
 @contextmanager
 def _both(model: Path) -> Iterator[tuple[BackendStub, int, psutil.Process, psutil.Process]]:
-    """A backend and its gateway: the backend's stub, the gateway's port, and both processes."""
+    """Yield the stub of a backend, the port of its gateway, and both processes."""
     control, port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = {
@@ -110,6 +110,6 @@ def _both(model: Path) -> Iterator[tuple[BackendStub, int, psutil.Process, psuti
 
 
 def _processor_seconds(process: psutil.Process) -> float:
-    """Processor seconds so far of a process and its children."""
+    """Return processor seconds so far of a process and its children."""
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(time.user + time.system for time in times)

@@ -38,7 +38,7 @@ SECONDS = 420.0  # after which nothing more begins
 REPORT = ROOT / "build" / "gpu.json"
 TOKENIZER = ROOT / "tests" / "models" / "tiny_text"
 _ROUNDS = 2  # the better one counts, because the first use of a shape takes longer
-_SHARE = 0.6  # of the usable memory that weights may take
+_SHARE = 0.6  # share of the usable memory that weights may need
 _AFTER_FIRST = -1.0  # start of a request that follows the first token of another
 
 _SIZES = (
@@ -61,7 +61,11 @@ FOUR_BITS = {"quantization": {"group_size": 64, "bits": 4}}
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """prompts: tokens of a prompt. widths: answers at once. tokens: of an answer."""
+    """The sizes of a measurement.
+
+    prompts: numbers of tokens of a prompt.
+    widths: numbers of answers at once.
+    tokens: number of tokens of an answer."""
 
     prompts: Sequence[int] = (128, 512, 4096)
     widths: Sequence[int] = (1, 8, 32)
@@ -79,7 +83,10 @@ TINY_SIZES = Sizes((16, 64, 256), (1, 2, 4), 16)
 
 
 class Ask(NamedTuple):
-    """A request. start: seconds after the first one, or _AFTER_FIRST."""
+    """A request.
+
+    start: seconds after the first one, or _AFTER_FIRST.
+    """
 
     prompt: str
     tokens: int
@@ -87,7 +94,10 @@ class Ask(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the two programs. peak: returns the most bytes that MLX has held."""
+    """One of the two programs.
+
+    peak: returns the most bytes that MLX has held.
+    """
 
     serve: Callable[[Sequence[Ask]], list[Run]]
     peak: Callable[[], float]
@@ -120,7 +130,7 @@ def _row(one: Mapping[str, Any]) -> Sequence[str]:
 def _of_model(
     name: str, config: Mapping[str, Any], sizes: Sizes, until: float
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """The figures of both programs with one model, by name and unit, then by program."""
+    """Return the figures of both programs with one model, by name and unit, then by program."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "random"
@@ -145,7 +155,10 @@ def _of_model(
 
 
 def _figures(side: Side, sizes: Sizes, seed: str) -> Iterator[tuple[str, str, float]]:
-    """What is measured: name, unit and value. seed: of the prompts; no two begin alike."""
+    """Yield what is measured: name, unit and value.
+
+    seed: the seed of the prompts; no two prompts begin alike.
+    """
 
     def prompt(label: str, tokens: int) -> str:
         return _prompt(f"{seed} {label}", tokens)
@@ -248,7 +261,7 @@ def _write(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _bytes(config: Mapping[str, Any]) -> float:
-    """The bytes of a model's weights, nearly."""
+    """Return the bytes of a model's weights, nearly."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     attention = (
         2 * config["head_dim"] * (config["num_attention_heads"] + config["num_key_value_heads"])
@@ -259,7 +272,7 @@ def _bytes(config: Mapping[str, Any]) -> float:
 
 
 def _prompt(seed: str, tokens: int) -> str:
-    """A text of about `tokens` tokens that begins like no text with another seed."""
+    """Return a text of about `tokens` tokens that begins like no text with another seed."""
     words = f"{seed}: {text(seed, tokens)}"
     return _tokenizer().decode(_tokenizer().encode(words).ids[:tokens])
 

@@ -57,7 +57,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _per_character(name: str, text: str, piece: int) -> float:
-    """Processor seconds per character, the minimum of several parses."""
+    """Return processor seconds per character, the minimum of several parses."""
     pieces = [text[at : at + piece] for at in range(0, len(text), piece)]
     spent = []
     for _ in range(3):

@@ -31,7 +31,7 @@ from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
 from bench.report import Figure, at_most
 
-STEPS = 100  # of a round
+STEPS = 100  # in a round
 ROUNDS = 9
 CASES = {
     "greedy": (Sampling(), {1: 1.45, 8: 1.4, 32: 1.3}),
@@ -59,7 +59,7 @@ class _Watch:
         return timed
 
     def milliseconds(self, step: Step, count: int) -> float:
-        """Milliseconds per step."""
+        """Return milliseconds per step."""
         self._excluded = 0.0
         started = time.thread_time()
         for _ in range(count):
@@ -107,7 +107,7 @@ def measure(folder: Path) -> Iterator[Figure]:
 
 
 def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float, float]:
-    """Medians of alternating rounds: ours, and mlx-lm's."""
+    """Return medians of alternating rounds: ours, and mlx-lm's."""
     watch = _Watch()
     model = _Model(watch)
     prompts = [[1 + at % 50 for at in range(12 + row)] for row in range(rows)]
@@ -122,7 +122,7 @@ def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float,
             call = watch.around(getattr(owner, name))
             unwatched.enter_context(patch.object(owner, name, call))
         for side in sides:
-            watch.milliseconds(side, STEPS)  # which also prefill
+            watch.milliseconds(side, STEPS)  # the first steps also prefill
         for _ in range(ROUNDS):
             for own, side in zip(times, sides, strict=True):
                 own.append(watch.milliseconds(side, STEPS))
@@ -133,7 +133,10 @@ def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float,
 def _scheduler(
     model: Any, texts: TokenTexts, sampling: Sampling, prompts: Sequence[list[int]], limit: int
 ) -> Scheduler:
-    """A scheduler in which these prompts wait. limit: tokens of each answer."""
+    """Return a scheduler in which these prompts wait.
+
+    limit: tokens of each answer.
+    """
     outbox = Outbox(lambda _: None)
     outbox.interval = 0.01
     engine = EngineModel(

@@ -26,7 +26,10 @@ BROKEN = -1
 
 
 class LightClient:
-    """One connection. ended: called with the seconds that a call took, and its gRPC status code."""
+    """One connection.
+
+    ended: called with the seconds that a call took, and its gRPC status code.
+    """
 
     def __init__(self, port: int, method: str, ended: Callable[[float, int], None]) -> None:
         self.unanswered: dict[int, float] = {}
@@ -109,5 +112,5 @@ def _frame(kind: int, stream: int, payload: bytes, flags: int = 0) -> bytes:
 
 
 def _literal(text: str) -> bytes:
-    """A string of up to 126 bytes for a header that is not compressed (RFC 7541, section 6.2.2)."""
+    """Return a string of up to 126 bytes for an uncompressed header (RFC 7541, section 6.2.2)."""
     return bytes([len(text)]) + text.encode()

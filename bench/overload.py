@@ -51,7 +51,7 @@ class Ends:
             self.others[f"status {code}"] += 1
 
     def rate(self, begin: float) -> float:
-        """Served requests per second since a time."""
+        """Return served requests per second since a time."""
         return sum(begin < at for at in self.served) / (time.perf_counter() - begin)
 
 
@@ -80,14 +80,14 @@ def measure(model: Path) -> Iterator[Figure]:
 
 
 def _one(stub: BackendStub) -> float:
-    """Seconds of one request."""
+    """Return the seconds of one request."""
     started = time.perf_counter()
     stub.Predict(_request(), timeout=60)
     return time.perf_counter() - started
 
 
 def _capacity(stub: BackendStub, seconds: float) -> float:
-    """Requests per second when all slots are always used."""
+    """Return requests per second when all slots are always used."""
     ends, began = Ends(), time.perf_counter()
 
     def ask(_: int) -> None:
@@ -122,7 +122,7 @@ def _flood(port: int, rate: float, seconds: float, ends: Ends) -> int:
 
 
 def _request() -> pb.PredictOptions:
-    """A request with a new prompt, so that nothing is cached."""
+    """Return a request with a new prompt, so that nothing is cached."""
     return pb.PredictOptions(
         Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
         UseTokenizerTemplate=True,

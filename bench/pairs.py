@@ -28,8 +28,9 @@ def at_least_in_pairs(
 ) -> Figure:
     """Compare two speeds; the side that goes first alternates.
 
-    ours, theirs: called with the number of the round. pairs: the minimum number of them. seconds:
-    no pair starts after this time.
+    ours, theirs: called with the number of the round.
+    pairs: the minimum number of rounds.
+    seconds: no pair starts after this time.
     """
     speeds: list[tuple[float, float]] = []
     began = time.perf_counter()
@@ -51,7 +52,7 @@ def at_least_in_pairs(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 99 % confidence interval of the median, from order statistics.
+    """Return a 99 % confidence interval of the median, from order statistics.
 
     How many values lie below the median is binomial, here approximated by a normal distribution.
     """

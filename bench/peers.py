@@ -104,7 +104,7 @@ def _burst(name: str, lengths: Sequence[int], bound: float, sides: Mapping[str, 
 
 
 def _shared_prefix(sides: Mapping[str, Ask]) -> Iterator[Figure]:
-    """8 clients whose prompts share a prefix: first not cached, then cached."""
+    """Measure 8 clients whose prompts share a prefix: first not cached, then cached."""
 
     def asked(state: str, turn: int) -> list[str]:
         prefix = text(f"shared {turn}", SHARED)
@@ -117,7 +117,7 @@ def _shared_prefix(sides: Mapping[str, Ask]) -> Iterator[Figure]:
 
 
 def _newcomer(sides: Mapping[str, Ask]) -> Iterator[Figure]:
-    """A short prompt that arrives while a long one is prefilled and another one streams."""
+    """Measure a short prompt that arrives while a long one is prefilled and another one streams."""
     (first, gap), (first_of_theirs, gap_of_theirs) = map(_beside_prefill, sides.values())
     yield at_most(
         f"newcomer during a long prefill: first token / {PEER}",
@@ -135,7 +135,7 @@ def _newcomer(sides: Mapping[str, Ask]) -> Iterator[Figure]:
 
 
 def _beside_prefill(ask: Ask) -> tuple[float, float]:
-    """Seconds to the short prompt's first token, and the running stream's longest gap."""
+    """Return the seconds to the short prompt's first token, and the longest gap of the stream."""
     running, prefilled = Run(), Run()
     with ThreadPoolExecutor(2) as pool:
         pool.submit(ask, "Write a very long story.", 2000, running)
@@ -162,14 +162,14 @@ def _turns(
 
 
 def _ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, float, str]:
-    """The ratio of two sides' medians, the bound, and the values of all rounds."""
+    """Return the ratio of two sides' medians, the bound, and the values of all rounds."""
     mine, others = map(statistics.median, values)
     rounds = " / ".join(", ".join(f"{value:.3g}" for value in side) for side in values)
     return mine / others, bound, rounds
 
 
 def _slowest_first(ask: Ask, prompts: Sequence[str]) -> float:
-    """Seconds from the first call until all clients have their first token."""
+    """Return the seconds from the first call until all clients have their first token."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         runs = list(pool.map(lambda prompt: ask(prompt, 2), prompts))

@@ -40,7 +40,7 @@ def write(folder: Path, config: dict[str, Any], first: int) -> None:
     """
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model: Any = architecture.Model(architecture.ModelArgs.from_dict(config))
-    shared = model.model.embed_tokens  # of inputs and outputs
+    shared = model.model.embed_tokens  # the embeddings of inputs and outputs
     shared.weight = (
         mx.where(mx.arange(config["vocab_size"])[:, None] < first, 0.01, 1) * shared.weight
     )
@@ -66,7 +66,7 @@ class Plain:
         self._prompts = LRUPromptCache()
 
     def alone(self, prompt: str, tokens: int) -> float:
-        """Tokens per second for one message, prefill included."""
+        """Return tokens per second for one message, prefill included."""
         from mlx_lm import stream_generate
 
         read = self._tokenizer.apply_chat_template(
@@ -122,7 +122,7 @@ class Plain:
         return {"runs": runs, "peak": mx.get_peak_memory()}
 
     def kernels(self, rows: int) -> tuple[int, int]:
-        """The kernels of a greedy decode step of sequences of different lengths.
+        """Return the kernels of a greedy decode step of sequences of different lengths.
 
         Returns those of mlx-lm and those of the backend.
         """
@@ -151,7 +151,7 @@ class Plain:
 
 
 def counted(step: Callable[[], object]) -> int:
-    """The number of kernels that a call starts; a view of an array needs none."""
+    """Return the number of kernels that a call starts; a view of an array needs none."""
     found = 0
 
     def counting(real: Callable[..., None]) -> Callable[..., None]:

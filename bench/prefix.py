@@ -69,7 +69,7 @@ def _written(folder: Path, kind: str, tokenizer: Path) -> Path:
 
 
 def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figure:
-    """The turn with the highest ratio of computed tokens to new tokens.
+    """Return the turn with the highest ratio of computed tokens to new tokens.
 
     The new tokens of a prompt are those after the longest prefix that it shares with any earlier
     prompt. Recorded answers replace the model's.
@@ -101,7 +101,10 @@ def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figur
 
 
 def _read(stub: backend_pb2_grpc.BackendStub, messages: Sequence[pb.Message], tokens: int) -> int:
-    """How many tokens of a prompt are computed. tokens: its expected length."""
+    """Return how many tokens of a prompt are computed.
+
+    tokens: the expected length of the prompt.
+    """
     request = pb.PredictOptions(
         Messages=messages,
         Tools=recorded.TOOLS,

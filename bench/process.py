@@ -32,7 +32,7 @@ def process(
     port: int | None = None,
     module: str = "backend",
 ) -> AbstractContextManager[tuple[subprocess.Popen[bytes], BackendStub]]:
-    """A backend as `cli.backend_process` starts it; with ORDER, in the order of a GPU."""
+    """Return a backend as `cli.backend_process` starts it; with ORDER, in the order of a GPU."""
     if environ.get("ORDER"):
         module = "bench.measured_backend"
     return backend_process.process(environment, stderr, port, module)
@@ -45,7 +45,7 @@ def load(stub: BackendStub, model: Path, **options: Any) -> None:
 
 @contextmanager
 def backend(model: Path, **options: Any) -> Iterator[BackendStub]:
-    """A backend with a model loaded."""
+    """Yield a backend with a model loaded."""
     with process() as (_, stub):
         load(stub, model, **options)
         yield stub
@@ -55,7 +55,8 @@ def backend(model: Path, **options: Any) -> Iterator[BackendStub]:
 class Run:
     """One streamed answer: arrival of each piece, in seconds since the call, and the totals.
 
-    begun: set when the first piece has arrived or the call is over. leave: set it to cancel.
+    begun: set when the first piece has arrived or the call is over.
+    leave: set it to cancel.
     """
 
     arrivals: list[float] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Run:
         self.begun.set()
 
     def longest_gap(self, begin: float, end: float) -> float:
-        """The longest gap that ended between these times of `perf_counter`, in seconds."""
+        """Return the longest gap that ended between these times of `perf_counter`, in seconds."""
         times = [self.started + arrival for arrival in self.arrivals]
         return max(later - earlier for earlier, later in pairwise(times) if begin < later < end)
 
@@ -115,7 +116,7 @@ def stream(
 
 
 def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int) -> float:
-    """Tokens per second of concurrent calls, from the first call to the last token."""
+    """Return tokens per second of concurrent calls, from the first call to the last token."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         runs = list(pool.map(lambda prompt: ask(prompt, tokens), prompts))
@@ -147,15 +148,15 @@ def probing(call: Callable[..., object], pause: float) -> Iterator[list[float]]:
 
 
 def p99(seconds: Sequence[float]) -> float:
-    """The 99th percentile, in milliseconds."""
+    """Return the 99th percentile, in milliseconds."""
     return sorted(seconds)[int(len(seconds) * 0.99)] * 1e3
 
 
 def words(count: int) -> str:
-    """A text of `count` different words."""
+    """Return a text of `count` different words."""
     return " ".join(f"item{number}" for number in range(count))
 
 
 def text(seed: str, count: int) -> str:
-    """`count` short words in a pseudo-random order."""
+    """Return `count` short words in a pseudo-random order."""
     return " ".join(random.Random(seed).choices(_WORDS, k=count))

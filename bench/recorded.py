@@ -30,7 +30,7 @@ TOOLS = json.dumps(
 
 
 def prompts(seed: int, turns: int) -> Iterator[list[pb.Message]]:
-    """The messages of each request: questions, tool loops with reasoning, edits.
+    """Yield the messages of each request: questions, tool loops with reasoning, edits.
 
     Every fifth request follows an edit: the last message is replaced, and every second time the
     exchange before it is removed. Reasoning is included; a template may drop it.
@@ -62,7 +62,7 @@ def prompts(seed: int, turns: int) -> Iterator[list[pb.Message]]:
 
 
 def _step(dice: random.Random, call: str) -> Iterator[pb.Message]:
-    """The messages of one agent step: reasoning with a call, and the tool's result."""
+    """Yield the messages of one agent step: reasoning with a call, and the tool's result."""
     name = dice.choice(("read_file", "run_tests", "apply_patch"))
     arguments = json.dumps({"path": f"{dice.choice(_NOUNS)}/{dice.choice(_VERBS)}.py"})
     function = {"name": name, "arguments": arguments}

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured ratio or latency. goal: the bound in words. met: None if there is no goal."""
+    """A measured ratio or latency.
+
+    goal: the bound in words.
+    met: None if there is no goal.
+    """
 
     name: str
     value: str

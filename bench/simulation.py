@@ -69,7 +69,7 @@ def _replayed(at: int) -> Outcome:
 
 
 def _planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
-    """Median processor seconds of a plan with this many decoding and waiting sequences.
+    """Return median processor seconds of a plan with this many decoding and waiting sequences.
 
     memory: whether they wait for memory, and not for a slot.
     """
@@ -108,7 +108,7 @@ def _planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float
 
 
 def _charged(planner: Planner) -> int:
-    """Bytes charged for the sequences in batches."""
+    """Return the bytes charged for the sequences in batches."""
     batches: dict[int, list[int]] = {}
     for sequence in planner.sequences.of("decode"):
         batches.setdefault(sequence.batch, []).append(sequence.charged)

@@ -61,7 +61,7 @@ class Load:
 
 
 def measure() -> Iterator[Figure]:
-    """The two alternate, so that a busy machine slows both."""
+    """Measure both in turn, so that a busy machine slows both."""
     yield _start()
     model = default_model.ensure()
     with TemporaryDirectory() as cache:
@@ -130,7 +130,10 @@ def _import() -> float:
 
 
 def _loaded(model: Path, cache: str) -> Load:
-    """Load a model in a new backend. cache: the folder for what loads find out."""
+    """Load a model in a new backend.
+
+    cache: the folder for findings of loads.
+    """
     with process({"MLX_BACKEND_CACHE": cache}) as (child, stub):
         observed = psutil.Process(child.pid)
         began, before = time.perf_counter(), _used(observed)
@@ -153,6 +156,6 @@ def _plain(model: Path) -> Load:
 
 
 def _used(observed: psutil.Process) -> float:
-    """The CPU seconds that a process has used."""
+    """Return the CPU seconds that a process has used."""
     times = observed.cpu_times()
     return float(times.user + times.system)

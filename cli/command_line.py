@@ -85,7 +85,7 @@ def COMMAND(ctx: click.Context) -> None:
 
 
 def _complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
-    """Names of downloaded models for the shell."""
+    """Return names of downloaded models for the shell."""
     from cli import local_models
 
     return [model.name for model in local_models.found() if model.name.startswith(begun)]

@@ -36,7 +36,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 # Longer than this, users want to see what is happening.
 PATIENCE_SECONDS = 2.0
-MOST_LINES = 20  # of the backend's log, if it fails
+MOST_LINES = 20  # shown of the backend's log if it fails
 
 
 class DemoFailed(Exception):

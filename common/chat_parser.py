@@ -27,8 +27,8 @@ from common.chat_format import ChatFormat
 from common.formats.answer import Answer
 from common.formats.cursor import Cursor
 from common.formats.reading import FinishReason, Reading, Tags
+from common.formats.tool_schema import ToolSchemas
 from common.prefixes import common_prefix
-from common.tool_schema import ToolSchemas
 
 __all__ = [
     "ChatEvent",

@@ -15,7 +15,7 @@ from common.machine_memory import machine_memory, reserve
 
 _QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 _TIME_LIMIT = 10.0  # seconds
-_BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # of MLX that compute on NVIDIA's devices
+_BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # builds of MLX for NVIDIA's devices
 
 
 def device_memory(root: Path = Path("/")) -> int:

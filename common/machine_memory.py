@@ -70,7 +70,7 @@ def kills_for_memory(root: Path = Path("/")) -> int:
     return 0
 
 
-def address_room(root: Path = Path("/")) -> int | None:
+def free_addresses(root: Path = Path("/")) -> int | None:
     """Return the bytes of address space left to this process (RLIMIT_AS); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else max(limit - _statm(root)[0], 0)

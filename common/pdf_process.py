@@ -14,7 +14,7 @@ from common.bounded_process import limit_own_process
 
 MEMORY = 512 << 20  # bytes
 MOST_PAGES = 2000
-MOST_BYTES = 8 << 20  # of text
+MOST_BYTES = 8 << 20  # maximum size of the text
 PARTS_MISSING = 71
 
 

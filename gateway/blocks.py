@@ -35,7 +35,7 @@ class Block:
     custom: bool = False
     parts: list[str] = field(default_factory=list)
     whole: bool = True
-    _arguments: str = ""  # of a custom call
+    _arguments: str = ""  # a custom call's input so far
     _sent: int = 0  # characters of its text
 
     @property

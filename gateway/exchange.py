@@ -22,12 +22,12 @@ CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
 class Exchange:
     request_id: str
     method: str
-    path: str  # as requested
+    path: str  # the path that was requested
     started: float = field(default_factory=time.monotonic)
     route: str = ""  # the declared path of the route; "" until one was found
     model: str = ""  # as requested, shortened; text from a client
     key: str = ""  # the name of the API key, if it has one
-    owner: str = ""  # of what the request stores: the same for the same key, or the same name
+    owner: str = ""  # who owns what the request stores: a key or a name
     long: bool = False  # whether its body takes long to check and to translate
     status: int = 0  # 0 until the answer has begun
     streams: bool = False

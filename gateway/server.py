@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         self._echo_until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
-        """Called inside a signal handler: begin to drain, or exit immediately.
+        """Begin to drain, or exit immediately. Called inside a signal handler.
 
         `make` and similar programs forward a signal that the whole group receives; such an echo is
         ignored.
@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
             _leave_at_once()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second. Returns whether to end."""
+        """Return whether to end. Called ten times a second."""
         if not self._traffic.draining:
             self._greeting.update()
             self.should_exit = self.should_exit or self._greeting.failed

@@ -53,7 +53,7 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """pydantic's hook for annotations; `source` is the annotated type."""
+        """Return the schema, as pydantic's hook for annotations; `source` is the annotated type."""
         members = () if isinstance(source, type) else get_args(source)
         kinds = {
             kind: member
@@ -146,7 +146,7 @@ class TextAs:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """pydantic's hook for annotations; `source` is the annotated list."""
+        """Return the schema, as pydantic's hook for annotations; `source` is the annotated list."""
 
         def expand(value: Any) -> Any:
             if not isinstance(value, Sequence):

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from wire import backend_pb2 as pb
 
 MOST_PROMPTS = 4  # stored for a model
-_MOST_SEEN = 32  # counted for a model
+_MOST_SEEN = 32  # prompts of a model whose uses are counted
 _SHORTEST, _LONGEST = 1000, 1 << 20  # characters: reading a shorter one takes no time
 _LARGEST_FILE = 16 << 20
 # What else decides how a chat template writes the beginning.

@@ -108,7 +108,7 @@ def remove_build_paths(package: Path) -> None:
 
 
 def masked(path: str) -> str:
-    """A path of the same length that reveals nothing about this machine and exists on no machine.
+    """Return a path of the same length that reveals nothing of this machine and exists nowhere.
 
     The last part stays, because linkers merge equal ends of strings: Python's version may be the
     end of its folder's name. A path with a single folder, such as /usr/local, reveals nothing.
@@ -167,7 +167,7 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
 
 
 def compiled_before(text: bytes, origin: Path) -> CodeType | None:
-    """The code in the bytecode file of `origin`; None if the file is stale or `text` differs."""
+    """Return the code in `origin`'s bytecode file; None if it is stale or `text` differs."""
     compiled = Path(cache_from_source(str(origin)))
     if not compiled.exists() or origin.read_bytes() != text:
         return None
@@ -188,7 +188,9 @@ def relocated(code: CodeType, path: str) -> CodeType:
 def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
     """Return the output of the package's own Python.
 
-    Raises CannotPackage. launch: start it like run.sh.
+    Raises CannotPackage.
+
+    launch: start it like run.sh.
     """
     # -B: bytecode that Python writes by itself becomes stale when the file is copied.
     plain = [package / "python/bin/python3", "-I", "-B"]

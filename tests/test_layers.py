@@ -20,28 +20,40 @@ ENGINE = "backend.engine"
 LAYERS = {
     "common": "common",
     "formats": """
-        common.formats common.gbnf common.call_grammar common.tool_schema common.chat_format
+        common.formats common.gbnf common.call_grammar common.chat_format
         common.chat_parser common.abilities
     """,
     "base": f"""
         {ENGINE}.errors {ENGINE}.events {ENGINE}.request {ENGINE}.generation {ENGINE}.outbox
-        {ENGINE}.units {ENGINE}.patching {ENGINE}.setting_rule {ENGINE}.settings {ENGINE}.threads
+        {ENGINE}.units {ENGINE}.load_request {ENGINE}.patching {ENGINE}.setting_rule
+        {ENGINE}.settings {ENGINE}.threads
         {ENGINE}.blas_threads {ENGINE}.engine_state {ENGINE}.gauges {ENGINE}.heartbeat
         {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition {ENGINE}.recent
         {ENGINE}.constraints.spec {ENGINE}.disk_cache.use {ENGINE}.embedding.encoding
         {ENGINE}.executing.score_plan {ENGINE}.media.limits {ENGINE}.speech.transcript
         {ENGINE}.vision.media_plan
     """,
-    "planning": f"{ENGINE}.planning",
-    "caches": f"""
-        {ENGINE}.caching {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles
-        {ENGINE}.small_attention
+    "files": f"""
+        {ENGINE}.loading.stages {ENGINE}.loading.json_files {ENGINE}.loading.folder
+        {ENGINE}.loading.shards {ENGINE}.loading.architectures {ENGINE}.loading.earlier_fields
+        {ENGINE}.loading.model_reference {ENGINE}.loading.hub_process {ENGINE}.loading.adapters
+        {ENGINE}.loading.peft {ENGINE}.prompting.control_tokens {ENGINE}.prompting.template_limits
+        {ENGINE}.ranks.place {ENGINE}.ranks.member
     """,
+    "checkpoint": f"""
+        {ENGINE}.loading.checkpoint {ENGINE}.disk_cache.identity {ENGINE}.vision.families
+        {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
+    """,
+    "planning": f"{ENGINE}.planning",
+    "device": f"""
+        {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles {ENGINE}.small_attention
+        {ENGINE}.caching.shared_numbers {ENGINE}.caching.flat_places
+    """,
+    "caches": f"{ENGINE}.caching",
     "choice": f"{ENGINE}.sampling {ENGINE}.constraints",
     "parts of a model": f"""
-        {ENGINE}.loading {ENGINE}.load_request {ENGINE}.prompting {ENGINE}.media {ENGINE}.vision
-        {ENGINE}.ranks {ENGINE}.disk_cache {ENGINE}.experts
-        {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
+        {ENGINE}.loading {ENGINE}.prompting {ENGINE}.media {ENGINE}.vision {ENGINE}.ranks
+        {ENGINE}.disk_cache {ENGINE}.experts
     """,
     "passes": f"""
         {ENGINE}.executing {ENGINE}.drafting {ENGINE}.embedding {ENGINE}.speech
@@ -51,16 +63,16 @@ LAYERS = {
         {ENGINE}.scheduler {ENGINE}.worker {ENGINE}.output {ENGINE}.ranks.leading_executor
     """,
     "builders": f"""
-        {ENGINE}.loading.loader {ENGINE}.loading.text_builder {ENGINE}.vision.vision_builder
+        {ENGINE}.loading.text_builder {ENGINE}.vision.vision_builder
         {ENGINE}.embedding.embedding_builder {ENGINE}.speech.speech_builder
         {ENGINE}.loading.traits {ENGINE}.executing.warm_up {ENGINE}.loading.serving_trial
-        {ENGINE}.loading.serving_verdict
-        {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower
+        {ENGINE}.loading.serving_verdict {ENGINE}.ranks.undivided
     """,
+    "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower",
     "front": f"{ENGINE}.engine {ENGINE}.preparing",
     "rpc": "backend.rpc",
     "processes": "backend.supervising backend.__main__",
-    "gateway": "gateway",
+    "gateway": "gateway gateway.openai.other_fields",
     "models": "gateway.models",
     "supervision": """
         gateway.supervisor gateway.asking gateway.context gateway.greeting gateway.model_metrics
@@ -151,6 +163,21 @@ def test_no_import_leads_to_a_higher_layer() -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     TopologicalSorter(ours(types=False)).prepare()  # which raises CycleError
+
+
+def package_of(name: str) -> tuple[int, str]:
+    """The part of a package, or the single module beside packages, that is in one layer."""
+    parts = name.split(".")
+    return layer_of(name), ".".join(parts[: 3 if name.startswith(ENGINE) else 2])
+
+
+def test_no_package_imports_itself_through_others_of_its_layer() -> None:
+    packages: dict[tuple[int, str], set[tuple[int, str]]] = {}
+    for name, others in ours(types=True).items():
+        if others:
+            found = packages.setdefault(package_of(name), set())
+            found |= {package_of(other) for other in others} - {package_of(name)}
+    TopologicalSorter(packages).prepare()  # which raises CycleError
 
 
 def test_every_name_in_the_table_is_a_module() -> None:

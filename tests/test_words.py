@@ -203,3 +203,46 @@ def test_a_sequence_row_request_or_entry_is_not_named_one() -> None:
 def test_a_sequence_named_one_is_found() -> None:
     tree = ast.parse("for one, two in zip(self.sequences, x):\n    pass\ndef f(one: Entry): ...\n")
     assert list(_named_one(tree)) == [1, 3]
+
+
+_NOUN_PHRASE = re.compile(
+    r"(The|An?|Each|All|None|Whether|How|What|Which|Where|When|As|On|If|Up|Like|[^A-Z])\b"
+)
+
+
+def _unbegun(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions, without properties, whose docstring does not begin with a verb."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+            described = ast.get_docstring(node) or "Return"
+            if "property" not in decorators and _NOUN_PHRASE.match(described):
+                yield node
+
+
+def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for folder in PYTHON
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in _unbegun(ast.parse(path.read_text()))
+    ]
+    assert not found, found
+
+
+@pytest.mark.parametrize(
+    ("described", "begins"), [("The next key.", False), ("Return the next key.", True)]
+)
+def test_a_docstring_that_does_not_begin_with_a_verb_is_found(described: str, begins: bool) -> None:
+    assert begins is not bool(list(_unbegun(ast.parse(f'def f():\n    """{described}"""'))))
+
+
+def test_a_docstring_lists_one_argument_per_line() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in PYTHON
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in _docstrings_and_comments(path.read_text())
+        if not line.startswith("#") and re.search(r"[\w`)]\. [a-z_]+(, [a-z_]+)*: ", line)
+    ]
+    assert not found, found

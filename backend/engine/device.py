@@ -21,7 +21,7 @@ from backend.engine.settings import Settings
 from backend.engine.step_limits import StepTimeout
 from backend.engine.units import GIB, MIB
 from common.machine_memory import (
-    address_room,
+    free_addresses,
     free_memory,
     machine_memory,
     own_memory,
@@ -185,7 +185,7 @@ def _usable(ram: int, root: Path) -> int:
     arrays = mx.get_active_memory() + mx.get_cache_memory()
     rest = int(max(own_memory(root) - arrays, 0) * _GROWTH)
     usable = ram - max(reserve(ram), rest)
-    addresses = address_room(root)
+    addresses = free_addresses(root)
     if addresses is not None:  # threads and libraries need addresses too
         usable = min(usable, (addresses + arrays) // 2)
     return max(usable, 0)
@@ -270,7 +270,7 @@ def dequantizes(device: Device, user_setting: bool | None, type_: WeightType | N
     return (device.kind == "cpu" and type_ == "float32") if user_setting is None else user_setting
 
 
-def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
+def dense_budget(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
     """Return the bytes that dense weights may use in place of quantised weights.
 
     A quarter of the free memory is left for KV caches and for the temporary memory of a step.

@@ -61,7 +61,7 @@ _RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
-_MOST_RECORDINGS = 1024 * MIB  # of samples that wait or are being transcribed
+_MOST_RECORDINGS = 1024 * MIB  # bytes of samples that wait or are transcribed
 _NATIVE_THREADS = 8  # threads of other libraries, and a few in reserve
 _OTHER_THREADS = 4  # for work that would block the event loop for a moment
 _SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
@@ -141,8 +141,16 @@ class Engine:
         return self._served
 
     def require_model(self) -> ServedModel:
-        """Return the loaded model. Raises NotLoaded, also during the first load, ShuttingDown."""
-        return self._require()
+        """Return the model that serves; during a load, the previous one.
+
+        Raises NotLoaded, ShuttingDown.
+        """
+        self._refuse_when_stopping()
+        if self._served is not None:
+            return self._served
+        if self._loading:
+            raise NotLoaded("a load is in progress, try again when it is done")
+        raise NotLoaded()
 
     def require_text_model(self, rpc: str) -> ServedModel:
         """Return the loaded model, if it generates text.
@@ -156,7 +164,7 @@ class Engine:
 
     def reader(self, asked: type[Asked]) -> Asked:
         """Return the loaded model's reader of this type. Raises WrongKind if it has another."""
-        served = self._require()
+        served = self.require_model()
         if not isinstance(served.reader, asked):
             raise _wrong_kind(asked.rpc, served)
         return served.reader
@@ -238,7 +246,7 @@ class Engine:
             self._leader.drop()
         return served is not None
 
-    def require_room(self) -> None:
+    def refuse_when_full(self) -> None:
         """Raise Overloaded if the loaded model's queue is full; does nothing without a model."""
         served = self._served
         if served is not None and len(self._generations) >= served.capacity:
@@ -301,14 +309,14 @@ class Engine:
 
         Raises WrongKind, NotLoaded, Overloaded, ShuttingDown.
         """
-        served = self._require()
+        served = self.require_model()
         if served.speech is None:
             raise _wrong_kind("AudioTranscription", served)
         return self._queue(Generation, self._preparer.speech(speech))
 
     def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
-        served = self._require()
-        self.require_room()
+        served = self.require_model()
+        self.refuse_when_full()
         ticket = next(self._tickets)
         owner = owner_of(lambda: self._cancel(ticket))
         self._generations[ticket] = owner
@@ -317,12 +325,12 @@ class Engine:
 
     async def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text. Special tokens are recognised, but none is added."""
-        builder = self._require().prompts
+        builder = self.require_model().prompts
         return await self._texts.run(builder.tokenize, text)
 
     async def detokenize(self, tokens: list[int]) -> str:
         """Return the text of token ids. Raises InvalidRequest for an id outside the vocabulary."""
-        builder = self._require().prompts
+        builder = self.require_model().prompts
         return await self._texts.run(builder.detokenize, tokens)
 
     async def status(self) -> EngineStatus:
@@ -478,18 +486,6 @@ class Engine:
         if not answer.done():
             raise ShuttingDown(_FAILED)
         return answer.result()
-
-    def _require(self) -> ServedModel:
-        """Return the model that serves; during a load, the previous one.
-
-        Raises NotLoaded, ShuttingDown.
-        """
-        self._refuse_when_stopping()
-        if self._served is not None:
-            return self._served
-        if self._loading:
-            raise NotLoaded("a load is in progress, try again when it is done")
-        raise NotLoaded()
 
     def _refuse_when_stopping(self) -> None:
         if self._state() is EngineState.FAILED:

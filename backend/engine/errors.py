@@ -101,7 +101,10 @@ class ModelRejected(EngineError):
 
     @classmethod
     def because(cls, name: str, reason: str) -> Self:
-        """Return the error for the model of this name. reason: the rest of the message."""
+        """Return the error for the model of this name.
+
+        reason: the rest of the message.
+        """
         return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 

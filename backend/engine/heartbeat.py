@@ -15,7 +15,7 @@ from backend.engine.step_limits import StepLimits, StepTimeout
 BYTES = 512
 TICK_SECONDS = 1.0
 
-_MOST_SECONDS = 1.5  # that count between two checks; on a busy machine checks may be late
+_MOST_SECONDS = 1.5  # the most that counts between two checks, which may be late
 _NAME = 64  # offset of the step's name; the bytes before are numbers of eight bytes each
 _STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT, _LOADS = range(6)
 _UNTIL_LOADED = StepTimeout(3600, 3600)  # before a model has set its own
@@ -30,8 +30,8 @@ class Heartbeat:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.limits = StepLimits(_UNTIL_LOADED)
-        self._began: tuple[object, ...] = ()  # all that the latest record of a step depended on
-        self._repeats = False  # whether the record before depended on the same
+        self._began: tuple[object, ...] = ()  # the values on which the latest record depends
+        self._repeats = False  # whether the latest two records depend on equal values
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 

@@ -1,19 +1,20 @@
-"""The request to load a model, before and after it is checked."""
+"""The request to load a model, before it is checked."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from backend.engine.caching.cache_kind import CacheKind
-    from backend.engine.loading.adapters import Adapter, AdapterRequest
-    from backend.engine.loading.checkpoint import Checkpoint
-    from backend.engine.media.limits import MediaLimits
-    from backend.engine.ranks.rank_load import RankLoad
-    from backend.engine.settings import Settings
+
+@dataclass(frozen=True, slots=True)
+class AdapterRequest:
+    """An adapter that the load request names.
+
+    scale: a factor above 0 for the scale that the adapter's files state.
+    """
+
+    reference: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +56,3 @@ class LoadRequest:
         """Return the request without the option `adapters`, which a loaded model can change."""
         settings = {name: value for name, value in self.settings.items() if name != "adapters"}
         return replace(self, choices=(), settings=settings)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
-    """A load request after all checks that do not need the weights.
-
-    epoch: the number of the load.
-    started: time.perf_counter() when the checkpoint was found.
-    ranks: the ranks that divide the model, if any.
-    head: the model's prediction head, if it is in a folder beside the checkpoint.
-    """
-
-    request: LoadRequest
-    epoch: int
-    settings: Settings
-    checkpoint: Checkpoint
-    cache_kind: CacheKind
-    adapters: tuple[Adapter, ...]
-    draft: Checkpoint | None
-    media_limits: MediaLimits
-    choices: Mapping[str, Adapter] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
-    ranks: RankLoad | None = None
-    head: Checkpoint | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -20,15 +19,12 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from backend.engine.disk_cache.cache import DiskCache
-    from backend.engine.executing.executor_sequence import ExecutorSequence
     from backend.engine.experts.offload import CachedExperts
     from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.loading.stages import Stages
     from backend.engine.ranks.leader import Leader
     from backend.engine.served_model import ServedModel
     from backend.engine.vision.media_prefill import MediaReader
-
-_NO_ADAPTERS = nullcontext()  # one for all passes, because each step needs one
 
 
 @dataclass(eq=False, slots=True)
@@ -90,12 +86,6 @@ class EngineModel:
     broadcast: Callable[[mx.array], mx.array] | None = None
     adapters: RowAdapters | None = None
     later: Stages[None] | None = None
-
-    def adapted(self, sequences: Iterable[ExecutorSequence]) -> AbstractContextManager[None]:
-        """Let each row of passes that are built in the block use the adapter of its sequence."""
-        if self.adapters is None:
-            return _NO_ADAPTERS
-        return self.adapters.using([sequence.adapter for sequence in sequences])
 
 
 class RowQueue(Protocol):

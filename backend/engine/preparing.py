@@ -260,7 +260,7 @@ class Preparer:
             prompt,
             path=request.disk.path,
             in_memory=self._worker.in_memory(prompt),
-            room=self._worker.room_for_files(),
+            room=self._worker.budget_for_files(),
         )
 
 

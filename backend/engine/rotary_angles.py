@@ -18,7 +18,7 @@ from backend.engine.caching.shared_numbers import shared_numbers
 
 # passes whose angles are cached, because the layers of a model may have several kinds of rotation
 _PASSES = 4
-_MOST_BYTES = 1 << 16  # of the cosines and sines of one pass; longer prompts use `mx.fast.rope`
+_MOST_BYTES = 1 << 16  # the largest cosines and sines; longer prompts use `mx.fast.rope`
 
 Rope: TypeAlias = Callable[..., mx.array]
 

@@ -430,7 +430,10 @@ class Scheduler:
                 self._fail(number, failure.where, failure.fault, short=short)
 
     def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
-        """End a sequence because of a fault. short: whether an allocation failed."""
+        """End a sequence because of a fault.
+
+        short: whether an allocation failed.
+        """
         if self._outputs.pop(number, None) is None:
             return
         self._events.append(Ended(number, failed=True))

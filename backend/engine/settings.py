@@ -377,7 +377,10 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """Return the error message for an unknown name. source: the word before the name."""
+    """Return the error message for an unknown name.
+
+    source: the word before the name.
+    """
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 

@@ -98,7 +98,7 @@ class Worker:
             else scheduler.planner.entries.index.find(PrefixKey(prompt)).length
         )
 
-    def room_for_files(self) -> int:
+    def budget_for_files(self) -> int:
         """Return the bytes of KV that may be read from disk; the number may be outdated."""
         scheduler = self._scheduler
         return 0 if scheduler is None else scheduler.planner.unused
@@ -305,7 +305,7 @@ class Worker:
         if new_encoder is not None:
             self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)
         self._epoch = served.epoch
-        return_freed_memory()  # of the weights in their original type, among other things
+        return_freed_memory()  # such as the weights in their original type
         return served
 
     def _memory(self) -> dict[str, int]:

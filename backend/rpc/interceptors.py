@@ -98,14 +98,14 @@ def _not_served(path: str) -> Handler:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Parses the request, checks the model identity, and turns exceptions into statuses.
 
-    require_room: raises Overloaded while the queue is full. This is called before the method,
+    refuse_when_full: raises Overloaded while the queue is full. This is called before the method,
         because there may be far more requests than can be served, and refusing one must take little
         time.
     """
 
-    def __init__(self, identity: Identity, require_room: Callable[[], None]) -> None:
+    def __init__(self, identity: Identity, refuse_when_full: Callable[[], None]) -> None:
         self._identity = identity
-        self._require_room = require_room
+        self._refuse_when_full = refuse_when_full
         self._closed = False
         self._answered: Container[str] = ()
         self._unsent = UnsentRequests()
@@ -195,7 +195,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             ) from None
         self._identity.check(method, request)
         if method in QUEUED:
-            self._require_room()
+            self._refuse_when_full()
         # From here on, the request could be the cause if the process crashes. This metadata tells
         # the host that the call was reached and should not be repeated.
         await context.send_initial_metadata(REACHED)

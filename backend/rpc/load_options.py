@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.load_request import LoadRequest
-from backend.engine.loading.adapters import AdapterRequest
+from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.settings import RULES, checked, unknown_setting
 from backend.rpc.fields import MODEL_OPTIONS, require_neutral
 from backend.rpc.json_field import json_object

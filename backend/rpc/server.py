@@ -64,7 +64,7 @@ class Server:
     def __init__(self, engine: Engine, token: str = "") -> None:
         require_threads(_GRPC_THREADS)  # without them, gRPC crashes the process or hangs
         identity = Identity()
-        self._calls = CallInterceptor(identity, engine.require_room)
+        self._calls = CallInterceptor(identity, engine.refuse_when_full)
         guards = [TokenInterceptor(token)] if token else []
         options = (*_OPTIONS, *_of_connections())
         self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=options)

@@ -20,8 +20,8 @@ CACHED_TOKENS = "mlx-cached-tokens"
 REASONING_TOKENS = "mlx-reasoning-tokens"
 STOP_SEQUENCE = "mlx-stop-sequence-bin"
 ENDED_BY = "mlx-ended-by"
-CONTEXT_SIZE = "mlx-context-size"  # of LoadModel: tokens of prompt and answer
-TRUNCATED_TOKENS = "mlx-truncated-tokens"  # of Embedding and Rerank; absent for none
+CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
+TRUNCATED_TOKENS = "mlx-truncated-tokens"  # Embedding and Rerank; absent if none was cut off
 DRAFT_WIDTH = "mlx-draft-width"
 DRAFTED = "mlx-draft-tokens"
 ACCEPTED = "mlx-draft-accepted-tokens"
@@ -32,7 +32,7 @@ EXPERT_HITS = "mlx-expert-hits"
 EXPERT_MISSES = "mlx-expert-misses"
 EXPERT_BYTES = "mlx-expert-read-bytes"
 EXPERT_SECONDS = "mlx-expert-wait-seconds"
-RANK = "mlx-rank"  # of Status: a line for each rank
+RANK = "mlx-rank"  # Status: a line for each rank
 
 _UNPRINTABLE = re.compile("[^ -~]")
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NANOSECONDS = 1_000_000_000
 _GRANULARITIES = ("segment", "word")
-_MOST_TOKENS = 1024  # of an answer about 30 seconds
+_MOST_TOKENS = 1024  # in an answer about 30 seconds
 _HOTTEST = 100.0
 _LONGEST_PROMPT = 4096  # characters; Whisper reads the last 223 tokens
 _SERVED_BY = (

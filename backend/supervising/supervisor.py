@@ -32,7 +32,7 @@ from common.launch import command
 from common.machine_memory import kills_for_memory
 from common.process_end import end_of
 
-LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
+LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # copied from backend.rpc.last_load, which imports gRPC
 # Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
 _PORTS = range(1 << 14, 1 << 15)
 _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most

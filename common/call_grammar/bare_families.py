@@ -22,7 +22,7 @@ _SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
 def json_calls(
     shape: JsonShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
-    """Rules for calls whose arguments are one JSON object."""
+    """Return rules for calls whose arguments are one JSON object."""
     first, later = (
         either([_call(shape, book, tool, index) for tool in tools])
         for index in ("0", "/[1-9][0-9]{0,2}/")
@@ -50,7 +50,7 @@ def _call(shape: JsonShape, book: RuleBook, tool: CallableTool, index: str) -> s
 def python_calls(
     shape: PythonShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
-    """Rules for calls in the notation of Python."""
+    """Return rules for calls in the notation of Python."""
     call = either([_python_call(book, tool) for tool in tools])
     calls = one_or_more(call, book.text(shape.separator), several=parallel)
     return book.written(f"{book.text(shape.opening)} {calls} {book.text(shape.closing)}")
@@ -76,7 +76,7 @@ class _FencedValues:
     _known: dict[str, str] = field(default_factory=dict)
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        """A rule for a value; a recursive schema becomes a recursive rule."""
+        """Return a rule for a value; a recursive schema becomes a recursive rule."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self._known:
             self._known[key] = name = self.book.reserve()
@@ -139,7 +139,7 @@ class _FencedValues:
 def fenced_calls(
     shape: FencedShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
-    """Rules for calls with raw strings between two equal delimiters."""
+    """Return rules for calls with raw strings between two equal delimiters."""
     values = _FencedValues(book, shape.fence)
     calls = []
     for tool in tools:

@@ -19,7 +19,7 @@ FAMILIES: Mapping[str, Shape] = {
 
 
 def writes_hermes_calls(format_name: str) -> bool:
-    """Whether the format's calls are JSON between <tool_call> and </tool_call>."""
+    """Return whether the format's calls are JSON between <tool_call> and </tool_call>."""
     return FAMILIES.get(format_name) == FAMILIES["hermes"]
 
 
@@ -32,10 +32,12 @@ def call_grammar(
     parallel: bool,
     shape: Shape | None = None,
 ) -> str:
-    """A Lark grammar with the rule `start` for one call, or with `parallel` for one or more.
+    """Return a Lark grammar with the rule `start` for one call, or with `parallel` for one or more.
 
-    json_options: llguidance's options for the JSON in it. shape: of a format that has no name.
     Raises ValueError, with an explanation, for a format or a tool that cannot be enforced.
+
+    json_options: llguidance's options for JSON in the grammar.
+    shape: the shape of calls of a format without a name.
     """
     if not tools:
         raise ValueError("there is no tool to call")

@@ -1,4 +1,4 @@
-"""Parts of llguidance's Lark for free text."""
+"""Writes the parts of a Lark grammar (llguidance's) that match free text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ ANY_TEXT = "/(?s:.*)/"
 
 
 def regex_text(text: str) -> str:
-    """A regular expression that matches only this text, safe between slashes."""
+    """Return a regular expression that matches only this text, safe between slashes."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
 def text_without(forbidden: Iterable[str]) -> str:
-    """The body of a terminal that matches any text, or none, without these substrings."""
+    """Return the body of a terminal that matches any text, or none, without these substrings."""
     listed = "|".join(regex_text(text) for text in dict.fromkeys(forbidden) if text)
     # A single expression, because llguidance's lexer grows with every negation.
     return f"({ANY_TEXT} & ~/(?s:.*)({listed})(?s:.*)/)" if listed else ANY_TEXT
 
 
 def literals_of(option: Mapping[str, Any]) -> list[str] | None:
-    """The strings that a schema alternative lists; None if it lists none."""
+    """Return the strings that a schema alternative lists; None if it lists none."""
     values = option.get("enum", [option["const"]] if "const" in option else None)
     if not isinstance(values, list):
         return None
@@ -30,7 +30,7 @@ def literals_of(option: Mapping[str, Any]) -> list[str] | None:
 
 
 def shape_of(option: Mapping[str, Any]) -> str:
-    """A string schema's constraints as the body of a terminal; '/(?s:.*)/' if there are none."""
+    """Return a string schema's constraints as the body of a terminal; without any, '/(?s:.*)/'."""
     if (values := literals_of(option)) is not None:
         return f"/({'|'.join(map(regex_text, values))})/"
     parts = []
@@ -45,7 +45,7 @@ _TOKEN = re.compile(r"\\.|.", re.DOTALL)
 
 
 def _branches(pattern: str) -> list[list[str]]:
-    """The alternatives of a regular expression, as tokens that are safe between slashes."""
+    """Return the alternatives of a regular expression, as tokens that are safe between slashes."""
     branches: list[list[str]] = [[]]
     depth, listed = 0, False  # depth of groups, and whether inside a class
     for token in _TOKEN.findall(pattern):
@@ -63,7 +63,7 @@ def _branches(pattern: str) -> list[list[str]]:
 
 
 def _whole(branch: list[str]) -> str:
-    """An expression for a whole text that contains a match, because JSON schema patterns search."""
+    """Return an expression for a whole text with a match, because schemas' patterns search."""
     before = branch[:1] != ["^"]
     after = branch[-1:] != ["$"]
     core = "".join(branch[0 if before else 1 : None if after else -1])

@@ -14,18 +14,21 @@ class Markers(Protocol):
     """Writes markers with a model's tokens."""
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker as texts and the ids of its special tokens."""
+        """Return a marker as texts and the ids of its special tokens."""
 
     def lark(self, text: str) -> str:
-        """A marker as a sequence of Lark symbols."""
+        """Return a marker as a sequence of Lark symbols."""
 
     def has(self, text: str) -> bool:
-        """Whether a text is a special token."""
+        """Return whether a text is a special token."""
 
 
 @dataclass
 class RuleBook:
-    """Rules by body, so equal ones are written once. json_options: llguidance's `x-guidance`."""
+    """Rules by body, so equal ones are written once.
+
+    json_options: llguidance's `x-guidance`.
+    """
 
     markers: Markers
     json_options: Mapping[str, Any]
@@ -51,16 +54,18 @@ class RuleBook:
         return self.markers.lark(marker)
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> str:
-        """A rule for a JSON value that matches the schema."""
+        """Return a rule for a JSON value that matches the schema."""
         whole = {**schema, "x-guidance": {**self.json_options, **options}}
         return self.rule(f"%json {json.dumps(whole)}")
 
     def text_until(self, closing: str, without: Iterable[str], *also: str) -> str:
-        """A rule for free text and the marker that closes it.
+        """Return a rule for free text and the marker that closes it.
 
-        without: texts that it must not contain, besides the marker itself. also: terminals that it
-        must match as well. Text and the beginning of the marker are one lexeme, so that the lexer
-        cannot mistake one for the other.
+        Text and the beginning of the marker are one lexeme, so that the lexer cannot mistake one
+        for the other.
+
+        without: texts that it must not contain, besides the marker itself.
+        also: terminals that it must match as well.
         """
         first, *rest = self.markers.pieces(closing)
         body = " & ".join([text_without([*without, closing.strip()]), *also])
@@ -87,7 +92,7 @@ class RuleBook:
 
 
 def one_or_more(call: str, separator: str, *, several: bool) -> str:
-    """Several calls with separators, or a single one."""
+    """Return a rule for one call, or for several with separators."""
     return f"{call} ({separator} {call})*" if several else call
 
 
@@ -96,7 +101,7 @@ def either(options: Sequence[str]) -> str:
 
 
 def separated(book: RuleBook, items: Sequence[tuple[str, bool]], separator: str) -> str:
-    """Items in order with separators between them; those marked False are optional."""
+    """Return a rule for items in order, with separators; those marked False are optional."""
     first, later = "", ""
     for item, required in reversed(items):
         follows = f"{separator} {item} {later}" if later else f"{separator} {item}"

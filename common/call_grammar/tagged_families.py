@@ -1,7 +1,8 @@
 """Families that write each argument in its own tags, with the value as bare text.
 
 Only the tool's schema gives the type of a value without quotes, by the rules of
-`common/tool_schema.py`. So a grammar must not allow text that would be read as another type.
+`common/formats/tool_schema.py`. So a grammar must not allow text that would be read as another
+type.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from common.call_grammar.lark_text import literals_of, shape_of
 from common.call_grammar.rules import RuleBook, either, one_or_more
 from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved
 from common.formats.shapes import TagShape
-from common.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas
 from common.wording import shown
 
 _NAME = r"[\w.:/-]+"
@@ -25,7 +26,7 @@ _KEY = r"""[^<>"'/=\s&]+"""
 def tagged_calls(
     shape: TagShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
-    """Rules for calls whose arguments have tags of their own."""
+    """Return rules for calls whose arguments have tags of their own."""
     if shape.each:
         shape = replace(
             shape,
@@ -40,7 +41,10 @@ def tagged_calls(
 
 @dataclass(frozen=True, slots=True)
 class _TaggedCalls:
-    """Writes the rules. forbidden: texts that no value may contain."""
+    """Writes the rules.
+
+    forbidden: texts that no value may contain.
+    """
 
     book: RuleBook
     shape: TagShape
@@ -94,7 +98,7 @@ class _TaggedCalls:
     def _text_value(
         self, tool: CallableTool, key: str, texts: Sequence[Any], others: Sequence[Any]
     ) -> str:
-        """A rule for text that cannot be read as one of the schema's other types."""
+        """Return a rule for text that cannot be read as one of the schema's other types."""
         if all(literals_of(option) is not None for option in texts) and not others:
             return self._literals(tool, key, texts)
         also = [shape_of(option) for option in texts if not others]
@@ -110,7 +114,7 @@ class _TaggedCalls:
         return f"{value} {self._text(line_break + rest)}"
 
     def _literals(self, tool: CallableTool, key: str, texts: Sequence[Any]) -> str:
-        """Rules for the strings of an enumeration that are parsed as strings again."""
+        """Return rules for the strings of an enumeration that are parsed as strings again."""
         schemas = ToolSchemas([{"name": tool.name, "parameters": tool.schema}])
         found = []
         for option in texts:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.formats.tool_schema import referenced
 from common.null_keywords import without_nulls
-from common.tool_schema import referenced
 from common.wording import shown
 
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
@@ -25,7 +25,7 @@ class CallableTool:
 
     @classmethod
     def of(cls, tool: Mapping[str, Any]) -> CallableTool:
-        """The tool in an OpenAI tool object. Raises ValueError.
+        """Return the tool in an OpenAI tool object. Raises ValueError.
 
         Additional arguments are forbidden unless the schema allows them.
         """
@@ -45,7 +45,7 @@ class CallableTool:
         return cls(name, whole)
 
     def arguments(self) -> list[tuple[str, dict[str, Any], bool]]:
-        """Each argument's name, schema, and whether it is required, in declared order.
+        """Return each argument's name, schema, and whether it is required, in declared order.
 
         Raises ValueError if the schema does not list its arguments.
         """
@@ -74,7 +74,7 @@ def _as_object(schema: Any) -> dict[str, Any]:
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema with top-level references resolved. Raises ValueError if that is impossible."""
+    """Return the schema with its top-level references resolved. Raises ValueError if one is bad."""
     for _ in range(_MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
@@ -88,7 +88,7 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The alternative schemas for a value, with references resolved."""
+    """Return the alternative schemas for a value, with references resolved."""
     schema = resolved(schema)
     shared = {key: schema[key] for key in _SHARED if key in schema}
     for key in ("anyOf", "oneOf"):
@@ -105,7 +105,7 @@ def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def check_name(kind: str, name: str, pattern: str) -> str:
-    """The name if the family can write it. Raises ValueError."""
+    """Return the name if the family can write it. Raises ValueError."""
     if not re.fullmatch(pattern, name):
         raise ValueError(
             f"the {kind} name {shown(name)} cannot be written in this model's call format"

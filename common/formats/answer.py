@@ -39,7 +39,7 @@ class Answer:
     def __init__(self) -> None:
         self.partial = False
         self._events: list[ChatEvent] = []
-        self._open: list[ChatEvent] = []  # of the call that is not complete yet
+        self._open: list[ChatEvent] = []  # events of the incomplete call
         self._kind: type[Content] | type[Reasoning] = Content
         self._blank: list[str] = []
         self._after_block = False

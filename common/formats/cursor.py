@@ -41,7 +41,7 @@ class Markers:
         self._first = re.compile("|".join({re.escape(text[0]) for text in self.literals}) or "(?!)")
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
-        """The end of the plain text, and the marker there, or '' if it is not complete yet."""
+        """Return the end of the plain text, and the marker there; '' if it is incomplete."""
         if match := self._any.search(text, at):
             start, begun = match.start(), self.open_end(text, at)
             if begun < start or (begun == start and not ended):  # perhaps of a longer marker
@@ -50,7 +50,7 @@ class Markers:
         return (len(text) if ended else self.open_end(text, at)), ""
 
     def open_end(self, text: str, at: int = 0) -> int:
-        """The first offset from which the text is the beginning of a marker."""
+        """Return the first offset from which the text is the beginning of a marker."""
         at = max(at, len(text) - self._longest + 1)
         while match := self._first.search(text, at):
             at = match.start()
@@ -63,7 +63,8 @@ class Markers:
 class Cursor:
     """The text that has arrived and not been read.
 
-    ended: no more text will come. stopped: the text ended where the model wanted it to.
+    ended: whether no more text will come.
+    stopped: whether the model itself ended the text.
     """
 
     __slots__ = ("_at", "_base", "_floor", "_kept", "_saves", "_text", "ended", "stopped")
@@ -150,19 +151,19 @@ class Cursor:
             self.release()
 
     def peek(self, length: int = 1) -> Wait[str]:
-        """The next characters; fewer at the end of the text."""
+        """Return the next characters; fewer at the end of the text."""
         while len(self._text) - self._at < length and not self.ended:
             yield
         return self._text[self._at : self._at + length]
 
     def more(self) -> Wait[bool]:
-        """Whether any text is left."""
+        """Return whether any text is left."""
         while self._at == len(self._text) and not self.ended:
             yield
         return self._at < len(self._text)
 
     def at(self, literals: Iterable[str]) -> Wait[str]:
-        """The longest of the literals that comes next, unread; '' if none does."""
+        """Return the longest of the literals that comes next, unread; '' if none does."""
         found = ""
         for literal in literals:
             if len(literal) > len(found) and (yield from self._comes(literal)):
@@ -234,7 +235,7 @@ class Cursor:
             yield
 
     def inside(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
-        """As `until`, for a value that a marker must end.
+        """Do the same as `until`, for a value that a marker must end.
 
         Raises Cut at the end of the text; the beginning of a marker there is not passed to `show`.
         """
@@ -252,7 +253,7 @@ class Cursor:
             yield
 
     def unreadable(self) -> Unreadable:
-        """The exception for this position: Cut if the text has ended, else Unreadable."""
+        """Return the exception for this position: Cut if the text has ended, else Unreadable."""
         return Cut() if self.over else Unreadable()
 
     def rest(self) -> str:
@@ -272,7 +273,7 @@ class Cursor:
 
 
 def complete(grammar: Callable[[Cursor], Wait[T]], text: str) -> T | None:
-    """The grammar's result for a complete text; None if it cannot parse all of it."""
+    """Return the grammar's result for a complete text; None if it cannot parse all of it."""
     cursor = Cursor()
     cursor.feed(text)
     cursor.ended = True

@@ -39,11 +39,11 @@ class Calls:
         self._before, _, self._after = render(_TEXT).rpartition(_TEXT)
 
     def text(self, made: Sequence[Made]) -> str:
-        """The calls as the template writes them; '' if it does not."""
+        """Return the calls as the template writes them; '' if it does not."""
         return self.parts(made)[1]
 
     def parts(self, made: Sequence[Made]) -> tuple[str, str]:
-        """The prompt, as far as the conversation with the calls begins with it, and the calls.
+        """Return the prompt with which the conversation begins, and the text of the calls after it.
 
         Both end where a tag does. The calls may have the end of the answer's turn behind them.
         """
@@ -67,7 +67,7 @@ class Calls:
 
 
 def derived(calls: Calls) -> Family | None:
-    """The family of a template; None if its calls have none of the known shapes."""
+    """Return the family of a template; None if its calls have none of the known shapes."""
     (before, one), two = calls.parts(ONE), calls.text(TWO)
     head, name, rest = one.partition(NAMES[0])
     middle, value, tail = rest.partition(VALUES[0])
@@ -83,7 +83,7 @@ def derived(calls: Calls) -> Family | None:
 
 
 def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
-    """A family with this shape; None if nothing could tell its calls from text."""
+    """Return a family with this shape; None if nothing could tell its calls from text."""
     calls: tuple[CallSyntax, ...] = ()
     if isinstance(shape, JsonShape) and not shape.syntaxes[0].openers[0]:
         if not shape.quoted:
@@ -93,9 +93,10 @@ def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
 
 
 class _Parts(NamedTuple):
-    """What a call consists of beside its name and the text from there to its value.
+    """The texts that a call consists of, besides its name and the text from there to its value.
 
-    before, after: a call up to its name, and after its value. opening, closing: around all calls.
+    before, after: the text of a call up to its name, and after its value.
+    opening, closing: the text around all calls.
     """
 
     opening: str
@@ -106,7 +107,7 @@ class _Parts(NamedTuple):
 
 
 def _divided(head: str, tail: str, two: str) -> _Parts:
-    """What belongs to each call and what to all, by a second call after the first one."""
+    """Return what belongs to each call and what to all, by a second call after the first one."""
     between = two.partition(VALUES[0])[2].partition(NAMES[1])[0]
     before = _common_suffix(between, head)
     if 0 <= before.find(">") < before.find("<"):

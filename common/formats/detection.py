@@ -27,7 +27,7 @@ for _family in FAMILIES:
 
 
 def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
-    """The name of the tool parser whose markers are present; `plain` if there are none."""
+    """Return the name of the tool parser whose markers are present; `plain` if there are none."""
     has: Callable[[str], bool]
     for has in (chat_template.__contains__, frozenset(vocabulary).__contains__):
         for signs, name in _SIGNS:
@@ -37,7 +37,7 @@ def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
 
 
 def reasoning_tags(chat_template: str, vocabulary: Collection[str]) -> tuple[Tags, ...]:
-    """The reasoning tags that the template contains, or that are tokens."""
+    """Return the reasoning tags that the template contains, or that are tokens."""
     return tuple(
         tags
         for tags in _TAGS.values()

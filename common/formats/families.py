@@ -528,7 +528,7 @@ _MARKED = tuple(
 
 
 def lenient(family: Family) -> TaggedText | Harmony:
-    """The parser, which also reads the calls of other families if this one has any."""
+    """Return the parser, which also reads the calls of other families if this one has any."""
     grammar = family.grammar
     if isinstance(grammar, Harmony) or not grammar.calls:
         return grammar

@@ -19,13 +19,17 @@ THINK = Tags("<think>", "</think>")
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One description, from which the parser, the call grammar and the detection come.
+    """The description of a family, from which its parser, call grammar and detection are made.
 
-    names: the values of `tool_parser:`, of which the first is the format's name. shape: how calls
-    are written; None if the family has none. signs: sets of texts, any of which shows the family in
-    a chat template or a vocabulary. reasoning: the values of `reasoning_parser:`. calls: how calls
-    are read, if not only as they are written. by_token: another shape for models with this token.
-    text: the parser, if it is code. The others are fields of `TaggedText`.
+    The others are fields of `TaggedText`.
+
+    names: the values of `tool_parser:`, of which the first is the format's name.
+    shape: how calls are written; None if the family has none.
+    signs: sets of texts, any of which shows the family in a chat template or a vocabulary.
+    reasoning: the values of `reasoning_parser:`.
+    calls: how calls are read, if not only as they are written.
+    by_token: another shape for models with this token.
+    text: the parser, for a family that needs its own code.
     """
 
     title: str
@@ -62,7 +66,7 @@ class Family:
 
 
 def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
-    """The syntax after an opener that lacks its first or last bracket, at the beginning of a line.
+    """Return the syntax for openers without their first or last bracket, at a line's beginning.
 
     A word is no opener, because every text with its first letters would be held back.
     """
@@ -84,6 +88,6 @@ def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[Call
         yield CallSyntax(("{", *listed), _bare(calls[0].closers), begins=no_content_yet)
 
 
-@cache  # so that syntaxes with the same closing markers are equal
+@cache  # so that equal closing markers give the same object
 def _bare(closers: tuple[str, ...]) -> Callable[[Reading], Wait[None]]:
     return partial(read_bare_calls, closers=closers)

@@ -25,10 +25,12 @@ _WORD_RUN = re.compile(r"[\w$-]*")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value in a notation with fences is, which shows where it ends if a fence is missing.
+    """The position of a value among brackets, which shows its end if a fence is missing.
 
-    depth: how many brackets are open. listed: whether the value is an item of a list. free: whether
-    it is declared as a string. keys: the declared members, and whether each may be a string.
+    depth: how many brackets are open.
+    listed: whether the value is an item of a list.
+    free: whether it is declared as a string.
+    keys: the declared members, and whether each may be a string.
     """
 
     fence: str
@@ -39,7 +41,7 @@ class Place:
     keys: Mapping[str, bool] = field(default_factory=dict)
 
     def ends_call(self, cursor: Cursor) -> Wait[bool]:
-        """Whether the call ends here, or the answer does."""
+        """Return whether the call ends here, or the answer does."""
         return bool((yield from cursor.at(self.ends))) or not (yield from cursor.more())
 
     def ends_member(self, cursor: Cursor) -> Wait[bool]:
@@ -88,7 +90,7 @@ def read_raw(cursor: Cursor, place: Place) -> Wait[str | None]:
             if marker == quote:
                 with cursor.ahead():
                     yield from cursor.space()
-                    if (yield from cursor.accept(place.fence)):  # of the other notation
+                    if (yield from cursor.accept(place.fence)):  # a fence of the other notation
                         length = cursor.position - start
                     if (yield from place.ends_member(cursor)):
                         text = "".join(chunks)
@@ -188,8 +190,9 @@ def read_fenced(cursor: Cursor, place: Place, add: Send) -> Wait[None]:
 
 
 def _fence_kind(cursor: Cursor, place: Place, latest: str, quoted: bool) -> Wait[str]:
-    """What the next fence is: the `end` of the string, the `opening` or `closing` of one that it
-    quotes, or a quotation `mark`.
+    """Return what the next fence is.
+
+    The `end` of the string, the `opening` or `closing` of a quoted one, or a quotation `mark`.
     """
     if quoted:
         return "closing"
@@ -214,7 +217,7 @@ def _expect_more(cursor: Cursor, literals: tuple[str, ...]) -> Wait[None]:
 
 
 def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
-    """Whether a string may end here without a fence.
+    """Return whether a string may end here without a fence.
 
     Returns the length of the text that then still belongs to it, else -1, and of the text that can
     be skipped otherwise.
@@ -243,7 +246,7 @@ def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
 
 
 def _end_of_fenced(cursor: Cursor, place: Place, latest: str) -> Wait[int]:
-    """The position of the fence that ends the string; -1 if there is none nearby."""
+    """Return the position of the fence that ends the string; -1 if there is none nearby."""
     start, quoted = cursor.position, False
     fences = Markers([place.fence])
 

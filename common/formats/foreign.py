@@ -99,9 +99,10 @@ _PYTHON = (
 def foreign_calls(
     own: Collection[CallSyntax], marked: Iterable[CallSyntax], *, python: bool
 ) -> tuple[CallSyntax, ...]:
-    """How models of a family write calls beside its own.
+    """Return how models of a family write calls beside its own.
 
-    marked: the calls of all families that have markers. python: the family's are Python's.
+    marked: the calls of all families that have markers.
+    python: whether the family's own calls are Python's.
     """
     found = (*_COMMON, *(_PYTHON if python else ()), *(each for each in marked if each not in own))
     return tuple(dict.fromkeys(replace(each, foreign=True, closers=()) for each in found))

@@ -86,7 +86,7 @@ def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
 
 
 def fenced_calls(opener: str, fence: str, closer: str) -> CallSyntax:
-    """Calls with such strings, without the mistakes that are known of Gemma's models."""
+    """Return the syntax of calls with such strings, without the mistakes of Gemma's models."""
     dialect = replace(GEMMA4, fence=fence)
     openers, closers = (opener,), (closer,)
 

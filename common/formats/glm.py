@@ -56,7 +56,7 @@ class KeyValueTags(CallTags):
             reading.call(call)
 
     def _are_pairs(self, reading: Reading) -> Wait[bool]:
-        """Whether an offered tool's name and a key with an equals sign come next."""
+        """Return whether an offered tool's name and a key with an equals sign come next."""
         cursor = reading.cursor
         name = reading.tools.meant((yield from cursor.run(_NAME)))
         space = yield from cursor.space()
@@ -104,7 +104,7 @@ class KeyValueTags(CallTags):
         return name, False, ""
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
-        """Whether a key comes next; if its opening tag is missing, its closing tag must follow."""
+        """Return whether a key comes next; without its opening tag, the closing tag must follow."""
         opened = False
         while (yield from cursor.accept(*self._parameters)):
             opened = True

@@ -50,7 +50,8 @@ _BEAM = CallTags(
 class _Header:
     """A parsed header.
 
-    marked: it was recognised by markup, not only by words. whole: its end has been read.
+    marked: whether it was recognised by markup, not only by words.
+    whole: whether its end has been read.
     """
 
     channel: str = ""
@@ -132,13 +133,13 @@ class Harmony:
         header.whole = True
 
     def _known(self, cursor: Cursor) -> Wait[bool]:
-        """Whether a known part of a header follows, possibly after space."""
+        """Return whether a known part of a header follows, possibly after space."""
         with cursor.ahead():
             yield from cursor.space()
             return bool((yield from cursor.at([*_HEADER_PARTS, _MESSAGE])))
 
     def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
-        """Whether possible header words are a header, by the markup before or after them."""
+        """Return whether possible header words are a header, by the markup before or after them."""
         if header.marked:
             return True
         with cursor.ahead():
@@ -182,7 +183,7 @@ class Harmony:
         answer.exact(reasoning=False)
 
     def _quoted(self, reading: Reading, marker: str) -> Wait[int]:
-        """The length of the quoted text that a marker begins; 0 if the marker is real."""
+        """Return the length of the quoted text that a marker begins; 0 if the marker is real."""
         cursor, answer = reading.cursor, reading.answer
         if (yield from is_quoted(reading, marker)):
             return len(marker)
@@ -213,9 +214,10 @@ class Harmony:
             return length if (yield from cursor.peek()) in ("`", "'", '"') else 0
 
     def _other(self, reading: Reading, header: _Header) -> Wait[None]:
-        """Text without a header is content; a malformed call is kept as written.
+        """Read text with another header, or without one, as content.
 
-        Text that is not JSON, sent to a tool that the model knows from training, is a message.
+        A malformed call is content too, as written. Text that is not JSON, sent to a tool that the
+        model knows from training, is a message.
         """
         cursor, answer = reading.cursor, reading.answer
         if not header.recipient:
@@ -233,7 +235,7 @@ class Harmony:
 
 
 def _header_in(text: str) -> _Header:
-    """The header that the prompt has begun; it counts as markup, because a turn's start is."""
+    """Return the header that the prompt has begun, which counts as markup like a turn's start."""
     channel = next((name for name in _CHANNELS if f"{_CHANNEL}{name}" in text), "")
     recipient = re.search(r"to=([^\s<]+)", text)
     return _Header(channel, recipient[1] if recipient else "")

@@ -11,6 +11,7 @@ from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
+from common.formats.tool_schema import ToolSchemas
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
@@ -21,7 +22,6 @@ from common.formats.values import (
     read_value,
     string_of,
 )
-from common.tool_schema import ToolSchemas
 
 _NAMES = (
     *("name", "function", "tool_name", "tool", "function_name", "action"),
@@ -43,7 +43,7 @@ _FENCE = "```"
 
 
 def arguments_of(text: str | None) -> str | None:
-    """Arguments as the text of a JSON object; None if they are something else.
+    """Return arguments as the text of a JSON object; None if they are something else.
 
     JSON inside a JSON string is decoded. Where a model writes nothing, null or [], this is `{}`.
     """
@@ -63,10 +63,12 @@ def read_arguments(
 ) -> Wait[str]:
     """Read the arguments of the open call, and send them as they come.
 
-    They may be in a code block. typed: this tool's schema gives strings another type.
+    They may be in a code block.
 
     Arguments inside a JSON string are sent when the string is complete. A closing bracket too many
     before an end is repaired.
+
+    typed: the tool whose schema may give strings another type.
     """
     cursor = reading.cursor
     fence = yield from read_fence(cursor)
@@ -109,9 +111,10 @@ def calls_of(
     strict: bool = False,
     aliases: Mapping[str, str] = _NO_ALIASES,
 ) -> list[Call]:
-    """The calls in a JSON object or list.
+    """Return the calls in a JSON object or list.
 
-    strict: it must contain nothing else. aliases: a format's own keys, and the usual ones.
+    strict: whether the text must contain nothing else.
+    aliases: a format's own keys, and the usual ones.
     """
     members = _members(text)
     listed = members.get(_first(_LISTS, members), "")
@@ -124,7 +127,7 @@ def calls_of(
 
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
-    """The call in an object, or the calls if its keys are the names of tools."""
+    """Return the call in an object, or the calls if its keys are the names of tools."""
     if members and not strict and all(_is_tool(key, tools) for key in members):
         given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
         if None in given.values():
@@ -155,7 +158,7 @@ def _call_of(members: dict[str, str], tools: ToolSchemas, strict: bool) -> Call:
 
 
 def _members(text: str, aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, str]:
-    """An object's members; of repeated keys the first, which may already have been sent."""
+    """Return an object's members; of repeated keys the first, which may have been sent."""
     found: dict[str, str] = {}
     for key, value in parts(text) if text.startswith("{") else ():
         found.setdefault(aliases.get(key, key), value)
@@ -163,7 +166,7 @@ def _members(text: str, aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, s
 
 
 def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
-    """The first member whose key is one of `keys`; '' if there is none."""
+    """Return the first member whose key is one of `keys`; '' if there is none."""
     return next((key for key in members if key in keys), "")
 
 
@@ -237,7 +240,7 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 
 def at_plain_calls(reading: Reading) -> Wait[bool]:
-    """Whether JSON comes next, or a call with brackets after the tool's name."""
+    """Return whether JSON comes next, or a call with brackets after the tool's name."""
     if (yield from reading.cursor.peek()) in ("{", "[", "`"):
         return True
     return bool((yield from at_named_call(reading)))
@@ -306,7 +309,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
 
 
 def may_be_bare(text: str, names: Collection[str]) -> bool:
-    """Whether a truncated text is the beginning of a call to one of these tools."""
+    """Return whether a truncated text is the beginning of a call to one of these tools."""
     packed = _SPACE.sub("", text).removeprefix("[")
     begun = [
         f'{opening}"{key}":"{name}"' for opening in _OPENINGS for key in _NAMES for name in names
@@ -358,7 +361,7 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
 
 
 def bare_block(opener: str, closer: str) -> CallSyntax:
-    """Calls as JSON between markers that are also in ordinary text, such as code blocks.
+    """Return the syntax of JSON calls between markers of ordinary text, such as code blocks.
 
     In a code block of any language, only calls of offered tools count.
     """
@@ -424,7 +427,7 @@ def _read_key(cursor: Cursor) -> Wait[str]:
 
 
 def _is_schema(reading: Reading, name: str) -> Wait[bool]:
-    """Whether a tool's schema comes next, which a description of the tool has for arguments."""
+    """Return whether a tool's schema comes next: a description of a tool has it as arguments."""
     cursor = reading.cursor
     key = yield from _read_key(cursor)
     if key not in ("type", "properties") or key in reading.tools.properties(name):

@@ -14,7 +14,7 @@ Send = Callable[[str], None]
 
 
 def escaped(text: str) -> str:
-    """The content of a JSON string, without lone surrogates, which some encoders reject.
+    """Return the content of a JSON string, without lone surrogates, which some encoders reject.
 
     Escaping a text in pieces gives the same result as escaping it at once.
     """
@@ -23,5 +23,5 @@ def escaped(text: str) -> str:
 
 
 def json_string(text: str) -> str:
-    """A text as a JSON string."""
+    """Return a text as a JSON string."""
     return f'"{escaped(text)}"'

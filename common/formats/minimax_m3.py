@@ -31,7 +31,7 @@ class ElementTags(CallTags):
         return bool(cursor.take(0 if others else len(opened)))
 
     def _next_key(self, _reading: Reading) -> Wait[str | None]:
-        """None, because a tag inside an argument is a member, even if its key is the same."""
+        """Return None: a tag inside an argument is a member, even one with the same key."""
         yield from ()
         return None
 
@@ -83,7 +83,7 @@ def _read_element(
 
 
 def _container(members: Sequence[tuple[str, str]], types: frozenset[str]) -> str:
-    """A list of entries; or an object, in which a repeated member is a list."""
+    """Return a list of entries; or an object, in which a repeated member is a list."""
     if "object" not in types and ("array" in types or all(key == _ENTRY for key, _ in members)):
         return "[" + ", ".join(value for _, value in members) + "]"
     values: dict[str, list[str]] = {}

@@ -35,7 +35,7 @@ def _read(reading: Reading) -> Wait[None]:
 
 
 def _in_brackets(reading: Reading) -> Wait[bool]:
-    """Whether JSON comes next, or a call with its arguments in brackets."""
+    """Return whether JSON comes next, or a call with its arguments in brackets."""
     if (yield from reading.cursor.peek()) in ("[", "{", "`"):
         return True
     return (yield from at_named_call(reading)) == "("

@@ -76,7 +76,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
 
 
 def at_named_call(reading: Reading) -> Wait[str]:
-    """The bracket after an offered tool's name that comes next, perhaps in a list; else ''.
+    """Return the bracket after an offered tool's name that comes next, perhaps in a list; else ''.
 
     The name of the first argument, if it has one, must be declared. A signature is no call.
     """
@@ -103,7 +103,7 @@ def at_named_call(reading: Reading) -> Wait[str]:
 
 
 def _is_parameter(reading: Reading, name: str) -> Wait[bool]:
-    """Whether a declared parameter without a value comes next, so that this is no call."""
+    """Return whether a declared parameter without a value comes next, so that this is no call."""
     cursor = reading.cursor
     with cursor.ahead():
         declared = (yield from cursor.run(_KEYWORD)) in reading.tools.properties(name)
@@ -257,8 +257,9 @@ def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
 
 
 def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
-    """The name before an equals sign, or a declared one before a colon; None, without reading, for
-    a positional argument.
+    """Read the name before an equals sign, or a declared name before a colon.
+
+    Returns None, and reads nothing, for a positional argument.
     """
     cursor = reading.cursor
     with cursor.ahead():

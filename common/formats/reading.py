@@ -9,7 +9,7 @@ from typing import Literal
 
 from common.formats.answer import Answer, Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas
 
 CLOSING_QUOTES = "`'\"”’»"
 FinishReason = Literal["stop", "length"]
@@ -19,11 +19,13 @@ FinishReason = Literal["stop", "length"]
 class Reading:
     """The state of parsing one answer.
 
-    pending_calls: calls that may still turn out to be quotations. begun: the current call names an
-    offered tool in the family's own syntax, so only a mistake of the model can make it text.
-    offered: only calls of offered tools count here.
-    opener_is_text: a marker that opens calls was output as text. broken: a malformed call has
-    begun in the text. closing: the marker that closes the reasoning opened last.
+    pending_calls: calls that may still turn out to be quotations.
+    begun: whether the current call names an offered tool in the family's own syntax, so that only a
+        mistake of the model can make it text.
+    offered: whether only calls of offered tools count here.
+    opener_is_text: whether a marker that opens calls was output as text.
+    broken: whether a malformed call has begun in the text.
+    closing: the marker that closes the reasoning opened last.
     aliases: the keys of the format's JSON objects, and the usual keys that they stand for.
     """
 
@@ -79,7 +81,7 @@ class Reading:
             self._progress = self.cursor.position
 
     def worth_trying(self) -> bool:
-        """Whether the budget that keeps parsing time linear allows another attempt."""
+        """Return whether the budget that keeps parsing time linear allows another attempt."""
         return self.reread <= 2 * self.cursor.position + 65536
 
     @contextmanager
@@ -112,7 +114,7 @@ class Reading:
         return self._progress >= 0
 
     def was_cut(self) -> bool:
-        """Whether the text was truncated here by the length limit."""
+        """Return whether the text was truncated here by the length limit."""
         return self.cursor.ended and self.reason == "length"
 
     def write(self, text: str, markers: Markers) -> None:
@@ -142,7 +144,7 @@ def always(_reading: Reading, _opener: str) -> bool:
 
 
 def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
-    """Whether the closing marker that comes next is only quoted.
+    """Return whether the closing marker that comes next is only quoted.
 
     Mistaking a real end for a quotation would hide everything after it, so both sides must show it:
     there are quotation marks around it, or it is in a code block that ends right after it.
@@ -160,17 +162,17 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
 
 
 def no_content_yet(reading: Reading, _opener: str) -> bool:
-    """Whether there is no content since the last block; unmarked calls may begin only there."""
+    """Return whether no content came after the last block: only there may unmarked calls begin."""
     return reading.answer.fresh and not reading.answer.reasoning
 
 
 def own_line(reading: Reading, _opener: str) -> bool:
-    """Whether only blanks come before this position on its line."""
+    """Return whether only blanks come before this position on its line."""
     return reading.answer.markdown.line_start
 
 
 def begins_line(reading: Reading, _opener: str) -> bool:
-    """Whether only blanks come before this position on its line, outside reasoning."""
+    """Return whether only blanks come before this position on its line, outside reasoning."""
     return reading.answer.markdown.line_start and not reading.answer.reasoning
 
 
@@ -197,7 +199,7 @@ class CallSyntax:
     """Calls that look like ordinary text: they count only if they end the answer."""
 
     def opens(self, marker: str, tools: ToolSchemas) -> bool:
-        """Whether a marker opens these calls."""
+        """Return whether a marker opens these calls."""
         return marker in self.openers or (self.by_name and marker in tools)
 
     @property

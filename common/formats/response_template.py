@@ -22,7 +22,7 @@ _REGEX = re.compile(r"(?<!\\)[\[\]()*+?^$|.]|\\\w")
 
 
 def described(template: Any) -> Family | None:
-    """The family that a response template describes; None if it cannot be read here.
+    """Return the family that a response template describes; None if it cannot be read here.
 
     Its shape is None if the notation of its calls is not known.
     """
@@ -42,8 +42,9 @@ def described(template: Any) -> Family | None:
 
 
 def _text(field: Any, end: str) -> str:
-    """The text that opens or closes a field, with `{name}` for a group of that name; '' if it is no
-    such text.
+    """Return the text that opens or closes a field, with `{name}` for a group of that name.
+
+    Returns '' if there is no such text.
     """
     if not isinstance(field, Mapping):
         return ""
@@ -58,7 +59,7 @@ def _text(field: Any, end: str) -> str:
 
 
 def _without_regex(pattern: str) -> str:
-    """The text that a simple regular expression matches, without space; '' if it is not simple."""
+    """Return the text, without space, that a simple regular expression matches; '' for others."""
     text = _SPACE.sub("", _GROUP.sub(lambda group: f"{{{group[1]}}}", pattern))
     return "" if _REGEX.search(text) else _ESCAPED.sub(r"\1", text)
 
@@ -89,7 +90,7 @@ def _shape(field: Any) -> Shape | None:
 
 
 def _places(transform: Any, *, each: bool) -> tuple[str, str]:
-    """The keys of a call's name and arguments in its JSON; '' if they are elsewhere."""
+    """Return the keys of a call's name and arguments in its JSON; '' if they are elsewhere."""
     function = transform.get("function") if isinstance(transform, Mapping) else None
     if function == "{content}":
         return "name", "arguments"

@@ -10,8 +10,8 @@ from common.formats.cursor import Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
 from common.formats.tagged_calls import CallTags, forms
+from common.formats.tool_schema import ToolSchemas
 from common.formats.values import parts
-from common.tool_schema import ToolSchemas
 
 _ARGUMENTS_BEGIN = ("{", "}", '"', "```")
 _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
@@ -26,7 +26,7 @@ def _nothing(_text: str) -> None:
 
 
 def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
-    """The name and the id in the text before a call's arguments; the name is '' if there is none.
+    """Return the name and the id in the text before a call's arguments; '' for a missing name.
 
     Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
     the id. A number alone is no id, because it is not unique in a conversation.
@@ -44,7 +44,8 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
 class Section:
     """The markers around all calls and around each, of which either may be ''.
 
-    unmarked: whether a call's marker may be missing. tags: those of the calls, if they have any.
+    unmarked: whether a call's marker may be missing.
+    tags: the tags of the calls, if they have any.
     between: words between a name and the arguments, such as ReAct's `Action Input:`.
     """
 
@@ -98,10 +99,10 @@ class Section:
             raise cursor.unreadable()
 
     def _before_call(self, reading: Reading) -> Wait[int | None]:
-        """The length of the text before the next call, and of the call's marker; 0 if its marker is
-        missing, None if no call follows.
+        """Return the length of the text before the next call, with the call's marker.
 
-        Templates write no text there, and other parsers of these families do not show it.
+        Returns 0 if the marker is missing, and None if no call follows. Templates write no text
+        there, and other parsers of these families do not show it.
         """
         cursor = reading.cursor
         start = cursor.position

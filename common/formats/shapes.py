@@ -17,7 +17,7 @@ from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, forms, keyed, named
-from common.tool_schema import Undeclared
+from common.formats.tool_schema import Undeclared
 
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
@@ -29,14 +29,17 @@ _HEADER = re.compile(
 """A tag up to its name or key, the attributes of that and of the flag, and the rest."""
 
 
-@cache  # so that equal syntaxes are equal
+@cache  # so that syntaxes of equal shapes are the same object
 def json_block(
     opener: str,
     closer: str = "",
     begins: Callable[[Reading, str], bool] = always,
     keys: tuple[str, str] = ("name", "arguments"),
 ) -> CallSyntax:
-    """Calls as JSON after a marker. keys: of the name and the arguments, besides the usual keys."""
+    """Return the syntax of calls as JSON after a marker.
+
+    keys: the keys of the name and the arguments, besides the usual keys.
+    """
     aliases = {key: usual for key, usual in zip(keys, _KEYS, strict=True) if key != usual}
 
     def read(reading: Reading) -> Wait[None]:
@@ -63,7 +66,7 @@ def _read_unmarked(reading: Reading) -> Wait[None]:
 
 
 def _is_json(cursor: Cursor) -> Wait[bool]:
-    """Whether an object comes next, or a list that begins with one."""
+    """Return whether an object comes next, or a list that begins with one."""
     with cursor.ahead():
         if (yield from cursor.accept("[")):
             yield from cursor.space()
@@ -71,7 +74,10 @@ def _is_json(cursor: Cursor) -> Wait[bool]:
 
 
 def python_block(opener: str, closer: str = "", *, offered: bool = False) -> CallSyntax:
-    """Calls after a marker, as JSON or in Python's notation. offered: only of offered tools."""
+    """Return the syntax of calls after a marker, as JSON or in Python's notation.
+
+    offered: whether only calls of offered tools count.
+    """
     closers = (closer,) if closer else ()
 
     def read(reading: Reading) -> Wait[None]:
@@ -91,7 +97,7 @@ UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
 
 
 def tagged(tags: CallTags) -> CallSyntax:
-    """Calls between tags."""
+    """Return the syntax of calls between tags."""
     return CallSyntax(tags.openers, tags.read, tags.closers)
 
 
@@ -99,7 +105,7 @@ def tagged(tags: CallTags) -> CallSyntax:
 class JsonShape:
     """The arguments of a call are one JSON object.
 
-    call: with `{name}`, `{arguments}`, and perhaps `{index}`, the call's number.
+    call: the text of a call, with `{name}`, `{arguments}` and perhaps its number, `{index}`.
     """
 
     call: str
@@ -147,10 +153,15 @@ class JsonShape:
 class TagShape:
     """Each argument of a call is in its own tags.
 
-    call: with `{name}`. parameter: with `{key}`, and perhaps `{flag}`, of which `flags` has one
-    value for text and one for others. value_end: perhaps with `{key}`. opening, closing: around all
-    calls; each: around every single one. breaks: line breaks are optional. forbidden: texts that no
-    value may contain; by default the tags. others: further fields of the reader.
+    call: the text before the arguments, with `{name}`.
+    parameter: the text before a value, with `{key}`, and perhaps `{flag}`, for which `flags` has
+        one value for text and one for other types.
+    value_end: the text after a value, perhaps with `{key}`.
+    opening, closing: the text around all calls.
+    each: whether it is around every single call.
+    breaks: whether line breaks are optional.
+    forbidden: texts that no value may contain; by default the tags.
+    others: further fields of the reader.
     """
 
     call: str
@@ -189,7 +200,7 @@ class TagShape:
             key_close, _, value = parameter[4].partition("\n")
             after_name = head[4].strip()
             return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
-        # The tags of an argument are its key, if the closing one has it too.
+        # An argument's tags are named by its key if the closing tag contains the key too.
         return (ElementTags if "{key}" in self.value_end else CallTags)(
             **common,
             header=attributes_of if head[2] else named,
@@ -249,12 +260,12 @@ _KINDS: Mapping[str, Callable[..., Shape]] = {
 
 
 def to_record(shape: Shape) -> dict[str, Any]:
-    """The shape as JSON, for another process."""
+    """Return the shape as JSON, for another process."""
     return {"kind": type(shape).__name__, **asdict(shape)}
 
 
 def from_record(record: Mapping[str, Any]) -> Shape:
-    """The shape that `to_record` wrote."""
+    """Return the shape that `to_record` wrote."""
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
     }
@@ -262,7 +273,7 @@ def from_record(record: Mapping[str, Any]) -> Shape:
 
 
 def invoked(prefix: str, block: str, **others: Any) -> TagShape:
-    """`<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
+    """Return the shape `<invoke name="NAME"><parameter name="KEY">` with a prefix, in one block."""
     flag = ' string="{flag}"' if "flags" in others else ""
     return TagShape(
         **{
@@ -278,7 +289,7 @@ def invoked(prefix: str, block: str, **others: Any) -> TagShape:
 
 
 def key_value(prefix: str = "", suffix: str = "", after_name: str = "", **others: Any) -> TagShape:
-    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>`, with a prefix and a suffix."""
+    """Return the shape `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>` with these affixes."""
     return TagShape(
         **{
             "call": f"<{prefix}tool_call{suffix}>{{name}}{after_name}\n",

@@ -23,8 +23,8 @@ from common.formats.json_calls import (
 )
 from common.formats.json_text import Send, escaped, json_string
 from common.formats.reading import Reading
+from common.formats.tool_schema import Undeclared
 from common.formats.values import Pairs, as_json, object_of, parts
-from common.tool_schema import Undeclared
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{]*")
 _ATTRIBUTE = re.compile(
@@ -97,7 +97,7 @@ class ValueSender:
             self._text = self._text[end:]
 
     def stop(self) -> None:
-        """The following text may not belong to the value."""
+        """Stop sending text, because the following text may not belong to the value."""
         self._streams_text = False
 
     def whole(self, value: str) -> None:
@@ -121,7 +121,7 @@ class ValueSender:
 
 
 def attributes_of(header: str) -> dict[str, str]:
-    """The attributes of a tag, without quotes and with the two escapes of the templates decoded.
+    """Return the attributes of a tag, without quotes, with the two escapes of templates decoded.
 
     There are none if the header contains anything else; then it is not a tag of the family.
     """
@@ -136,25 +136,25 @@ def attributes_of(header: str) -> dict[str, str]:
 
 
 def respelt(tag: str) -> tuple[str, ...]:
-    """A closing tag, and how models write it if they confuse its brackets."""
+    """Return a closing tag, and how models write it if they confuse its brackets."""
     word = tag.strip("<>/|")
     forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "/{}>", "{}>")
     return (tag, *(form.format(word) for form in forms)) if word else ()
 
 
 def forms(tag: str) -> tuple[str, ...]:
-    """A tag, also without its last or its first bracket."""
+    """Return a tag, also without its last or its first bracket."""
     return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
 
 
 def keyed(header: str) -> dict[str, str]:
-    """The attributes of a header that is only a key, as in `<parameter=KEY>`."""
+    """Return the attributes of a header that is only a key, as in `<parameter=KEY>`."""
     key = header.strip().strip("\"'")
     return {"name": key} if key else {}
 
 
 def named(header: str) -> dict[str, str]:
-    """The attributes of a header that is only a name, as in `<function=NAME>`."""
+    """Return the attributes of a header that is only a name, as in `<function=NAME>`."""
     return keyed(header) if len(header.split()) == 1 else {}
 
 
@@ -236,7 +236,7 @@ class CallTags:
             raise cursor.unreadable()
 
     def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
-        """The tags with which a call is written here whose first angle bracket is missing.
+        """Return the tags with which a call is written here whose first angle bracket is missing.
 
         The others may be missing too. The call must name an offered tool.
         """
@@ -264,7 +264,7 @@ class CallTags:
         )
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
-        """The length of the space before the next call of the block; None if there is none.
+        """Return the length of the space before the next call of the block; None if there is none.
 
         Calls that are objects may have a comma between them.
         """
@@ -282,20 +282,20 @@ class CallTags:
             return cursor.position - start
 
     def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
-        """The name of a call whose opening was read, whether the tag closes itself, and the id."""
+        """Return a call's name, whether its tag is self-closing, and its id."""
         header, closed = yield from self._read_header(cursor)
         attributes = self.header(header)
         return attributes.get(self.name_key, ""), closed, attributes.get("id", "")
 
     def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
-        """The attributes of a parameter's tag whose beginning was read, and whether it is
+        """Return the attributes of a parameter's tag whose beginning was read, and whether it is
         self-closing.
         """
         header, closed = yield from self._read_header(cursor)
         return self.parameter_header(header), closed
 
     def _read_header(self, cursor: Cursor) -> Wait[tuple[str, bool]]:
-        """The header of a tag whose beginning was read, and whether the tag is self-closing."""
+        """Return the header of a tag whose beginning was read, and whether it is self-closing."""
         text: list[str] = []
         if self.header_close == ">":
             run = _NAME_RUN if self.header is named else _HEADER_RUN
@@ -389,7 +389,7 @@ class CallTags:
         return reading.tools.meant(again) == name
 
     def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
-        """Whether the next text shows that the call has ended, although its closing tag is missing.
+        """Return whether the next text shows that the call has ended without its closing tag.
 
         At the end of the text, a call without a required argument counts as truncated.
         """
@@ -437,7 +437,7 @@ class CallTags:
     def _value_sender(
         self, reading: Reading, name: str, key: str, attributes: Mapping[str, str], arguments: Pairs
     ) -> ValueSender:
-        """The sender for the next value, unless this first value may contain all arguments."""
+        """Return the sender for the next value; a value that may be all arguments is not sent."""
         first = arguments[0][0] if arguments else key
         wraps = first in _WRAPPERS and first not in reading.tools.properties(name)
         send = _discard if wraps else reading.send
@@ -541,7 +541,7 @@ class CallTags:
             add(cursor.take(len(marker)))
 
     def _begins_quote(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
-        """Whether a tag inside a value opens a quoted block, call or parameter.
+        """Return whether a tag inside a value opens a quoted block, call or parameter.
 
         Raises Cut if the length limit leaves that open.
         """
@@ -567,7 +567,7 @@ class CallTags:
             return bool((yield from self._follows(reading, [self.parameter, self.call_close])))
 
     def _next_key(self, reading: Reading) -> Wait[str | None]:
-        """The key of the parameter whose tag comes next; None if its header is not readable.
+        """Return the key of the parameter whose tag comes next; None if its header is not readable.
 
         Raises Cut if the length limit leaves that open.
         """
@@ -584,7 +584,7 @@ class CallTags:
             return attributes.get(self.parameter_key)
 
     def _follows(self, reading: Reading, literals: list[str]) -> Wait[str]:
-        """The literal that comes next; raises Cut if the length limit leaves that open."""
+        """Return the literal that comes next; raises Cut if the length limit leaves that open."""
         cursor = reading.cursor
         found = yield from cursor.at(literals)
         if not found and reading.was_cut():
@@ -595,7 +595,7 @@ class CallTags:
         return found
 
     def _ends_text(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
-        """Whether the text after a closing tag shows that the tag ends the value.
+        """Return whether the text after a closing tag shows that the tag ends the value.
 
         Raises Cut if the length limit leaves that open.
         """
@@ -640,7 +640,7 @@ def _discard(_text: str) -> None:
 
 
 def _unwrapped(reading: Reading, name: str, arguments: Pairs) -> str | None:
-    """The arguments as an object; a model may put all of them as JSON into one value."""
+    """Return the arguments as an object; a model may put all of them as JSON into one value."""
     declared = set(reading.tools.properties(name))
     if len(arguments) == 1 and arguments[0][0] in _WRAPPERS - declared:
         inner = arguments_of(arguments[0][1])

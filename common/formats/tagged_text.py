@@ -103,7 +103,7 @@ class TaggedText:
         return self.calls[0].closers if self.calls else ()
 
     def with_tags(self, tags: Iterable[Tags]) -> TaggedText:
-        """The same family with additional reasoning tags, which are tried first."""
+        """Return the same family with additional reasoning tags, which are tried first."""
         together = tuple(dict.fromkeys((*tags, *self.tags)))
         return self if together == self.tags else replace(self, tags=together)
 
@@ -124,7 +124,7 @@ class TaggedText:
                 answer.write(cursor.take(len(marker)))
 
     def _is_cut(self, reading: Reading) -> bool:
-        """Whether the length limit left only the beginning of a longer marker."""
+        """Return whether the length limit left only the beginning of a longer marker."""
         rest = reading.cursor.pending
         return (
             reading.was_cut()
@@ -204,7 +204,7 @@ class TaggedText:
         return True
 
     def _is_stray(self, reading: Reading, marker: str) -> Wait[bool]:
-        """Whether a closing marker at the end of a line closes nothing that is in the text."""
+        """Return whether a closing marker at the end of a line closes nothing in the text."""
         if reading.opener_is_text or reading.answer.reasoning:
             return False
         with reading.cursor.ahead():
@@ -233,13 +233,13 @@ class TaggedText:
         return True
 
     def _opens(self, reading: Reading, tags: Tags) -> bool:
-        """Whether the tag opens reasoning; one that repeats the prompt's tag opens nothing."""
+        """Return whether the tag opens reasoning; a repetition of the prompt's tag does not."""
         if reading.answer.fresh:
             return True
         return tags.anywhere and not reading.answer.reasoning and not reading.answer.markdown.quoted
 
     def _closes(self, reading: Reading, tags: Tags) -> Wait[bool]:
-        """Whether the tag closes reasoning, or repeats the end of an empty one in the prompt.
+        """Return whether the tag closes reasoning, or repeats the end of empty reasoning.
 
         A dedicated token that closes nothing is never a part of the answer.
         """
@@ -315,19 +315,19 @@ class TaggedText:
         return True
 
     def _is_last(self, reading: Reading) -> Wait[bool]:
-        """Whether nothing but space comes after calls, and the model itself ended the answer."""
+        """Return whether only space comes after calls, and the model itself ended the answer."""
         with reading.cursor.ahead():
             yield from reading.cursor.space()
             return not (yield from reading.cursor.more())
 
     def _code_ends(self, reading: Reading) -> Wait[bool]:
-        """Whether inline code that was open before a call is closed after it, on the same line."""
+        """Return whether inline code that was open before a call closes after it, on its line."""
         with reading.cursor.ahead():
             yield from reading.cursor.run(_REST_OF_CODE)
             return (yield from reading.cursor.peek()) == "`"
 
     def _are_real_calls(self, reading: Reading, own_line: bool) -> Wait[bool]:
-        """Whether calls inside reasoning are real, and not an example in a sentence."""
+        """Return whether calls inside reasoning are real, and not an example in a sentence."""
         if not all(call.name in reading.tools for call in reading.pending_calls or ()):
             return False
         if own_line or (yield from reading.cursor.peek()) in ("", "\n"):

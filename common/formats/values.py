@@ -80,7 +80,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 def object_of(arguments: Pairs) -> str:
-    """A JSON object of values that are already JSON; of repeated keys, the last applies."""
+    """Return a JSON object of values that are already JSON; of repeated keys, the last applies."""
     return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments) + "}"
 
 
@@ -88,10 +88,10 @@ class MemberReceiver(Protocol):
     """Receives the members of an object, each when its value begins."""
 
     def member(self, key: str, head: str, /) -> Send | None:
-        """The key, as JSON, and the value's first character; returns the receiver of the value."""
+        """Accept a key as JSON and its value's first character; return the value's receiver."""
 
     def inside(self, key: str, /) -> MemberReceiver | None:
-        """The receiver for the members of a value that is an object."""
+        """Return the receiver for the members of a value that is an object."""
 
 
 class _JsonOutput:
@@ -141,11 +141,14 @@ def read_value(
     converter: Callable[[str], Callable[[str], str] | None] = lambda _key: None,
     declared: Mapping[str, bool] | None = None,
 ) -> Wait[str]:
-    """The next value as JSON. `ends`: markers at which open brackets are closed.
+    """Return the next value as JSON.
 
-    send: called with each piece of that JSON as soon as it is certain. receiver: called likewise
-    for the members of an object. converter: what converts a member, by its key as JSON. declared:
-    the declared members, and whether each may be a string, so that its delimiters may be missing.
+    ends: markers at which open brackets are closed.
+    send: called with each piece of that JSON as soon as it is certain.
+    receiver: called likewise for the members of an object.
+    converter: what converts a member, by its key as JSON.
+    declared: the declared members, and whether each may be a string, so that its delimiters may be
+        missing.
     """
     out = _JsonOutput(send)
     stack: list[str] = []
@@ -257,7 +260,7 @@ def _read_comment(cursor: Cursor) -> Wait[None]:
 
 
 def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
-    """Whether a key comes next, so that the comma before it is missing."""
+    """Return whether a key comes next, so that the comma before it is missing."""
     if not (dialect.loose or dialect.bare):
         return False
     with cursor.ahead():
@@ -270,7 +273,7 @@ def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
 
 
 def _is_term(cursor: Cursor, ends: tuple[str, ...]) -> Wait[bool]:
-    """Whether the brackets that come next are a part of a longer Python expression."""
+    """Return whether the brackets that come next are a part of a longer Python expression."""
     with cursor.ahead():
         cursor.take(1)
         yield from read_source(cursor, ends, stops=())
@@ -279,7 +282,7 @@ def _is_term(cursor: Cursor, ends: tuple[str, ...]) -> Wait[bool]:
 
 
 def _is_set(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[bool]:
-    """Whether the next brace opens a set: no colon follows its first item."""
+    """Return whether the next brace opens a set: no colon follows its first item."""
     with cursor.ahead():
         cursor.take(1)
         yield from cursor.space()
@@ -393,7 +396,7 @@ def _skip_last_quote(cursor: Cursor) -> Wait[None]:
 
 
 def _scalar(text: str, dialect: Dialect) -> str | None:
-    """A word or a number as JSON; None for any other text."""
+    """Return a word or a number as JSON; None for any other text."""
     if text in dialect.words or NUMBER.fullmatch(text):
         return dialect.words.get(text, text)
     if not dialect.python or not _PYTHON_NUMBER.fullmatch(text):
@@ -446,7 +449,7 @@ def _read_unquoted_scalar(
 
 
 def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
-    """Whether the quote that comes next is a part of a string whose end comes later.
+    """Return whether the quote that comes next is a part of a string whose end comes later.
 
     Raises Cut if the text may have been cut inside the string.
     """
@@ -484,7 +487,7 @@ def _read_quoted(cursor: Cursor, add: Send, loose: bool = False) -> Wait[None]:
 
 
 def _read_escape(cursor: Cursor) -> Wait[str]:
-    """An escape unchanged, or as two literal characters if it is not valid in JSON."""
+    """Return an escape unchanged, or as two literal characters if it is not valid in JSON."""
     pair = yield from cursor.peek(2)
     if len(pair) < 2:
         cursor.rest()
@@ -521,7 +524,7 @@ def _read_literals(cursor: Cursor, add: Send) -> Wait[str]:
 
 
 def _at_literal(cursor: Cursor) -> Wait[bool]:
-    """Whether a string literal comes next, perhaps a raw one."""
+    """Return whether a string literal comes next, perhaps a raw one."""
     head = yield from cursor.peek()
     if head in ("r", "R"):
         return (yield from cursor.peek(2))[1:] in ("'", '"', "")
@@ -589,7 +592,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
-    """Whether a quote that was read, and the space after it, ends its literal.
+    """Return whether a quote that was read, and the space after it, ends its literal.
 
     A quote that other code in the string has, as in `"print("a")"`, has a bracket and then a quote
     after it. An operator or a method ends the literal, and so does the lack of another quote.
@@ -650,7 +653,7 @@ def _read_literal_source(cursor: Cursor, add: Send) -> Wait[None]:
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:
-    """A complete text as JSON; None if it is not a single value."""
+    """Return a complete text as JSON; None if it is not a single value."""
     return complete(lambda cursor: read_value(cursor, dialect), text)
 
 
@@ -658,7 +661,7 @@ _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}:,]|[^][{}:,"\s]+')
 
 
 def parts(text: str) -> list[tuple[str, str]]:
-    """The members of a JSON object as key and raw value, or a list's items with empty keys.
+    """Return the members of a JSON object as key and raw value, or a list's items with empty keys.
 
     The text must be valid JSON, as `read_value` returns it.
     """
@@ -683,7 +686,7 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 
 def string_of(text: str) -> str | None:
-    """The decoded text of a JSON string; None for any other value."""
+    """Return the decoded text of a JSON string; None for any other value."""
     if not text.startswith('"'):
         return None
     decoded: str = json.loads(text)

@@ -18,10 +18,10 @@ from gateway.openai.tools_to_wire import is_legacy
 class ChatForm:
     """Options of the answer's form.
 
-    legacy: calls as function_call.
+    legacy: whether calls are written as function_call.
     custom: the names of tools that accept plain text.
-    usage: a stream ends with a usage chunk.
-    progress: a stream reports prefilled parts of the prompt, as llama.cpp does.
+    usage: whether a stream ends with a usage chunk.
+    progress: whether a stream reports prefilled parts of the prompt, as llama.cpp does.
     """
 
     choices: int = 1

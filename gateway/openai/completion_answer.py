@@ -24,7 +24,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the four lists for the next tokens. Tokens of a prompt contain their own text."""
+        """Return the four lists for the next tokens, in the form of `logprobs` in a completion."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         lists: dict[str, list[Any]] = {name: [] for name in names}
         for entry in entries:

@@ -57,7 +57,7 @@ class WireMessages:
     kinds: Counter[Kind] = field(default_factory=Counter)
     results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
-    pdf_seconds: float = SECONDS  # that are left for reading PDFs
+    pdf_seconds: float = SECONDS  # left for reading PDFs
     steps: int = 0
 
     async def pause(self) -> None:
@@ -163,7 +163,7 @@ async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -
     if not isinstance(message.content, list):
         return turn.before + (message.content or message.refusal or "")
     texts: list[str] = []
-    length = 0  # of the texts of a user, which have nothing between them
+    length = 0  # of the user's latest texts, which nothing separates
     for path, part in turn.parts:
         texts.append(await _part(message, part, path, length, found, settings))
         length += len(texts[-1])
@@ -255,7 +255,8 @@ class _OpenCalls:
 
     def __init__(self, calls: Sequence[ToolCall]) -> None:
         self._open = {call.id for call in calls}
-        self._queues: dict[str, deque[str]] = defaultdict(deque)  # by function, and of all under ""
+        # The ids of calls by function, and those of all calls under "".
+        self._queues: dict[str, deque[str]] = defaultdict(deque)
         for call in calls:
             for name in {call.function.name, ""}:
                 self._queues[name].append(call.id)

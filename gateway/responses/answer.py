@@ -54,7 +54,7 @@ class ResponseAnswer:
         self._output: list[Json] = []
         custom = {each.name for each in tools if isinstance(each.tool, CustomTool)}
         self._blocks = Blocks(custom)
-        self._logprobs: list[Json] = []  # of the open message
+        self._logprobs: list[Json] = []  # those of the open message
         self._before: Sequence[Json] = ()  # log-probabilities sent before the first text
         self._number = 0
         self._last: Json = self._response("in_progress")

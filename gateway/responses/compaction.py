@@ -42,7 +42,7 @@ WITHOUT = {
     "reasoning": ReasoningConfig(effort="none"),
 }
 _MOST_PARTS = 32
-_MOST_TOKENS = 2048  # of a summary
+_MOST_TOKENS = 2048  # maximum length of a summary
 
 
 def prompt_limit(context: int | None) -> int | None:

@@ -25,7 +25,7 @@ from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
 
 Json = dict[str, Any]
 MOST = 1000  # responses
-MOST_BYTES = 256 << 20  # of all conversations together
+MOST_BYTES = 256 << 20  # for all conversations together
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
 
 
 def _plain(value: Any) -> Any:
-    """Like `model_dump(exclude_none=True)`, which blocks streams while it copies long texts."""
+    """Do what `model_dump(exclude_none=True)` does, but without copies of long texts."""
     if isinstance(value, BaseModel):
         return {name: _plain(inner) for name, inner in value if inner is not None}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value

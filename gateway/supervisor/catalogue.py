@@ -74,7 +74,7 @@ class Catalogue:
         raise failures.not_found(name, known)
 
     def model_named(self, name: str | None) -> ModelConfig:
-        """Like `resolve`, where the name of an adapter cannot be meant. Raises ApiError."""
+        """Do what `resolve` does, where the name of an adapter cannot be meant. Raises ApiError."""
         model = self.resolve(name)
         if name is not None and name in model.adapters:
             raise failures.an_adapter(name, model.name)

@@ -121,5 +121,5 @@ def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Fa
 
 
 def remembered(failures: Failures, last_used: float, now: float) -> bool:
-    """Return whether a failure now would still count as consecutive with these."""
+    """Return whether another failure now would continue this series of failures."""
     return failures.count > 0 and now < max(failures.retry_at, last_used) + GOOD_RUN

@@ -42,7 +42,7 @@ class BackendProcess:
         self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
         self._child = child
         self._name = name
-        self._version: str | None = None  # of our own backend, once it listens
+        self._version: str | None = None  # the version of our own backend, once it listens
         self._fault = ""  # the last line that tells a fault
         self._killed = ""  # why this gateway ended it
         self._kills = kills_for_memory()

@@ -29,11 +29,11 @@ class ModelStatus:
 
     name: str
     state: State
-    pid: int | None = None  # of a backend that was started here
+    pid: int | None = None  # the process, if the gateway has started it
     port: int | None = None
     memory_bytes: int = 0
     download: tuple[int, int] | None = None  # MiB already downloaded, and in all, during a download
     leases: int = 0  # requests that use the model, or wait for it
     restarts: int = 0  # after crashes
-    error: str = ""  # of the last failure; empty after a successful load
+    error: str = ""  # the last failure; empty after a successful load
     leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never

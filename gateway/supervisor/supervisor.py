@@ -45,8 +45,8 @@ class Lease:
     config: ModelConfig
     stub: Stub
     identity: str  # the ModelIdentity to send with requests
-    # Call it if the backend seems dead (True: without its model); it is then checked before the
-    # next lease.
+    # Call this if the backend seems dead (True: if it has lost its model); it is then checked
+    # before the next lease.
     doubt: Callable[[bool], None]
     connected: Callable[[], bool]  # whether the backend's connection is up
     ending: Callable[[], Awaitable[str]]  # see `Backend.ending`
@@ -83,7 +83,7 @@ class Supervisor:
         return [self.checkpoints.completed(model) for model in self._catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """Like `Catalogue.resolve`, with the checkpoint's values for what the file does not set."""
+        """Do what `Catalogue.resolve` does, and add the checkpoint's values to the file's."""
         return self.checkpoints.completed(self._catalogue.resolve(name))
 
     def model_named(self, name: str | None) -> ModelConfig:

@@ -65,7 +65,7 @@ def test_two_ranks_answer_as_one_process_does(ranks: Backend, answers: list[str]
     _, call = ranks.stub.Status.with_call(pb.HealthMessage(), timeout=WAIT)
     lines = [value for key, value in call.trailing_metadata() if key == "mlx-rank"]
     assert len(lines) == 2
-    assert "of control per step" in lines[0]
+    assert lines[0].startswith("rank 0 (127.0.0.1): part 1 of 2 of every layer, ")
     assert lines[1].startswith("rank 1 (127.0.0.1): part 2 of 2 of every layer, ")
     with pytest.raises(grpc.RpcError, match="generates text and is divided among ranks") as caught:
         ranks.stub.Embedding(pb.PredictOptions(Embeddings="one process embeds it"), timeout=WAIT)

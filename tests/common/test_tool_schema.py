@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas
 
 NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 LOOP = {"$ref": "#/$defs/loop"}

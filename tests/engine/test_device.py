@@ -14,7 +14,7 @@ from backend.engine.device import (
     MemoryPlan,
     WeightType,
     apply,
-    dense_room,
+    dense_budget,
     dequantizes,
     detect,
     memory_limit,
@@ -89,15 +89,15 @@ def test_quantised_weights_become_dense_on_a_cpu_or_when_asked(
 
 
 def test_dense_weights_leave_a_quarter_of_free_memory(tmp_path: Path) -> None:
-    assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
+    assert dense_budget(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(
         f"MemTotal:  {16 << 20} kB\nMemFree:  1 kB\nMemAvailable:  {8 << 20} kB\n"
     )
-    assert dense_room(CPU, 14 * GIB, 2 * GIB, tmp_path) == 6 * GIB
-    assert dense_room(CPU, 6 * GIB, 2 * GIB, tmp_path) == 3 * GIB
-    assert dense_room(CPU, 2 * GIB, 4 * GIB, tmp_path) == 0
-    assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
+    assert dense_budget(CPU, 14 * GIB, 2 * GIB, tmp_path) == 6 * GIB
+    assert dense_budget(CPU, 6 * GIB, 2 * GIB, tmp_path) == 3 * GIB
+    assert dense_budget(CPU, 2 * GIB, 4 * GIB, tmp_path) == 0
+    assert dense_budget(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
 
 
 def test_without_a_figure_of_free_memory_all_memory_counts_as_free(tmp_path: Path) -> None:

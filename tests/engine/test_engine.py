@@ -230,9 +230,9 @@ async def test_the_queue_is_bounded_and_cancelling_makes_room(model: Path) -> No
         with pytest.raises(Overloaded, match="3 requests"):
             engine.submit(ENDLESS)
         with pytest.raises(Overloaded, match="3 requests"):
-            engine.require_room()
+            engine.refuse_when_full()
         admitted[1].cancel()
-        engine.require_room()
+        engine.refuse_when_full()
         admitted.append(engine.submit(ENDLESS))
         for generation in admitted:
             generation.cancel()

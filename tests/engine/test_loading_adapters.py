@@ -19,13 +19,12 @@ from backend.engine.device import Device
 from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.events import Finished
-from backend.engine.load_request import LoadRequest
+from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.loading import hub_process, peft
 from backend.engine.loading.adapters import (
     CONFIG,
     WEIGHTS,
     Adapter,
-    AdapterRequest,
     adapters_digest,
     find_adapters,
 )

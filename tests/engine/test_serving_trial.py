@@ -19,9 +19,9 @@ from mlx_lm.models.cache import KVCache
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
-from backend.engine.drafting.speculation import Speculation
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.speculation import Speculation
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
 from backend.engine.loading.serving_verdict import Verdict
 from backend.engine.model import EngineModel

@@ -164,7 +164,7 @@ class FakeEngine(Engine):
         had, self.facts = self.facts is not None, None
         return had
 
-    def require_room(self) -> None:
+    def refuse_when_full(self) -> None:
         if self.full:
             raise self.full
 

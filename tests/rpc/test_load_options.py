@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.load_request import LoadRequest
-from backend.engine.loading.adapters import AdapterRequest
+from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.rpc.fields import MODEL_OPTIONS
 from backend.rpc.load_options import load_request
 from tests.rpc.recorder import Recorder

@@ -15,7 +15,7 @@ from backend.engine.settings import Settings
 from common.field_names import named
 from common.wording import shown
 
-_BITS = (2, 3, 4, 5, 6, 8)  # of mx.quantize
+_BITS = (2, 3, 4, 5, 6, 8)  # the widths that mx.quantize supports
 _GROUPS = (32, 64, 128)
 _BLOCK = 32  # values that share a scale in llama.cpp's types
 

@@ -212,7 +212,10 @@ class BatchCache:
         self._drop(self.layers, self._per_row(tokens))
 
     def _drop(self, layers: Sequence[Any], tokens: Sequence[int]) -> None:
-        """Remove tokens as `drop` does. tokens: one number per row."""
+        """Remove tokens as `drop` does.
+
+        tokens: the number of tokens of each row.
+        """
         if not any(tokens):
             return
         for leaf in leaves(layers):
@@ -352,7 +355,10 @@ class BatchCache:
         return [places.get(row, 0) for row in range(self._width)], self._rows
 
     def _per_row(self, numbers: Sequence[int]) -> list[int]:
-        """Return one number per row of a pass. numbers: one per sequence."""
+        """Return a number for each row of a pass.
+
+        numbers: a number for each sequence.
+        """
         rows = self.pass_rows
         return list(numbers) if rows is None else [numbers[place] for place in rows[0]]
 

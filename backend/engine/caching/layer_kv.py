@@ -164,7 +164,9 @@ class LayerKV:
         return self.keys_and_values()
 
     def grown(self, new: Parts, columns: int) -> Parts:
-        """Return the buffers, with at least this many columns. new: shows the shape of new ones."""
+        """Return the buffers, with at least this many columns.
+
+        new: shows the shape of new ones."""
         old = self.parts
         if old and columns <= old[0].shape[2]:
             return old

@@ -52,7 +52,10 @@ class Packing:
         return tuple(mx.quantize(part, group_size=self.group_size, bits=bits)) if bits else (part,)
 
     def unpacked(self, part: Any, bits: int) -> Any:
-        """Return keys or values without quantisation. part: as stored."""
+        """Return keys or values without quantisation.
+
+        part: keys or values as stored.
+        """
         if not bits:
             return part
         packed, scales, biases = part
@@ -73,10 +76,12 @@ class Packing:
 
 
 class _Quantized(LayerKV):
-    """Base of the classes below. keys, values: one array each, or a tuple of `_PACKED` arrays.
+    """Base of the classes below.
 
     The model gets whole buffers where MLX copies a slice before it is multiplied or dequantised.
     These have columns for the next tokens only, because each pass reads all of them.
+
+    keys, values: one array each, or a tuple of `_PACKED` arrays.
     """
 
     packing: Packing

@@ -42,7 +42,9 @@ class SharedNumbers:
         self._known: OrderedDict[tuple[int, ...], Numbers] = OrderedDict()
         self._by_array: OrderedDict[int, Numbers] = OrderedDict()  # by the id of the array
         self._sum: tuple[Numbers, int, Numbers] | None = None  # the latest
-        self._made: tuple[Numbers, dict[Any, mx.array]] | None = None  # of the latest numbers
+        self._made: tuple[Numbers, dict[Any, mx.array]] | None = (
+            None  # the latest numbers, and their arrays
+        )
 
     def __call__(self, numbers: tuple[int, ...]) -> Numbers:
         """Return the numbers; equal numbers are the same object as long as they are remembered."""

@@ -77,7 +77,7 @@ class WindowKV(LayerKV):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """All keys and values that the latest pass attends to."""
+        """Return all keys and values that the latest pass attends to."""
         if not self._outside:
             return super().keys_and_values()
         rows, used = len(self._before), self.columns_of(self._before.longest)

@@ -236,7 +236,10 @@ class ConstraintCompiler:
     def _compile(
         self, grammars: str, spec: ConstraintSpec, table: TokenTable, attempt: Try
     ) -> Compiled:
-        """Return the compiled grammar, new or from the cache. grammars: a JSON list of them."""
+        """Return the compiled grammar, new or from the cache.
+
+        grammars: a JSON list of llguidance grammars.
+        """
         if (known := self._compiled.get(grammars)) is not None:
             return known
         reply = attempt(f"the {_WHAT[spec.kind]}", {"grammars": grammars})

@@ -124,7 +124,7 @@ class BatchGuesser:
 
 
 def padded(states: Sequence[mx.array | None], width: int) -> mx.array:
-    """States of several sequences, each [tokens, size] or None, as [sequences, width, size]."""
+    """Return states, each [tokens, size] or None, as one array, [sequences, width, size]."""
     like = next(row for row in states if row is not None)
     return mx.stack(
         [

@@ -22,7 +22,8 @@ from backend.engine.planning.guess_width import WIDTHS
 class BlockHead(Module):
     """The layers of a DFlash checkpoint. Its KV, a cache for each layer, holds states of the model.
 
-    drafter: mlx-vlm's. longest: tokens that one pass fills in.
+    drafter: mlx-vlm's module.
+    longest: tokens that one pass fills in.
     """
 
     inner: Any
@@ -53,7 +54,7 @@ class BlockHead(Module):
             cached.update_and_fetch(*self._keys_and_values(layer.self_attn, states, cached.offset))
 
     def fill(self, last: Sequence[int], size: int, cache: Sequence[Any]) -> mx.array:
-        """The states for `size` tokens after each row's `last`, [rows, size, hidden size]."""
+        """Return the states of `size` tokens after each row's `last`, [rows, size, hidden size]."""
         tokens = mx.array([[token, *[self._mask] * size] for token in last])
         states = self._embed(tokens)
         masks: dict[tuple[bool, int | None], mx.array] = {}
@@ -94,7 +95,7 @@ class BlockHead(Module):
 def open_block_head(
     config: Mapping[str, Any], weights: Weights, model: Any, size: int, vocabulary: int
 ) -> BlockHead:
-    """The head for a model with states of this size, its weights still lazy. Raises HeadError."""
+    """Return the head for a model with states of this size, with lazy weights. Raises HeadError."""
     from mlx_vlm.speculative.drafters.qwen3_dflash import DFlashDraftModel, ModelConfig
 
     own = ModelConfig.from_dict(dict(config))

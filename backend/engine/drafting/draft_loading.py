@@ -25,8 +25,8 @@ from backend.engine.drafting.state_guesser import BlockGuesser, HeadGuesser
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import StateSource
 from backend.engine.errors import InvalidRequest, ModelRejected
-from backend.engine.load_request import LoadOrder
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
 from backend.engine.planning.pace import Pace
@@ -199,7 +199,10 @@ class _Head:
 def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
 ) -> _Head:
-    """Open a head. checkpoint: as for `open_head`. Raises HeadError."""
+    """Open a head. Raises HeadError.
+
+    checkpoint: as for `open_head`.
+    """
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
@@ -242,7 +245,7 @@ def _with_head(
         opened = _open(order, main, projection, checkpoint)
         head = opened.head
         cast(head, main.dtype)
-    _require_room(main, bytes_of(head), order.settings, device)
+    _refuse_when_full(main, bytes_of(head), order.settings, device)
     with _describing(main):
         yield from evaluate(head, bytes_of(head))
         cost = kv.cost(head)
@@ -278,7 +281,7 @@ def _describing(main: LoadedModel) -> Iterator[None]:
     raise HeadError(f"its files do not describe a head that can be built ({kind})")
 
 
-def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
+def _refuse_when_full(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
     """Raise ModelRejected if what drafts does not fit in memory beside the model."""
     needed, limit = main.weights_bytes + nbytes, memory_limit(device, settings)
     if needed > limit:
@@ -333,7 +336,7 @@ def _draft_model(
         weights_bytes=loaded.weights_bytes,
         cost=cost,
     )
-    _require_room(main, draft.weights_bytes, settings, device)
+    _refuse_when_full(main, draft.weights_bytes, settings, device)
     _log.info("draft model %s: %s, %s", shown(loaded.name), loaded.model_type, loaded.arithmetic)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
     return Drafting(

@@ -38,9 +38,11 @@ class DraftModel:
 
 @dataclass(eq=False, slots=True)
 class _DraftSequence:
-    """A sequence in the draft model's KV. cached: its tokens there; guessed: guesses after those.
+    """A sequence in the draft model's KV.
 
-    row: its own KV while it catches up; None once it is in the batch.
+    cached: number of its tokens in that KV.
+    guessed: number of draft tokens after them.
+    row: the sequence's own KV while it catches up; None once it is in the batch.
     """
 
     row: kv.RowCache | None
@@ -87,7 +89,7 @@ class ModelGuesser(BatchGuesser):
         ]
 
     def _can_follow(self, request: GuessRequest) -> bool:
-        """Whether the draft model knows all these token ids and has room for one more token."""
+        """Return whether the draft model knows these token ids and has memory for another token."""
         known = self._known.get(request.sequence)
         new = request.tokens[known.cached if known else 0 :]
         return (

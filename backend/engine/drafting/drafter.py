@@ -44,7 +44,7 @@ class Guesser(Protocol):
     """Guesses for the sequences of one batch. They affect speed, never output."""
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        """Guesses for each sequence; [] for none, None if the guesser has yet to catch up.
+        """Return guesses for each sequence; [] for none, None if the guesser has yet to catch up.
 
         The time is bounded however long the sequences are.
         """
@@ -155,7 +155,7 @@ class NgramIndex:
         self._known = max(self._known, stop)
 
     def follow(self, tokens: Sequence[int]) -> int | None:
-        """Where the longest known end of `tokens` last occurred before: the position after it."""
+        """Return the position after the last occurrence of the longest known end of `tokens`."""
         for size, ends in self._ends.items():
             if len(tokens) >= size and (end := ends.get(tuple(tokens[-size:]))) is not None:
                 return end
@@ -163,7 +163,7 @@ class NgramIndex:
 
 
 def continued(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on; past the end they repeat from `place`, as a loop does."""
+    """Return `count` tokens from `place` on; after the last token, `place` follows again."""
     found = list(tokens[place : place + count])
     period = len(found)
     found.extend(found[at % period] for at in range(period, count))

@@ -51,7 +51,7 @@ class EagleHead(Module):
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
-        """The head's states after each of the tokens, [rows, tokens, size].
+        """Return the head's states after each of the tokens, [rows, tokens, size].
 
         tokens: [rows, tokens].
         states: those that the tokens were chosen from, the model's of all places or the head's own,
@@ -159,7 +159,7 @@ def open_eagle(
 
 
 def _projection(drafter: Any, main: LogitsHead) -> Any:
-    """The function from the head's states to logits, by its own projection or the model's."""
+    """Return the function from states to logits: the head's projection or the model's."""
     project = drafter.lm_head if drafter.lm_head is not None else main.project
     return lambda states: project(drafter.norm(states))
 

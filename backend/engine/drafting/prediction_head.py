@@ -201,7 +201,7 @@ class PredictionHead(Module):
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
-        """The states after each of the tokens, [rows, tokens, size]; projecting them gives logits.
+        """Return the states after each token, [rows, tokens, size], whose projection is the logits.
 
         tokens: [rows, tokens].
         states: the hidden states that the tokens were chosen from, [rows, tokens, size]; None means

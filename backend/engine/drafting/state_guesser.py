@@ -65,8 +65,9 @@ class StateGuesser(BatchGuesser, ABC):
 class HeadGuesser(StateGuesser):
     """A `Guesser` with a head that predicts one token at a time: the model's own, or EAGLE-3.
 
-    It feeds the head the tokens with the model's states, and its guesses with its own. head: called
-    like `PredictionHead` and `EagleHead`.
+    The head reads tokens with the model's states, and its draft tokens with the head's own states.
+
+    head: called like `PredictionHead` and `EagleHead`.
     """
 
     def __init__(self, head: Any, choices: Choices) -> None:

@@ -22,7 +22,7 @@ class StateSource(Protocol):
 
 
 def latest(seen: Sequence[mx.array], rows: int) -> mx.array | None:
-    """The states of a pass over this many rows; None if the model ran its rows one by one."""
+    """Return the states of a pass over this many rows; None if its rows ran one by one."""
     return seen[-1] if seen and seen[-1].shape[0] == rows else None
 
 
@@ -75,7 +75,10 @@ class PassedStates:
         return sum(passed.nbytes for passed in self._passes)
 
     def add(self, passed: mx.array, rows: Sequence[UnreadStates]) -> None:
-        """Append the states of a pass, [rows, 1, size]. rows: who gets them."""
+        """Append the states of a pass, [rows, 1, size].
+
+        rows: the states of each row, in the order of the pass.
+        """
         self._passes.append(passed)
         if len(self._passes) >= _TOGETHER:
             self.hand_out(rows)
@@ -91,7 +94,9 @@ class PassedStates:
 def distribute(
     passed: mx.array, rows: Sequence[UnreadStates], places: Sequence[tuple[int, int]]
 ) -> None:
-    """Append states, [rows, tokens, size], to those of each row. places: a half-open range per row.
+    """Append states, [rows, tokens, size], to those of each row.
+
+    places: for each row, its range of tokens.
 
     The states are copied, because a view of `passed` would keep the states of all rows alive.
     """

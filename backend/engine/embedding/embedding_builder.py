@@ -50,9 +50,9 @@ from backend.engine.embedding.sentence_files import (
 )
 from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
-from backend.engine.load_request import LoadOrder
 from backend.engine.loading.adapters import require_addable
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, NewQueue

@@ -104,7 +104,7 @@ class EncodeQueue:
         self._jobs: dict[int, _Job] = {}  # by ticket
         # The first row of each bucket is never of a dropped job; others may be.
         self._buckets: dict[int, deque[_Row]] = {}
-        self._turn = 0  # of the latest step's first row
+        self._turn = 0  # the turn of the latest step's first row
         self._steps = 0
         self.short = False
 

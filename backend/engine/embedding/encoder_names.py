@@ -19,7 +19,7 @@ _PREFIX = re.compile(r"^((model|roberta|new|nomic_bert|gte|bert|mpnet|distilbert
 _LAYER = re.compile(r"^(?:encoder\.|transformer\.)?layers?\.(\d+)\.(.+)$")
 _UNREAD = re.compile(r"^(lm_head|cls|decoder|vocab_\w+)\.|(position_ids|token_type_ids|inv_freq)$")
 _HEAD = frozenset({"pooler", "head_norm", "score"})
-_LEAVES = {"gamma": "weight", "beta": "bias"}  # of norms, in files of earlier versions
+_LEAVES = {"gamma": "weight", "beta": "bias"}  # names of norms in early checkpoints
 
 
 def _by_name(names: Mapping[str, str]) -> Mapping[str, str]:

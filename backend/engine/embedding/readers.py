@@ -92,7 +92,7 @@ class Ranked:
 
 
 class Reader(Protocol):
-    """A converter for one kind of request other than generation.
+    """Converts the requests of one RPC, such as Embedding, to rows, and the outputs to an answer.
 
     rpc: the name of the gRPC method.
     """

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
-from backend.engine.loading.adapters import CONFIG, Adapter, AdapterRequest, inspect_adapter
+from backend.engine.load_request import AdapterRequest
+from backend.engine.loading.adapters import CONFIG, Adapter, inspect_adapter
 from backend.engine.loading.peft import read_peft
 from common.wording import shown
 

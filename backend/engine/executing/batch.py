@@ -6,7 +6,7 @@ sequence is constrained, `launch` reads the tokens first (`choosing`). On a CPU 
 long as the step, so the tokens of a slow model are read in the step that computes them
 (`read_early`).
 
-A step may check draft tokens (`drafting.speculation`). It then reads its tokens first, feeds each
+A step may check draft tokens (`speculation`). It then reads its tokens first, feeds each
 sequence its token followed by draft tokens, and delivers the accepted draft tokens and the token
 after them. Recurrent states cannot be truncated after the last accepted token, so a sequence with
 such states returns to its state before the step, and the next step feeds it the accepted tokens
@@ -18,14 +18,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule, words
-from backend.engine.drafting.speculation import Speculation, accepted_count
 from backend.engine.drafting.unread_states import (
     PassedStates,
     UnreadStates,
@@ -46,12 +45,11 @@ from backend.engine.executing.choosing import (
     most_grammar_seconds,
     sampled_of,
 )
+from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.rows import Rows
+from backend.engine.executing.speculation import Speculation, accepted_count
 from backend.engine.model import EngineModel
 from backend.engine.sampling.penalties import Past
-
-if TYPE_CHECKING:
-    from backend.engine.executing.executor_sequence import ExecutorSequence
 
 _log = logging.getLogger(__name__)
 
@@ -266,7 +264,7 @@ class DecodeBatch(Rows):
             tokens = tokens[mx.array(rows[0])]
             sequences = [sequences[row] for row in rows[0]]
         drafting = self._engine_model.drafting
-        with self._engine_model.adapted(sequences):
+        with adapted(self._engine_model, sequences):
             # Hidden states take time, which requests without drafting should not spend.
             if (
                 drafting is None
@@ -319,7 +317,7 @@ class DecodeBatch(Rows):
         """Feed a single sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
             (again,), (sequence,) = self._again, self.sequences
-            with self._engine_model.adapted([sequence]):
+            with adapted(self._engine_model, [sequence]):
                 self._model(mx.array([again]), cache=self.cache.layers)
             sequence.history += again
             self._again = [[]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.entry_file import StoredPrefix
     from backend.engine.executing.choosing import Chosen
     from backend.engine.executing.rows import Rows
+    from backend.engine.model import EngineModel
     from backend.engine.vision.media_plan import MediaPlan
     from backend.engine.vision.media_prefill import MediaPrefill
+
+_NO_ADAPTERS = nullcontext()  # one for all passes, because each step needs one
 
 
 @dataclass(eq=False, slots=True)
@@ -68,3 +72,12 @@ class ExecutorSequence:
     def longest(self) -> int:
         """Maximum number of tokens of prompt and output together."""
         return len(self.prompt) + self.limit
+
+
+def adapted(
+    model: EngineModel, sequences: Iterable[ExecutorSequence]
+) -> AbstractContextManager[None]:
+    """Let each row of passes that are built in the block use the adapter of its sequence."""
+    if model.adapters is None:
+        return _NO_ADAPTERS
+    return model.adapters.using([sequence.adapter for sequence in sequences])

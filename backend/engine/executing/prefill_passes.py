@@ -20,7 +20,7 @@ from backend.engine.executing.choosing import (
     first_tokens,
     sampled_of,
 )
-from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.prefix_files import PrefixFiles
 from backend.engine.executing.rows import Rows
 from backend.engine.executing.step_times import StepTimes
@@ -142,7 +142,7 @@ class PrefillPasses:
             yield self._earlier.pop(0)
 
     def wait_for_earlier(self) -> None:
-        """On a GPU, wait for all work that was started, so that the time of each pass is known.
+        """Wait on a GPU for all work that was started, so that the time of each pass is known.
 
         Call this when the graph of the next pass is built: the device is idle until that pass
         starts.
@@ -218,7 +218,7 @@ class PrefillPasses:
         def run() -> mx.array:
             if media is not None:
                 return media.run(start, end, row)
-            with self._model.adapted([sequence]):
+            with adapted(self._model, [sequence]):
                 logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
             return logits
 
@@ -254,7 +254,7 @@ class PrefillPasses:
         padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
 
         def run() -> mx.array:
-            with group.cache.prefill(counts) as layers, self._model.adapted(group.sequences):
+            with group.cache.prefill(counts) as layers, adapted(self._model, group.sequences):
                 logits: mx.array = self._model.model(padded, cache=layers)
             return logits
 

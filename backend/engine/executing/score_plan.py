@@ -16,7 +16,7 @@ from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
 MOST_TOKENS = 1 << 16  # of all candidates together
-MOST_CHARACTERS = 1 << 24  # of all candidates together, the prompt counted with each
+MOST_CHARACTERS = 1 << 24  # in all candidates, each counted with the prompt
 
 
 @dataclass(frozen=True, slots=True)

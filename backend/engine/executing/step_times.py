@@ -31,7 +31,7 @@ class StepTimes:
         self.clock = clock
         self._wait = wait
         self.in_order = device.may_wait_within_a_step()
-        self._began = 0.0  # of this step
+        self._began = 0.0  # when this step began
         self._starts: float | None = None  # when the first pass of this decode step was started
         # decode steps in flight: when each started, and the arrays that it computes
         self._steps: list[tuple[float, Sequence[Any]]] = []
@@ -105,7 +105,10 @@ class StepTimes:
         return self._ready - began
 
     def waited(self, began: float) -> float:
-        """Return the seconds of work for which this thread has waited. began: its start."""
+        """Return the seconds of work for which this thread has waited.
+
+        began: when the wait began.
+        """
         self._ready = self.clock()
         return self._ready - began
 

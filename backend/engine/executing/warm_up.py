@@ -25,7 +25,7 @@ from backend.engine.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 
 SHORT, _USUAL = 8, 64  # tokens of a prompt
-_SECONDS = 2.0  # of all steps; the shortest prompt always runs
+_SECONDS = 2.0  # for all steps; the shortest prompt always runs
 _GENERATED = 2
 
 

@@ -22,7 +22,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.units import MIB
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_COMPARED_BYTES = 32 * MIB  # of the experts that are compared in one stage of a load
+_COMPARED_BYTES = 32 * MIB  # size of experts compared in one stage of a load
 _BLOCK = 128  # rows and columns of an FP8 matrix that share a scale
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 

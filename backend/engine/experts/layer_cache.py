@@ -64,8 +64,8 @@ class LayerCache:
             dict.fromkeys(source for each in parameters for source in each.place.sources)
         )
         experts, slots = len(parameters[0].place.spans), parameters[0].slots.shape[0]
-        self._slot = np.full(experts, -1)  # of each expert; -1 if it is not in memory
-        self._expert = np.full(slots, -1)  # in each slot; -1 if it is empty
+        self._slot = np.full(experts, -1)  # the slot of each expert; -1 if it is not in memory
+        self._expert = np.full(slots, -1)  # the expert in each slot; -1 if the slot is empty
         self._worth = np.zeros(experts)
         # An expert may need more bytes in memory than in the files, or less.
         read = sum(spans[0].size for spans in self._sources)

@@ -33,7 +33,10 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some bytes of a file. file: its number."""
+    """Some bytes of a file.
+
+    file: the number of the file.
+    """
 
     file: int
     start: int

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.load_request import AdapterRequest
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.json_files import BadFileError, read_object
 from backend.engine.loading.model_reference import HubModel, resolve
@@ -38,17 +39,6 @@ _FLOATS = ("F32", "F16", "BF16")
 _MOST_CONFIG_BYTES = 1 << 20
 
 Kind = Literal["lora", "dora", "full"]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRequest:
-    """An adapter that the load request names.
-
-    scale: a factor above 0 for the scale that the adapter's files state.
-    """
-
-    reference: str
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ _SIZES = (
     "num_key_value_heads",
     "num_hidden_layers",
 )
-_MOST_SIZE = (1 << 31) - 1  # of one dimension of an array in MLX
+_MOST_SIZE = (1 << 31) - 1  # largest dimension of an array in MLX
 
 
 class IncompleteError(ModelRejected):

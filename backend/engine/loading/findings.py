@@ -20,7 +20,7 @@ from backend.engine.ranks.member import Value
 from common.cache_folder import cache_folder
 from common.version import VERSION
 
-_MOST_BYTES = 1 << 16  # of a file
+_MOST_BYTES = 1 << 16  # maximum size of a file
 _MOST_FILES = 256  # the oldest are deleted first
 _CODE = Path(__file__).parents[2]
 

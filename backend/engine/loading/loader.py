@@ -18,9 +18,10 @@ from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft, find_head
 from backend.engine.embedding.kind import require_family, require_tasks, with_flags
 from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
-from backend.engine.load_request import LoadOrder, LoadRequest
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.standard_folder import standard_folder

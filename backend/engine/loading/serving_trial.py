@@ -157,7 +157,7 @@ class ServingTrial:
         self._plain = plain
         self._words = list(dict.fromkeys(words))
         self._items = items
-        self._fault = ""  # of the latest request that failed, for the log
+        self._fault = ""  # why the latest request failed, for the log
         self._answered: Sequence[Sequence[int]] = ()  # prompts with the answers to them
 
     def run(self, model: EngineModel) -> Stages[Verdict]:

@@ -23,7 +23,7 @@ from backend.engine.ranks.member import Value
 from common.wording import shown
 
 if TYPE_CHECKING:
-    from backend.engine.load_request import LoadOrder
+    from backend.engine.loading.load_order import LoadOrder
     from backend.engine.model import EngineModel
 
 _log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.warm_up import SHORT, warm_up
-from backend.engine.load_request import LoadOrder
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.findings import findings_of
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_verdict import (
     Verdict,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from backend.engine.device import (
     Device,
     WeightType,
-    dense_room,
+    dense_budget,
     dequantizes,
     memory_limit,
     starts_layers_early,
@@ -168,7 +168,7 @@ def _load(
 
     from backend.engine.loading.dense import unread_layer
     from backend.engine.ranks.fingerprint import fingerprint, require_alike
-    from backend.engine.ranks.sharding import keep_heads, keep_layers, way_of
+    from backend.engine.ranks.sharding import keep_heads, keep_layers, parallelism_of
 
     tokenizer = load_tokenizer(checkpoint, settings)
     yield "engine"
@@ -191,7 +191,7 @@ def _load(
         raise ValueError(f"the weights of {unread} are whole numbers without a scale")
     shard: Shard | None = None
     if member is not None:
-        way = way_of(model, checkpoint.name, settings.parallelism, member.place)
+        way = parallelism_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
             memories = [report["memory"] for report in reports]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
@@ -342,7 +342,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
         return False
     dtype = getattr(mx, dtype_of(model))
     size = bytes_of(model) + dense_growth(layers, dtype)
-    room = dense_room(device, limit, mx.get_active_memory())
+    room = dense_budget(device, limit, mx.get_active_memory())
     if size > room:
         _log.info(
             "model %s stays quantised: dense weights need %d MiB, but may use only %d MiB",

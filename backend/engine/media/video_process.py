@@ -154,7 +154,7 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
     count, seconds = len(times), float((times[-1] - times[0]) * stream.time_base) if times else 0.0
     rate = (count - 1) / seconds if seconds > 0 else float(stream.guessed_rate or 1)
     stated = float(stream.duration * stream.time_base) if stream.duration else 0.0
-    stated = stated or (video.duration or 0) / 1e6  # of the whole file, in microseconds
+    stated = stated or (video.duration or 0) / 1e6  # the file states microseconds
     if max(stated, seconds) > task.seconds:
         raise RefusedError(
             f"lasts longer than {task.seconds} seconds: send a part of it, or load the model with"

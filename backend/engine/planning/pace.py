@@ -61,7 +61,7 @@ class Pace:
         self.known = False
         self._each = self._stall / (_FIRST + _WIDTH)
         self._fixed, self._context = self._each * _WIDTH, 0.0
-        self._tokens = self._seconds = 0.0  # of the latest passes together
+        self._tokens = self._seconds = 0.0  # sums over the latest passes
         self._moment = 1.0  # ratio of the times of the latest passes to the fit's predictions
         self._latest: deque[float] = deque(maxlen=3)  # the same ratio of single passes
 
@@ -99,7 +99,10 @@ class Pace:
         return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:
-        """Return the maximum seconds of a step. running: whether streams wait for the step."""
+        """Return the maximum seconds of a step.
+
+        running: whether streams wait for the step.
+        """
         return self._stall if running or not self.known else self._stall * _IDLE_PAUSE
 
     def tokens(self, *, running: bool, behind: int = 0) -> int:

@@ -194,7 +194,10 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence has ended. failed: whether its KV may be damaged and must not be stored."""
+    """A sequence has ended.
+
+    failed: whether its KV may be damaged and must not be stored.
+    """
 
     sequence: int
     failed: bool = False

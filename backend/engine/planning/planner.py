@@ -100,7 +100,7 @@ class Planner:
         self._files = 0  # how many of these bytes count as used now
         self._unread: list[int] = []  # sequences that lose such KV in this step
         self._features = 0  # bytes of features of earlier images and sounds
-        self._step_seconds = 0.0  # of the latest decode step
+        self._step_seconds = 0.0  # duration of the latest decode step
         self._claim = 0  # bytes that the latest plan leaves free for texts to embed
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
         self._latest, self._latest_limits = StepPlan(0), limits  # the latest plan, and its limits
@@ -542,7 +542,10 @@ class Planner:
         return self.pace.urgency(left, now - sequence.since)
 
     def _start(self, sequence: SequenceState, source: Source | None, left: int) -> Start:
-        """Admit a sequence. left: bytes that are free once it is admitted."""
+        """Admit a sequence.
+
+        left: bytes that are free once the sequence is admitted.
+        """
         if source is not None and source.kind == "entry":
             self._shrink(left, source.number)
             if self.entries.index.nbytes > max(left, 0) and not source.move:

@@ -279,7 +279,10 @@ class PrefixIndex:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Entry:
-    """A cached prefix. positions: its checkpoint positions, in order; None means any length."""
+    """A cached prefix.
+
+    positions: its checkpoint positions, in order; None means any length.
+    """
 
     id: int
     key: PrefixKey

@@ -93,7 +93,10 @@ class StoredEntries:
             self.index.touch(source.number)
 
     def shrink(self, room: int, *pinned: int) -> None:
-        """Evict entries until they use at most `room` bytes. pinned: entries that must stay."""
+        """Evict entries until they use at most `room` bytes.
+
+        pinned: entries that must stay.
+        """
         most = max(min(room, self._limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self.copied}))

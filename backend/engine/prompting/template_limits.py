@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-SECONDS = 5.0  # of the thread's processor time
+SECONDS = 5.0  # maximum processor time of the thread
 _LONGEST = 1 << 25  # characters of one value; each item of a list counts as _ITEM
 _ITEM = 32
 _TOGETHER = 1 << 29  # characters of all counted values

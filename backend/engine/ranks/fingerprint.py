@@ -1,21 +1,47 @@
-"""Compares what must be the same on every rank: the checkpoint, and the type of the weights.
+"""Compares what must be the same on every rank: software, checkpoint, and the type of the weights.
 
 Ranks that differ in these would not fail, but answer wrongly, or wait for each other for ever.
+Another version of this backend may not even understand the order to load.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backend.engine.errors import ModelRejected
-from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.shards import PATTERN
 from backend.engine.ranks.member import Value
 from backend.engine.ranks.place import Place
+from common.version import VERSION
+
+if TYPE_CHECKING:
+    from backend.engine.loading.checkpoint import Checkpoint
 
 _SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a file
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of packages in this process, by package."""
+    return {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+
+
+def require_same(place: Place, others: Mapping[int, Mapping[str, str]]) -> None:
+    """Raise ModelRejected for the first rank that has another version than this process.
+
+    others: the result of `versions` on other ranks, by rank.
+    """
+    own = versions()
+    for rank, its in sorted(others.items()):
+        for package, here in own.items():
+            if (there := its.get(package)) != here:
+                raise ModelRejected(
+                    f"no model can be loaded: {place.name(rank)} has {package} {there} and rank 0"
+                    f" has {here}; install the same version on every rank"
+                )
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:

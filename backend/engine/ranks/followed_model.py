@@ -14,7 +14,8 @@ from backend.engine.errors import EngineError, EngineFailed
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
-from backend.engine.load_request import LoadOrder, LoadRequest
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.stages import Stages

@@ -20,10 +20,10 @@ from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
 from backend.engine.ranks import rank_timeout, wire
+from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
-from backend.engine.ranks.software import versions
 from backend.engine.ranks.wire import Message, Signal, name_of
 
 if TYPE_CHECKING:

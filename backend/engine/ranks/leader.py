@@ -32,6 +32,7 @@ from backend.engine.errors import (
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
 from backend.engine.ranks import rank_timeout, wire
+from backend.engine.ranks.fingerprint import require_same
 from backend.engine.ranks.hostfile import (
     Misuse,
     hosts_of,
@@ -49,7 +50,6 @@ from backend.engine.ranks.link import (
 )
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import TOKEN, Place
-from backend.engine.ranks.software import require_same
 from backend.engine.ranks.wire import Message, Signal, name_of
 
 Loaded = TypeVar("Loaded")
@@ -82,16 +82,11 @@ class Leader:
 
     broken: describes the rank that was lost after the group was formed; '' if no rank was lost.
     shards: each rank's part of the loaded model, by rank.
-    steps, step_seconds, step_bytes: the number of sent plans, the time that sending took, and the
-        size of the plans.
     """
 
     def __init__(self, place: Place, token: str) -> None:
         self.place = place
         self.broken = ""
-        self.steps = 0
-        self.step_seconds = 0.0
-        self.step_bytes = 0
         self.shards: tuple[Value, ...] = ()
         self._token = token
         self._failed: Callable[[str], None] = lambda _: None
@@ -132,14 +127,11 @@ class Leader:
 
     def report(self) -> tuple[str, ...]:
         """Return lines for the log: each rank's part of the model, and which rank was lost."""
-        lines = [
+        lines = tuple(
             f"{self.place.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
-        ]
-        if lines and self.steps:
-            ms, size = self.step_seconds / self.steps * 1e3, self.step_bytes // self.steps
-            lines[0] += f", {ms:.3f} ms and {size} bytes of control per step"
-        return (*lines, f"lost: {self.broken}") if self.broken else tuple(lines)
+        )
+        return (*lines, f"lost: {self.broken}") if self.broken else lines
 
     # Loads.
 
@@ -353,7 +345,7 @@ class Leader:
 
     def send(self, message: Message) -> None:
         """Send a message to all ranks. Raises RankLost."""
-        began, frame = time.perf_counter(), frame_of(message)
+        frame = frame_of(message)
         for rank, follower in list(self._followers.items()):
             self._require_whole()
             try:
@@ -361,10 +353,6 @@ class Leader:
             except LinkLost as loss:
                 self._lose(rank, follower, str(loss))
         self._require_whole()
-        if isinstance(message, wire.Step):
-            self.steps += 1
-            self.step_seconds += time.perf_counter() - began
-            self.step_bytes += len(frame)
 
     def _wait_for_cause(self) -> None:
         """Wait a moment for a connection to report a lost rank, which MLX may notice earlier."""

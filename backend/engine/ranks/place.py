@@ -14,7 +14,7 @@ from typing import Literal
 
 Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
 
-Way = Literal["tensor", "pipeline"]  # explained in `backend.engine.ranks.sharding`
+Parallelism = Literal["tensor", "pipeline"]  # explained in `backend.engine.ranks.sharding`
 
 PLACE = "MLX_BACKEND_RANK_PLACE"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"

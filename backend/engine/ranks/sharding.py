@@ -15,7 +15,7 @@ from typing import Any
 
 from backend.engine.errors import ModelRejected
 from backend.engine.ranks.group import group
-from backend.engine.ranks.place import Place, Way
+from backend.engine.ranks.place import Parallelism, Place
 
 _UNEVEN = 0.9
 _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor parallelism
@@ -28,18 +28,18 @@ class Shard:
     words: for messages, such as `layers 0-11 of 24`.
     """
 
-    way: Way
+    way: Parallelism
     words: str
 
 
-def way_of(model: Any, name: str, requested: str, place: Place) -> Way:
+def parallelism_of(model: Any, name: str, requested: str, place: Place) -> Parallelism:
     """Return how to divide a model.
 
     requested: `tensor`, `pipeline` or `auto`.
 
     Raises ModelRejected.
     """
-    ways: list[Way] = ["tensor"] if hasattr(model, "shard") else []
+    ways: list[Parallelism] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):
         ways.append("pipeline")
     if not ways:

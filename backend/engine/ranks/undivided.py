@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.engine.errors import InvalidRequest, ModelRejected
-from backend.engine.load_request import LoadOrder
+from backend.engine.loading.load_order import LoadOrder
 from common.field_names import named
 from common.model_kind import ModelKind
 

@@ -241,7 +241,7 @@ def _excluded(logits: mx.array, threshold: mx.array) -> mx.array:
     """
     likely = (_shares(logits) >= threshold) & (logits > _NEVER)
     lowest = mx.min(mx.where(likely, logits, float("inf")), axis=-1, keepdims=True)
-    # Equal logits are in the order of their ids, whether columns are sorted or are ids.
+    # Equal logits stay in the order of their ids, in sorted columns and in unsorted ones.
     column = mx.arange(logits.shape[-1])
     last = mx.max(mx.where(likely & (logits == lowest), column, -1), axis=-1, keepdims=True)
     return likely & (column != last)

@@ -20,7 +20,7 @@ from backend.engine.caching import kv
 from backend.engine.patching import patch
 
 FIRST_TOKENS = (1, 2, 3)
-_TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
+_TOLERANCE = 1 / 16  # share of the largest logit: kernels round differently
 
 
 class LogitsHead:

@@ -177,7 +177,10 @@ class _Draw:
         self._next: list[int] = []  # the rows' steps for which the last numbers were made
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return one token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
+        """Return one token per row, [rows] uint32.
+
+        logits: [rows, vocabulary] float32.
+        """
         random = self._random_of(steps, logits.shape[-1])
         tokens, *complete = _draw(logits, self._reach, self._columns | random)
         if not complete:

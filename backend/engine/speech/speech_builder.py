@@ -15,8 +15,8 @@ import numpy as np
 
 from backend.engine import device as devices
 from backend.engine.errors import EngineError, ModelRejected, WrongKind
-from backend.engine.load_request import LoadOrder
 from backend.engine.loading.json_files import read_object
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of
 from backend.engine.media.items import SOUND_RATE
@@ -99,7 +99,7 @@ def build(order: LoadOrder) -> Stages[Built]:
 
 
 def open_model(path: Path, model_type: str) -> Any:
-    """A model with its weights still lazy, and its tokenizer.
+    """Return a model with its weights still lazy, and its tokenizer.
 
     mlx-audio's own function also guesses the type from the folder's name, and lets Qwen3-ASR run
     code of the checkpoint.
@@ -111,7 +111,7 @@ def open_model(path: Path, model_type: str) -> Any:
     made = module.Model(module.ModelConfig.from_dict(config))
     model = getattr(made, "_model", made)  # that of Qwen3-ASR is inside another object
     weights = load_weights(path)
-    weights.pop("proj_out.weight", None)  # of Whisper: a copy of its embeddings
+    weights.pop("proj_out.weight", None)  # Whisper's copy of its embeddings
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     apply_quantization(model, config, weights, getattr(model, "model_quant_predicate", None))
@@ -133,7 +133,7 @@ def open_model(path: Path, model_type: str) -> Any:
 
 
 def _alignment_heads(path: Path, dims: Any) -> list[list[int]]:
-    """The heads of the decoder that show the times of words; none if the files list none."""
+    """Return the heads of the decoder that show the times of words; none if the files list none."""
     file = path / "generation_config.json"
     heads = read_object(file).get("alignment_heads") if file.is_file() else None
     found = [[int(number) for number in head] for head in heads or ()]
@@ -146,13 +146,13 @@ def _alignment_heads(path: Path, dims: Any) -> list[list[int]]:
 
 
 def _context(config: dict[str, Any]) -> int:
-    """The tokens of a window's text, with those of the text before it."""
+    """Return the tokens of a window's text, with those of the text before it."""
     own = config.get("max_target_positions") or config.get("n_text_ctx")
     return own if isinstance(own, int) and own > 0 else context_of(config)
 
 
 def _needs(config: dict[str, Any], speech: Speech) -> int:
-    """The bytes for a recording: its samples and spectrum, and the activations of a window.
+    """Return the bytes for a recording: its samples and spectrum, and the activations of a window.
 
     The largest activations are the attention weights of the encoder's frames to each other.
     """

@@ -18,14 +18,14 @@ Result = tuple[tuple[Segment, ...], str]
 
 
 def transcriber(model_type: str, model: Any) -> Callable[[Speech], Iterator[Transcribed | None]]:
-    """The function that transcribes with a model."""
+    """Return the function that transcribes with a model."""
     if model_type == "whisper":
         return partial(whisper.transcribe, model)
     return partial(_in_windows, partial(_OTHERS[model_type], model))
 
 
 def abilities_of(model_type: str, model: Any) -> SpeechAbilities:
-    """What a model reads of a request."""
+    """Return what a model reads of a request."""
     if model_type == "parakeet":
         return SpeechAbilities(times_words=True)
     if model_type == "qwen3_asr":
@@ -86,7 +86,7 @@ def _parakeet(model: Any, _speech: Speech, audio: mx.array) -> Result:
 
 
 def _sentence(sentence: Any) -> Segment:
-    """A segment with its words: a token that begins with a space begins one."""
+    """Return a segment with its words: a token that begins with a space begins one."""
     words: list[Word] = []
     for token in sentence.tokens:
         if words and not token.text.startswith(" "):
@@ -99,7 +99,7 @@ def _sentence(sentence: Any) -> Segment:
 
 
 def _qwen3_asr(model: Any, speech: Speech, audio: mx.array) -> Result:
-    """One segment for a window; the language is the one that the model names."""
+    """Return one segment for a window; the language is the one that the model names."""
     mx.random.seed(len(audio))
     names = _qwen_languages(model)
     result = model.generate(
@@ -115,7 +115,7 @@ def _qwen3_asr(model: Any, speech: Speech, audio: mx.array) -> Result:
 
 
 def _dtype(model: Any) -> Any:
-    """The type in which a model computes."""
+    """Return the type in which a model computes."""
     leaves: dict[str, Any] = {}
     tree_flatten(model.parameters(), destination=leaves)
     types = (leaf.dtype for leaf in leaves.values())

@@ -36,9 +36,12 @@ class _Job:
 class SpeechQueue:
     """The queue of one loaded model.
 
-    transcribe: yields a recording's segments window by window. needs: the bytes for a recording.
-    slots: how many recordings take turns; later ones wait. room: bytes that are left after the
-    weights. publish: called with events. report: logs a fault.
+    transcribe: yields a recording's segments window by window.
+    needs: the bytes for a recording.
+    slots: how many recordings take turns; later ones wait.
+    room: bytes that are left after the weights.
+    publish: called with events.
+    report: logs a fault.
     """
 
     short = False  # a failed allocation ends its request: memory is reserved before it begins
@@ -61,7 +64,7 @@ class SpeechQueue:
         self._report = report
         self._gauges = gauges
         self._jobs: deque[_Job] = deque()  # the next one first; those that wait are last
-        self._seconds: float | None = None  # of the longest step
+        self._seconds: float | None = None  # duration of the longest step
 
     @property
     def busy(self) -> bool:
@@ -123,7 +126,7 @@ class SpeechQueue:
             self._publish(job.ticket, part)
 
     def _before(self, job: _Job) -> int:
-        """How many of the other jobs have a turn before its next: those with a slot and memory."""
+        """Return how many of the other jobs run before its next turn: those with memory."""
         count, used = 0, job.needs
         for other in list(self._jobs)[: self._slots - 1]:
             used += other.needs

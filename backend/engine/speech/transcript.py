@@ -55,8 +55,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcribed:
-    """The segments of the next window of a recording; there may be none. language: '' if unknown.
+    """The segments of the next window of a recording; there may be none.
 
+    language: '' if unknown.
     samples: how many of the recording's have been transcribed so far.
     """
 

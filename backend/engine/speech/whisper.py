@@ -16,7 +16,7 @@ import numpy as np
 
 from backend.engine.speech.transcript import Segment, Speech, Transcribed, Word
 
-FRAMES = 3000  # of a window
+FRAMES = 3000  # in a window
 HOP = 160  # samples from one frame to the next
 _RATE = 16_000
 _EDGE = 200  # samples on each side of a frame's middle
@@ -29,7 +29,7 @@ _HOT = 0.5  # temperature above which a text is not a good beginning for the nex
 
 
 def transcribe(model: Any, speech: Speech) -> Iterator[Transcribed | None]:
-    """Yield the segments of one window after the other; None after other work of a short time."""
+    """Yield the segments of each window in turn, and None between other pieces of work."""
     spectrum, floor, frames = yield from _spectrum(speech.samples, model.dims.n_mels)
     language = speech.language
     if not language:
@@ -55,7 +55,10 @@ def transcribe(model: Any, speech: Speech) -> Iterator[Transcribed | None]:
 
 
 class _Windows:
-    """Decodes the windows of one recording. said: the tokens so far, after those of a prompt."""
+    """Decodes the windows of one recording.
+
+    said: the tokens so far, without those of a prompt.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, options: dict[str, Any], *, words: bool) -> None:
         self.said: list[int] = []
@@ -138,7 +141,7 @@ class _Windows:
         return self._new(tokens, seek, seek + (ended or size))
 
     def _frames(self, time: Any) -> int:
-        """The frame within its window of a token of time."""
+        """Return the frame within its window of a token of time."""
         stride = FRAMES // int(self._model.dims.n_audio_ctx)
         return int(time - self._tokenizer.timestamp_begin) * stride
 
@@ -166,7 +169,7 @@ class _Windows:
 
 
 def _end_of(found: list[dict[str, Any]]) -> float:
-    """The end of the last word, or of the last segment if none has words."""
+    """Return the end of the last word, or of the last segment if none has words."""
     words = [word for segment in found for word in segment["words"]]
     return float((words or found)[-1]["end"])
 
@@ -179,7 +182,7 @@ def _segment(found: dict[str, Any]) -> Segment:
 
 
 def _detected(model: Any, spectrum: mx.array, floor: mx.array) -> str:
-    """The likeliest language of the first window."""
+    """Return the likeliest language of the first window."""
     mel = (mx.maximum(spectrum[:FRAMES], floor) + 4.0) / 4.0
     _, shares = model.detect_language(mel.astype(model.dtype))
     return str(max(shares, key=shares.get))

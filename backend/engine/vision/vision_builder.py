@@ -21,10 +21,10 @@ import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.errors import InvalidRequest, ModelRejected
-from backend.engine.load_request import LoadOrder
 from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.json_files import OF_MEDIA, first_fault
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video

@@ -26,8 +26,7 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, GuessRequest, LookupGuesser
 from backend.engine.engine import Engine
-from backend.engine.load_request import LoadRequest
-from backend.engine.loading.adapters import AdapterRequest
+from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import StepPlan

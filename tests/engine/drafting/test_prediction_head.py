@@ -22,12 +22,12 @@ from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.head_weights import HeadError
-from backend.engine.drafting.speculation import Speculation
 from backend.engine.drafting.state_guesser import HeadGuesser
 from backend.engine.engine import Engine
 from backend.engine.engine_state import GuessReport
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.speculation import Speculation
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.model import EngineModel

@@ -19,8 +19,8 @@ import pytest
 from backend.engine.drafting import drafter
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
-from backend.engine.drafting.speculation import Speculation
 from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.speculation import Speculation
 from backend.engine.planning.guess_width import GuessWidth
 from tests.architectures.vlm_shapes import VLM_ARCHITECTURES, tiny_vlm_model
 from tests.engine.kv_models import kv_model

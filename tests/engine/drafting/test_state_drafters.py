@@ -23,8 +23,9 @@ from backend.engine.drafting.state_guesser import StateGuesser
 from backend.engine.drafting.unread_states import UnreadStates
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected
-from backend.engine.load_request import LoadOrder, LoadRequest
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import at_once
 from backend.engine.loading.weights import LoadedModel
 from backend.engine.planning.guess_width import GuessWidth

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from backend.engine.errors import InvalidRequest, ModelRejected
-from backend.engine.loading.adapters import CONFIG, WEIGHTS, AdapterRequest
+from backend.engine.load_request import AdapterRequest
+from backend.engine.loading.adapters import CONFIG, WEIGHTS
 from backend.engine.loading.peft import WEIGHTS as PEFT_WEIGHTS
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny

@@ -21,10 +21,10 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.ranks import group, link
 from backend.engine.ranks import leader as leader_module
+from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
-from backend.engine.ranks.software import versions
 from backend.engine.ranks.wire import Form, LoadReport, LoadShard, Signal, Software
 from backend.supervising.supervisor import free_ports
 

@@ -15,8 +15,7 @@ from backend.engine.embedding.readers import TextReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.executing.score_plan import ScoreRequest
-from backend.engine.load_request import LoadRequest
-from backend.engine.loading.adapters import AdapterRequest
+from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.request import Attachments, Sampling
 from backend.engine.vision import media_prefill
 from backend.engine.vision.features import Features, encode

@@ -126,7 +126,7 @@ class ToolSchemas:
     def types_at(self, name: str, path: Sequence[str | None]) -> frozenset[str]:
         """Return the declared types of an argument, or of a value inside it.
 
-        path: the argument, then members by name and list items as None.
+        path: the argument's name, then the name of each member, or None for an item of a list.
         """
         root = self._parameters.get(name, {})
         schema: Any = root
@@ -231,7 +231,7 @@ def _inner(schema: Any, root: Mapping[str, Any], step: str | None) -> Any:
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference in a schema points to; None if it points to nothing."""
+    """Return what a reference in a schema points to; None if it points to nothing."""
     target: Any = root
     for step in reference.removeprefix("#").strip("/").split("/"):
         step = step.replace("~1", "/").replace("~0", "~")

@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The guessers of a batch; each sequence uses the first one that has a guess.
 
-    end_tokens: those that end an answer. behind: how many sequences got no guess from the latest
-    `propose` because a guesser had yet to catch up with them.
+    end_tokens: tokens that end an answer.
+    behind: how many sequences got no guess from the latest `propose` because a guesser had yet to
+        catch up with them.
     """
 
     def __init__(self, drafting: Drafting, end_tokens: Collection[int]) -> None:
@@ -46,7 +47,7 @@ class Speculation:
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[Known]) -> bool:
-        """Whether guessing saves time now. If so, the latest tokens must be read before `propose`.
+        """Return whether drafting saves time now; then read the latest tokens before `propose`.
 
         sequences: without those latest tokens.
         """
@@ -58,7 +59,7 @@ class Speculation:
         )
 
     def propose(self, known: Sequence[Known], width: int) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, after its last known token."""
+        """Return up to `width` draft tokens for each sequence, after its last known token."""
         sequences = [sequence for sequence, _ in known]
         guesses: list[list[int]] = [[] for _ in known]
         wanting = {
@@ -149,7 +150,7 @@ class _TrackedGuesser:
 
 
 def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:
-    """How many guesses are right: those before the first that differs from the sampler's choice.
+    """Return the number of accepted draft tokens: those before the first that was not sampled.
 
     choices: the tokens that were sampled after the last token and after each guess.
     """
