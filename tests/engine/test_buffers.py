@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.caching import kv
+from backend.engine.caching import kv, quantized_attention, quantized_kv
 from backend.engine.caching.layer_kv import STEP
 from tests.engine.kv_models import kv_model
 from tests.engine.rounds import Rounds, engine_model
@@ -62,6 +62,14 @@ def test_decode_passes_have_whole_steps_of_columns(kind: str) -> None:
     assert [one for one in decoded if one[2] % STEP] == []
 
 
+@pytest.fixture(params=[True])
+def views(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose quantised products take slices, so that unused columns cost nothing."""
+    for module in (quantized_kv, quantized_attention):
+        monkeypatch.setattr(module, "reads_views", lambda: request.param)
+
+
+@pytest.mark.usefixtures("views")
 @pytest.mark.parametrize("kind", ["attention", "quantised"])
 def test_the_kv_of_a_long_prompt_gets_its_room_at_once(kind: str) -> None:
     rounds, seen = watched(kind)
@@ -71,6 +79,21 @@ def test_the_kv_of_a_long_prompt_gets_its_room_at_once(kind: str) -> None:
     assert {columns for *_, columns in seen.passes} == {1536}
 
 
+@pytest.mark.usefixtures("views")
+@pytest.mark.parametrize("views", [False], indirect=True)
+def test_packed_kv_has_columns_for_the_next_tokens_only() -> None:
+    """Where the products take no slices, each pass reads all columns."""
+    rounds, seen = watched("quantised")
+    rounds.submit(1, tokens(1500), 2)
+    rounds.drain()
+    assert len(seen.passes) > 10
+    read = 0
+    for _, count, columns in seen.passes:
+        read += count
+        assert columns == -(-read // STEP) * STEP
+
+
+@pytest.mark.usefixtures("views")
 @pytest.mark.parametrize("kind", ["attention", "quantised"])
 def test_the_kv_of_prompts_that_share_passes_gets_its_room_at_once(kind: str) -> None:
     model = kv_model(kind)

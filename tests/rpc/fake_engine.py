@@ -151,7 +151,7 @@ class FakeEngine(Engine):
         self.loads.append(request)
         if self.load_fault:
             raise self.load_fault
-        self.facts = replace(FACTS)
+        self.facts = replace(FACTS, epoch=FACTS.epoch + len(self.loads))
         if self.hold_load:
             self.holding.set()
             try:
