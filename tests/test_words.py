@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -177,6 +177,16 @@ _COLLECTIONS = re.compile(
 _TYPES = re.compile(r"(Sequence|SequenceState|Request|Entry)$")
 
 
+def _places(search: Callable[[ast.AST], Iterable[int]]) -> list[str]:
+    """Return the file and line of everything that a search finds in the Python files."""
+    return [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in PYTHON
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number in search(ast.parse(path.read_text()))
+    ]
+
+
 def _named_one(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that name an item of `_COLLECTIONS`, or a parameter of `_TYPES`, `one`."""
     for node in ast.walk(tree):
@@ -191,12 +201,7 @@ def _named_one(tree: ast.AST) -> Iterator[int]:
 
 
 def test_a_sequence_row_request_or_entry_is_not_named_one() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for folder in PYTHON
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for number in _named_one(ast.parse(path.read_text()))
-    ]
+    found = _places(_named_one)
     assert not found, found
 
 
@@ -210,23 +215,18 @@ _NOUN_PHRASE = re.compile(
 )
 
 
-def _unbegun(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the functions, without properties, whose docstring does not begin with a verb."""
+def _unbegun(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of functions, not properties, whose docstring begins with no verb."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
             described = ast.get_docstring(node) or "Return"
             if "property" not in decorators and _NOUN_PHRASE.match(described):
-                yield node
+                yield node.lineno
 
 
 def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for folder in PYTHON
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for node in _unbegun(ast.parse(path.read_text()))
-    ]
+    found = _places(_unbegun)
     assert not found, found
 
 

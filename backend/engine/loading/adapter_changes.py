@@ -126,13 +126,13 @@ def _working_bytes(parts: Mapping[str, Mapping[int, Part]]) -> int:
 
     For DoRA, the whole weight of a layer is computed.
     """
-    return max(
+    sizes = (
         2 * mx.float32.size * part.weights["lora_a"].shape[0] * part.weights["lora_b"].shape[1]
-        if part.adapter.kind == "dora"
-        else 0
         for own in parts.values()
         for part in own.values()
+        if part.adapter.kind == "dora"
     )
+    return max(sizes, default=0)
 
 
 def _wrap(model: Any, adapters: RowAdapters, paths: Collection[str]) -> None:
