@@ -35,6 +35,9 @@ _NEAR = 1024.0  # tokens; a shorter context has little effect, and a smaller dif
 _LEAST_SHARE = 16  # at least 1/16 of a pass's time grows with its tokens, whatever the fit says
 _DOUBT = 0.01  # weight of the assumed width, as a share of the weight of the timed passes
 _CREDIBLE = 4.0  # a pass that is faster than predicted by more than this factor counts as this fast
+# A pass has at most this many times the tokens of the longest timed pass. Short passes predict
+# little about long ones, because they take as long as the device needs to read the weights.
+_GROWTH = 8
 
 
 class Pace:
@@ -59,6 +62,7 @@ class Pace:
         self._all, self._all_sums = np.zeros((2, 2)), np.zeros(2)
         self._nearest = float("inf")  # the least context until there are passes with little
         self.known = False
+        self._longest = _FIRST // _GROWTH  # tokens of the longest timed pass
         self._each = self._stall / (_FIRST + _WIDTH)
         self._fixed, self._context = self._each * _WIDTH, 0.0
         self._tokens = self._seconds = 0.0  # sums over the latest passes
@@ -119,7 +123,7 @@ class Pace:
         # At most what the maximum takes, because the division could otherwise overflow.
         left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)
         fitting = int(left / token) // SMALLEST_STEP * SMALLEST_STEP
-        return min(max(fitting, SMALLEST_STEP), self._most)
+        return min(max(fitting, SMALLEST_STEP), self._most, _GROWTH * self._longest)
 
     def urgency(self, left: int, waited: float) -> float:
         """Return the tokens left to prefill, minus those that the waiting time is worth.
@@ -143,6 +147,7 @@ class Pace:
             return
         seconds = max(seconds, 1e-9)
         self._nearest = min(self._nearest, max(behind, _NEAR))
+        self._longest = max(self._longest, tokens)
         first = not self.known
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds

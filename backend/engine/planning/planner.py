@@ -60,6 +60,10 @@ _FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more 
 # the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
 _SNAPSHOT_SHARE = 8
 _MOST_AHEAD = 3  # steps in a row whose passes start before those of the step before have ended
+# Completed prompts of a burst wait for the others for at most this multiple of the allowed pause.
+_BURST_PAUSES = 20
+_BURST = 2  # a burst has at least this many unfinished prompts for each completed prompt
+_ALIKE = 4  # and none has more than this many times the tokens of the longest completed prompt
 
 
 class Planner:
@@ -102,6 +106,7 @@ class Planner:
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # duration of the latest decode step
         self._claim = 0  # bytes that the latest plan leaves free for texts to embed
+        self._burst_since: float | None = None  # when the first prompt of the burst was completed
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
         self._latest, self._latest_limits = StepPlan(0), limits  # the latest plan, and its limits
         # By how many tokens sequences may grow before another plan must be decided, if nothing else
@@ -164,7 +169,7 @@ class Planner:
         paused = self._pause_costly_grammars()
         start, refused = self._admit(now)
         refuse += unfit + refused
-        join = self._join()
+        join = self._join(now)
         decode = {
             number: len(members) for number, members in sorted(self.sequences.batches().items())
         }
@@ -599,16 +604,50 @@ class Planner:
 
     # Prefill and decode.
 
-    def _join(self) -> list[Join]:
+    def _join(self, now: float) -> list[Join]:
         joins: list[Join] = []
-        for sequence in self.sequences.of("prefill"):
-            if sequence.arrived.joins and sequence.filled >= sequence.target:
-                sequence.batch = self._batch_for(sequence)
-                sequence.state = "decode"
-                joins.append(Join(sequence.number, sequence.batch))
+        if self._completes_burst(now):
+            return joins
+        for sequence in self._completed():
+            sequence.batch = self._batch_for(sequence)
+            sequence.state = "decode"
+            joins.append(Join(sequence.number, sequence.batch))
         if joins:
             self._shrink(self._room - self._used())
         return joins
+
+    def _completed(self) -> list[SequenceState]:
+        """Return the prefilled sequences that have not joined a batch."""
+        return [
+            sequence
+            for sequence in self.sequences.of("prefill")
+            if sequence.arrived.joins and sequence.filled >= sequence.target
+        ]
+
+    def _completes_burst(self, now: float) -> bool:
+        """Return whether completed prompts wait until the other prompts of a burst are completed.
+
+        If many prompts arrive on an idle server, the first is completed before the others. If it
+        decoded at once, the passes of the others would be cut to the allowed pause, and each pass
+        would then interrupt all streams that have begun. Without decode steps in between, all
+        streams begin earlier on average, and none is interrupted.
+        """
+        completed = self._completed()
+        lefts = [
+            sequence.target - sequence.filled
+            for sequence in self.sequences.of("prefill")
+            if sequence.filled < sequence.target
+        ]
+        if self.sequences.of("decode") or not (completed and lefts and self.pace.known):
+            self._burst_since = None
+            return False
+        if self._burst_since is None:
+            longest = max(sequence.target for sequence in completed)
+            if len(lefts) < _BURST * len(completed) or max(lefts) > _ALIKE * longest:
+                return False
+            self._burst_since = now
+        end = now + self.pace.seconds(sum(lefts))
+        return end - self._burst_since <= _BURST_PAUSES * self.pace.pause(running=True)
 
     def _batch_for(self, sequence: SequenceState) -> int:
         """Return the number of a batch in which padding stays small, or of a new batch.

@@ -59,6 +59,10 @@ class PrefillTurns:
             seconds = self._longer(order)
         self._scored = False
         halved = self._prefer_shortest(order, running=running)
+        # A step that completes a prompt ends soon after, because its first token is due.
+        beside = float("inf")
+        if not running and self._completes(order, self._pace.fitting(seconds) // 2):
+            beside = self._pace.pause(running=True)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         left = room
@@ -73,6 +77,11 @@ class PrefillTurns:
                 break
             most = budget // 2 if halved else budget
             halved = False
+            cut = sequence.target - sequence.filled > most
+            if cut:
+                if beside <= 0:
+                    continue
+                budget = most = min(most, self._pace.fitting(beside, sequence.filled))
             fitting = self._charges.fitting(sequence, max(most, SMALLEST_STEP), left)
             least = min(self._pace.width, sequence.target - sequence.filled) if passes else 1
             if fitting < least or (passes and self._pace.seconds(least, sequence.filled) > seconds):
@@ -83,6 +92,7 @@ class PrefillTurns:
             parts = [part for _, part in group]
             passes.append(tuple(parts))
             seconds -= self._seconds(parts)
+            beside -= self._seconds(parts) * cut
             left -= self._bytes(group)
             self._formed += len(group) > 1
             for member in members:
@@ -106,6 +116,15 @@ class PrefillTurns:
             ), sequence.number
 
         return sorted(ready, key=urgency)
+
+    def _completes(self, order: Sequence[SequenceState], tokens: int) -> bool:
+        """Return whether a step completes one of several prompts.
+
+        tokens: the tokens of the step for one prompt.
+        """
+        return len(order) > 1 and any(
+            sequence.filled < sequence.target <= sequence.filled + tokens for sequence in order
+        )
 
     def _longer(self, order: Sequence[SequenceState]) -> float:
         """Return the maximum seconds of a step while no sequence decodes.

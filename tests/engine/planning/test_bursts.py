@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,13 +29,17 @@ _ANSWER = 20  # tokens
 
 
 @dataclass
-class Gpu:
+class Machine:
     """Modelled times in seconds: of a pass, of a token, and of the first use of a shape."""
 
+    name: str
     fixed: float
     token: float
     shape: float = 0.0
     shapes: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return self.name
 
     def seconds(self, rows: int, width: int, behind: int) -> float:
         shape = rows, width, behind
@@ -43,40 +48,66 @@ class Gpu:
         return self.fixed + rows * width * self.token + new * self.shape
 
 
-H100 = Gpu(0.008, 1 / 15_000, 0.06)
-M4_MAX = Gpu(0.02, 1 / 900)
+H100 = Machine("H100", 0.008, 1 / 15_000, 0.06)
+M4_MAX = Machine("M4 Max", 0.02, 1 / 900)
+ZEN_5 = Machine("Zen 5", 0.04, 1 / 1_000)
+ZEN_3 = Machine("Zen 3", 0.08, 1 / 400)
 
 
-def warmed(gpu: Gpu) -> Pace:
+def warmed(machine: Machine) -> Pace:
     """The pace after the warm-up, whose first passes compile kernels."""
     pace = Pace(_LIMITS.prefill_chunk, _LIMITS.stall_ms)
     for tokens, compiling in ((8, 0.5), (16, 0.5), (64, 0.5), (64, 0.0), (512, 0.0)):
-        pace.measured(tokens, gpu.seconds(1, tokens, 0) + compiling)
+        pace.measured(tokens, machine.seconds(1, tokens, 0) + compiling)
     return pace
 
 
-def passes_of(gpu: Gpu, lengths: list[int]) -> list[int]:
-    """The rows of every prefill pass for prompts that arrive within 20 ms."""
-    planner = Planner(_LIMITS, warmed(gpu))
-    dice = random.Random(1)
-    due = sorted(dice.uniform(0, 0.02) for _ in lengths)
+@dataclass
+class Served:
+    """What clients and the device saw.
+
+    rows: of every prefill pass.
+    first: seconds from the arrival of each prompt to its first token.
+    gaps: seconds between two tokens of a stream, of all streams.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    first: dict[int, float] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
+
+
+def serve(machine: Machine, arrivals: Sequence[tuple[float, int]]) -> Served:
+    """Serve prompts on a modelled machine.
+
+    arrivals: the time and the number of tokens of each prompt, in the order of time.
+    """
+    planner = Planner(_LIMITS, warmed(machine))
     events: list[PlannerEvent] = []
     left: dict[int, int] = {}
-    passes: list[int] = []
-    number, now = 0, due[0]
-    while number < len(lengths) or planner.busy or events:
-        while number < len(lengths) and due[number] <= now:
-            tokens = tuple(range(1000 * number, 1000 * number + lengths[number]))
+    latest: dict[int, float] = {}
+    served = Served()
+    number, now = 0, 0.0
+    while number < len(arrivals) or planner.busy or events:
+        if not (planner.busy or events):
+            now = max(now, arrivals[number][0])
+        while number < len(arrivals) and arrivals[number][0] <= now:
+            length = arrivals[number][1]
+            tokens = tuple(range(10_000 * number, 10_000 * number + length))
             events.append(Arrived(number, PrefixKey(tokens), tokens, _ANSWER))
             number += 1
         plan = planner.plan(now, events)
         events = [Started(start.sequence, 0) for start in plan.start]
         left |= {join.sequence: _ANSWER for join in plan.join}
         if plan.decode:
-            now += gpu.fixed
-            events.append(DecodeTimed(gpu.fixed))
+            seconds = machine.fixed + len(left) * machine.token
+            now += seconds
+            events.append(DecodeTimed(seconds))
         for sequence in [*left] if plan.decode else []:
             events.append(Generated({sequence: (1,)}))
+            if sequence in latest:
+                served.gaps.append(now - latest[sequence])
+            served.first.setdefault(sequence, now - arrivals[sequence][0])
+            latest[sequence] = now
             left[sequence] -= 1
             if not left[sequence]:
                 del left[sequence]
@@ -84,22 +115,61 @@ def passes_of(gpu: Gpu, lengths: list[int]) -> list[int]:
         for group in plan.prefill:
             width = max(part.end - part.start for part in group)
             behind = max(part.start for part in group)
-            seconds = gpu.seconds(len(group), width, behind)
+            seconds = machine.seconds(len(group), width, behind)
             now += seconds
-            passes.append(len(group))
+            served.rows.append(len(group))
             events += [Prefilled(part.sequence, part.end) for part in group]
             events.append(PrefillTimed(width * len(group), seconds, behind))
         now += 0.001
-    return passes
+    return served
 
 
-@pytest.mark.parametrize(("gpu", "most"), [(H100, 3), (M4_MAX, 10)], ids=["H100", "M4 Max"])
-def test_a_burst_of_short_prompts_takes_few_passes(gpu: Gpu, most: int) -> None:
+def burst(lengths: Sequence[int]) -> list[tuple[float, int]]:
+    """Arrivals within 5 ms."""
     dice = random.Random(1)
-    passes = passes_of(gpu, [dice.randint(46, 57) for _ in range(32)])
-    assert sum(passes) >= 32
-    assert len(passes) <= most
+    return [*zip(sorted(dice.uniform(0, 0.005) for _ in lengths), lengths, strict=True)]
+
+
+def short_prompts(count: int) -> list[int]:
+    dice = random.Random(1)
+    return [dice.randint(46, 57) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("machine", "most"), [(H100, 3), (M4_MAX, 10)], ids=["H100", "M4 Max"])
+def test_a_burst_of_short_prompts_takes_few_passes(machine: Machine, most: int) -> None:
+    rows = serve(machine, burst(short_prompts(32))).rows
+    assert sum(rows) >= 32
+    assert len(rows) <= most
 
 
 def test_the_first_long_prompt_after_a_load_is_not_cut_short() -> None:
-    assert passes_of(H100, [512]) == [1]
+    assert serve(H100, burst([512])).rows == [1]
+
+
+@pytest.mark.parametrize("machine", [H100, M4_MAX, ZEN_5, ZEN_3], ids=str)
+@pytest.mark.parametrize("count", [4, 8, 16, 31])
+def test_a_burst_on_an_idle_server_is_prefilled_before_its_streams_begin(
+    machine: Machine, count: int
+) -> None:
+    served = serve(machine, burst(short_prompts(count)))
+    assert max(served.gaps) < 2 * (machine.fixed + count * machine.token)
+    alone = count * 57 * machine.token + 4 * (machine.fixed + 3 * machine.shape)
+    assert max(served.first.values()) < alone + 0.1
+
+
+def test_a_completed_prompt_waits_for_a_burst_for_a_limited_time() -> None:
+    """The others need 9 s, or arrive faster than they can be prefilled."""
+    served = serve(ZEN_3, [(0.0, 200)] + [(0.01, 350)] * 10)
+    assert served.first[0] < 1.0
+    served = serve(ZEN_3, [(0.08 * number, 50) for number in range(31)])
+    assert served.first[0] < 5.5
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
+    served = serve(ZEN_5, [(0.0, 50), (0.01, 1200), (0.01, 1200)])
+    assert served.first[0] < 0.3
+
+
+def test_a_newcomer_does_not_wait_for_one_long_prompt() -> None:
+    served = serve(ZEN_3, [(0.0, 1200), (0.1, 50)])
+    assert served.first[1] < 2.0 < 3.0 < served.first[0]
