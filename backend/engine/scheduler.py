@@ -86,6 +86,7 @@ class Scheduler:
     publish: sends an event or an error to a sequence's owner.
     flush: delivers what was published, before a step that takes time.
     report: logs a fault with its exception.
+    more: returns whether prompts have arrived that were not submitted yet.
     """
 
     def __init__(
@@ -95,12 +96,14 @@ class Scheduler:
         report: Report,
         gauges: Gauges,
         flush: Flush = lambda *, everything=False: None,  # noqa: ARG005
+        more: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model = model
         self._publish = publish
         self._report = report
         self._gauges = gauges
         self._flush = flush
+        self._more = more
         self._steps = 0
         self._plan = StepPlan(0)  # the latest
         self._step_name = ""
@@ -270,6 +273,8 @@ class Scheduler:
             self._plan, self._step_name = plan, str(plan)
             expected = self._expected_seconds(plan)
         self._gauges.heartbeat.begin(self._step_name, expected=expected)
+        if not plan.burst:
+            self._deliver_early(self.executor.release())
         if not again:
             self._prepare(plan)
         began = time.perf_counter()
@@ -278,10 +283,13 @@ class Scheduler:
         sampled = self.executor.read()
         self._deliver(sampled)
         self._flush()
+        # The next plan decides whether completed prompts wait for those that have just arrived.
+        arriving = plan.burst or (not plan.decode and self._more())
+        self.executor.withholds = arriving and self._model.leader is None
         self._learn(self.executor.settle(idle=not plan.decode), began, len(sampled))
-        if early := self.executor.take_early():
-            self._deliver(early)
-        if early or not again:  # otherwise no time has passed since the last flush
+        early = self.executor.take_early()
+        self._deliver_early(early)
+        if not (early or again):  # otherwise no time has passed since the last flush
             self._flush()
         if self.executor.failures:
             self._fail_broken()
@@ -379,6 +387,12 @@ class Scheduler:
                 count -= output.by_end_token
         self._gauges.tokens_generated += count
         self._deliveries += 1
+
+    def _deliver_early(self, sampled: Sequence[Sampled]) -> None:
+        """Publish tokens that were read outside a decode step."""
+        if sampled:
+            self._deliver(sampled)
+            self._flush()
 
     def _publish_all(self, number: int, output: Output, events: Sequence[Undelivered]) -> None:
         for event in events:

@@ -300,7 +300,12 @@ class Worker:
             self._outbox.interval = model.stream_interval_ms / 1e3
             self._later, model.later = model.later, None
             self._scheduler = Scheduler(
-                model, self._outbox.publish, self._report, self.gauges, self._outbox.flush
+                model,
+                self._outbox.publish,
+                self._report,
+                self.gauges,
+                self._outbox.flush,
+                more=lambda: bool(self._announced) or not self._inbox.empty(),
             )
         if new_encoder is not None:
             self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)

@@ -71,9 +71,13 @@ class Received:
 
 @dataclass
 class Rounds:
-    """A scheduler and everything that it has published."""
+    """A scheduler and everything that it has published.
+
+    more: whether the scheduler believes that further prompts have arrived.
+    """
 
     model: EngineModel
+    more: bool = False
     received: dict[int, Received] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
 
@@ -84,6 +88,7 @@ class Rounds:
             self._take,
             lambda where, fault: self.faults.append(fault),
             self.gauges,
+            more=lambda: self.more,
         )
 
     def submit(self, ticket: int, prompt: Sequence[int], limit: int, **request: Any) -> None:

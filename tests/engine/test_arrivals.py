@@ -24,7 +24,7 @@ from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from backend.engine.worker import Worker
 from tests.engine.random_models import random_model
-from tests.engine.rounds import Rounds, engine_model
+from tests.engine.rounds import Rounds, alone, engine_model
 from tests.polling import until
 
 pytestmark = pytest.mark.usefixtures("each_order")
@@ -106,6 +106,56 @@ def test_a_prompt_waits_only_if_another_has_just_come(monkeypatch: pytest.Monkey
         made._handle(Submit(0, ticket, request, [1, 2, 3], 4))
         waits.append(made._linger_until > now)
     assert waits == [False, False, True, False]
+
+
+def _rounds_after(first_limit: int) -> Rounds:
+    """The rounds in which one of several prompts was completed, while the others arrived."""
+    rounds = Rounds(engine_model(random_model("full")))
+    rounds.submit(1, [1, 2, 3], 1)
+    rounds.drain()  # so that the duration of a pass is known
+    rounds.more = True
+    rounds.submit(2, [2, 3, 4], first_limit, ignore_eos=True)
+    rounds.step()
+    rounds.more = False
+    return rounds
+
+
+def test_the_streams_of_a_burst_begin_together() -> None:
+    rounds = _rounds_after(9)
+    for ticket in (3, 4, 5):
+        rounds.submit(ticket, [ticket, 3, 4], 9, ignore_eos=True)
+    begun = []
+    while rounds.scheduler.busy:
+        begun.append([len(rounds.received[ticket].tokens) for ticket in (2, 3, 4, 5)])
+        rounds.step()
+    together = next(counts for counts in begun if any(counts))
+    assert min(together) > 0
+    for ticket in (2, 3, 4, 5):
+        expected = alone(rounds.model, [ticket, 3, 4], 9, ignore_eos=True)
+        assert rounds.received[ticket].tokens == expected.tokens
+
+
+def test_a_first_token_is_delivered_at_once_if_nobody_follows() -> None:
+    rounds = _rounds_after(9)
+    assert not rounds.received[2].tokens
+    rounds.step()
+    assert rounds.received[2].tokens
+
+
+def test_an_answer_of_one_token_does_not_wait_for_a_burst() -> None:
+    assert _rounds_after(1).received[2].finished is not None
+
+
+@pytest.mark.parametrize("leaver", [2, 3])
+def test_a_sequence_of_a_burst_can_leave(leaver: int) -> None:
+    rounds = _rounds_after(9)
+    for ticket in (3, 4, 5):
+        rounds.submit(ticket, [ticket, 3, 4], 9, ignore_eos=True)
+    rounds.scheduler.cancel(leaver)
+    rounds.drain()
+    for ticket in {2, 3, 4, 5} - {leaver}:
+        expected = alone(rounds.model, [ticket, 3, 4], 9, ignore_eos=True)
+        assert rounds.received[ticket].tokens == expected.tokens
 
 
 async def test_the_load_has_measured_how_long_passes_take(

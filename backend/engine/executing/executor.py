@@ -51,6 +51,8 @@ class Executor:
     """Runs the plans of one loaded model.
 
     clock: returns seconds, for the times that are reported to the planner.
+    withholds: whether the first tokens of prompts that are completed now stay unread until
+        `release`, if they are not also the last tokens.
     """
 
     def __init__(self, model: EngineModel, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -67,6 +69,8 @@ class Executor:
         self._scores: Sequence[Score] = ()
         self._plan = StepPlan(0)  # the latest
         self._early: list[Sampled] = []
+        self.withholds = False
+        self._withheld: list[PrefillPass] = []  # passes whose first tokens are not due yet
         self._guessed: list[PlannerEvent] = []
         self._only_decodes = False  # whether the step only decodes
         self._other = OtherBytes(0)
@@ -408,7 +412,10 @@ class Executor:
             return
         try:
             launched.wait()
-            self._early += launched.read_first()
+            if self.withholds and all(sequence.limit > 1 for sequence in launched.sequences):
+                self._withheld.append(launched)
+            else:
+                self._early += launched.read_first()
         except Exception as fault:
             # If a sequence has joined a batch meanwhile, the failure affects all rows of the batch.
             for rows in {
@@ -425,6 +432,13 @@ class Executor:
         self.prompt_tokens += launched.read
         for sequence, tokens, row in launched.saves:
             self._save(sequence, tokens, row)
+
+    def release(self) -> list[Sampled]:
+        """Return the first tokens that were withheld."""
+        if not self._withheld:
+            return []
+        withheld, self._withheld = self._withheld, []
+        return [sampled for launched in withheld for sampled in launched.read_first()]
 
     def take_early(self) -> list[Sampled]:
         """Return the tokens that were read outside a decode step since the last call."""
@@ -549,7 +563,7 @@ class Executor:
         self._with_grammar.clear()
         self._passes.clear()
         self._launched_batches = []
-        self._early, self._prefills, self._scores = [], (), ()
+        self._early, self._withheld, self._prefills, self._scores = [], [], (), ()
         if self._model.media is not None:
             self._model.media.features.clear()
 

@@ -448,6 +448,7 @@ class StepPlan:
     prefill: the passes, each with the sequences that share it.
     ahead: whether the passes may start before those of the step before have ended.
     score: the continuations to score.
+    burst: whether completed prompts wait for other prompts, so their first tokens are not due yet.
     """
 
     number: int
@@ -465,6 +466,7 @@ class StepPlan:
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     ahead: bool = False
     score: tuple[Score, ...] = ()
+    burst: bool = False
 
     @property
     def only_decodes(self) -> bool:

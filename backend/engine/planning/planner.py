@@ -61,9 +61,11 @@ _FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more 
 _SNAPSHOT_SHARE = 8
 _MOST_AHEAD = 3  # steps in a row whose passes start before those of the step before have ended
 # Completed prompts of a burst wait for the others for at most this multiple of the allowed pause.
+# They wait only if there are at least _BURST unfinished prompts for each completed prompt, none of
+# them with more than _ALIKE times the tokens, or if they have already waited as long.
 _BURST_PAUSES = 20
-_BURST = 2  # a burst has at least this many unfinished prompts for each completed prompt
-_ALIKE = 4  # and none has more than this many times the tokens of the longest completed prompt
+_BURST = 2
+_ALIKE = 4
 
 
 class Planner:
@@ -213,6 +215,7 @@ class Planner:
             prefill=tuple(prefill),
             ahead=ahead,
             score=tuple(score),
+            burst=self._burst_since is not None,
         )
 
     def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
@@ -627,27 +630,34 @@ class Planner:
     def _completes_burst(self, now: float) -> bool:
         """Return whether completed prompts wait until the other prompts of a burst are completed.
 
-        If many prompts arrive on an idle server, the first is completed before the others. If it
+        If many prompts arrive on an idle server, some are completed before the others. If they
         decoded at once, the passes of the others would be cut to the allowed pause, and each pass
-        would then interrupt all streams that have begun. Without decode steps in between, all
-        streams begin earlier on average, and none is interrupted.
+        would then interrupt all streams that have begun. Without decode steps in between, no stream
+        is interrupted, and the last stream begins much earlier.
         """
+        since, self._burst_since = self._burst_since, None
         completed = self._completed()
         lefts = [
             sequence.target - sequence.filled
             for sequence in self.sequences.of("prefill")
-            if sequence.filled < sequence.target
+            if sequence.filled < sequence.target and (since is None or sequence.since <= since)
         ]
         if self.sequences.of("decode") or not (completed and lefts and self.pace.known):
-            self._burst_since = None
             return False
-        if self._burst_since is None:
+        if any(sequence.generated for sequence in completed):
+            return False  # their streams have begun
+        seconds = self.pace.seconds(sum(lefts))
+        if since is None:
+            waited = now - max(sequence.since for sequence in completed)
             longest = max(sequence.target for sequence in completed)
-            if len(lefts) < _BURST * len(completed) or max(lefts) > _ALIKE * longest:
+            many = len(lefts) >= _BURST * len(completed) and max(lefts) <= _ALIKE * longest
+            if not many and seconds > waited:
                 return False
-            self._burst_since = now
-        end = now + self.pace.seconds(sum(lefts))
-        return end - self._burst_since <= _BURST_PAUSES * self.pace.pause(running=True)
+            since = now
+        if now + seconds - since > _BURST_PAUSES * self.pace.pause(running=True):
+            return False
+        self._burst_since = since
+        return True
 
     def _batch_for(self, sequence: SequenceState) -> int:
         """Return the number of a batch in which padding stays small, or of a new batch.

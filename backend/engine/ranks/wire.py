@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 10
+VERSION = 11
 
 
 class WireError(Exception):
