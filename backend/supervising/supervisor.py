@@ -22,9 +22,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from backend.engine.ranks import rank_timeout
 from backend.engine.ranks.hostfile import transport_environ
-from backend.engine.ranks.place import TIMEOUT, TOKEN, Place
+from backend.engine.ranks.place import TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
@@ -39,6 +38,9 @@ _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
 _CHECK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
+# Seconds for which a signal may stop a rank. Ranks that are connected notice each other's silence
+# earlier, unless `rank_timeout` is longer.
+_MOST_STOPPED = 60.0
 # seconds; ranks that live shorter than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
@@ -59,7 +61,6 @@ class Supervisor:
         self._parent = os.getppid()
         self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        self._rank_timeout = Path(self._folder.name) / "rank_timeout"
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
 
@@ -108,7 +109,6 @@ class Supervisor:
     def _start(self) -> list[subprocess.Popen[bytes]]:
         """Start the processes; the first one decides when the others end."""
         Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # the system may have cleaned /tmp
-        self._rank_timeout.unlink(missing_ok=True)
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
         count = self._plan.count
@@ -131,7 +131,6 @@ class Supervisor:
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
         own[parent_watch.PARENT] = str(os.getpid())
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
-        own[rank_timeout.FILE] = str(self._rank_timeout)
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
         return subprocess.Popen(
@@ -160,9 +159,7 @@ class Supervisor:
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
-                # A stop is noticed up to _CHECK_SECONDS late, so that is taken off the time-out.
-                most = max(rank_timeout.stored(self._rank_timeout), TIMEOUT) - _CHECK_SECONDS
-                silent |= _kill_stopped(processes, stopped, most)
+                silent |= _kill_stopped(processes, stopped)
             self._note_end(processes, silent, kills)
             return first.returncode
         finally:
@@ -205,14 +202,13 @@ class Supervisor:
 
 
 def _kill_stopped(
-    processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float], most: float
+    processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]
 ) -> set[int]:
-    """Kill the ranks that a signal has stopped for longer than a rank may be silent.
+    """Kill the ranks that a signal has stopped for longer than `_MOST_STOPPED`.
 
     The ranks cannot notice that themselves before they are connected.
 
     since: when each rank was first found stopped.
-    most: the seconds that a rank may be silent.
 
     Returns the process ids of those killed.
     """
@@ -221,7 +217,7 @@ def _kill_stopped(
     for process in processes:
         if process.poll() is not None or not is_stopped(process.pid):
             since.pop(process.pid, None)
-        elif now - since.setdefault(process.pid, now) >= most:
+        elif now - since.setdefault(process.pid, now) >= _MOST_STOPPED:
             process.kill()
             killed.add(process.pid)
     return killed

@@ -9,27 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.ranks import rank_timeout
-from backend.engine.ranks.place import TIMEOUT
 from backend.rpc.monitor import is_stopped
 from backend.supervising import supervisor
 from tests.polling import until
 
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-def test_a_rank_stores_its_time_out_for_the_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "rank_timeout"
-    rank_timeout.store(60)  # does nothing without a supervisor
-    assert rank_timeout.stored(path) == TIMEOUT
-    monkeypatch.setenv(rank_timeout.FILE, str(path))
-    rank_timeout.store(60)
-    assert rank_timeout.stored(path) == 60
-    assert [one.name for one in tmp_path.iterdir()] == ["rank_timeout"]
-    monkeypatch.setenv(rank_timeout.FILE, str(tmp_path / "none" / "rank_timeout"))
-    rank_timeout.store(60)  # somebody has removed the folder
 
 
 @pytest.mark.skipif(not OUTGOING.exists(), reason="only Linux states the ports of connections")
@@ -40,14 +24,14 @@ def test_no_outgoing_connection_takes_a_port_of_the_ring() -> None:
     assert not any(lowest <= port <= highest for port in ports)
 
 
-@pytest.mark.parametrize(("most", "ends"), [(58.0, False), (8.0, True)])
-def test_only_a_rank_that_is_stopped_for_too_long_is_killed(most: float, ends: bool) -> None:
+@pytest.mark.parametrize(("seconds", "ends"), [(30.0, False), (61.0, True)])
+def test_only_a_rank_that_is_stopped_for_too_long_is_killed(seconds: float, ends: bool) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
             process.send_signal(signal.SIGSTOP)
             until(lambda: is_stopped(process.pid))
-            since = {process.pid: time.monotonic() - 30}
-            supervisor._kill_stopped([process], since, most)
+            since = {process.pid: time.monotonic() - seconds}
+            supervisor._kill_stopped([process], since)
             if ends:
                 assert process.wait() == -signal.SIGKILL
             assert (process.poll() is not None) == ends

@@ -90,14 +90,22 @@ class Trial:
             return answer_of(fork, child, subject, request, quick=quick)
 
     def fork(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Return the socket of a new fork, and the child process that made the fork."""
+        """Return the socket of a new fork, and the child process that made the fork.
+
+        Raises Overloaded if the system does not pass the socket to the child process.
+        """
         own, forks = socket.socketpair()
         with forks, self._lock:
             if self._child.poll() is not None:  # something killed it between two trials
                 self.end()
                 self._start()
-            with suppress(OSError):
+            try:
                 socket.send_fds(self._channel, [b"?"], [forks.fileno()])
+            except ConnectionError:
+                pass  # the child has just ended: `answer_of` learns how
+            except OSError:
+                own.close()
+                raise Overloaded(REFUSED) from None
             return own, self._child
 
     def _start(self) -> None:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,11 @@ class DiskCache:
         max_waiting: int = _MOST_WAITING,
     ) -> None:
         self._layout = layout
-        self._identity = identity
         self._max_bytes = max_bytes
         self._copy = copy
         self._max_waiting = max_waiting
-        self._opened: dict[
-            Path, Folder
-        ] = {}  # the folders that requests name, with their lists of files
+        # Folders are kept, because they remember the files that they have read.
+        self._open = lru_cache(_MOST_OPENED)(lambda path: Folder(path, identity, layout, max_bytes))
         self._folder = self._open(folder) if folder else None
         self._made = False  # whether the folder has been created
         self._writer = Writer(self._write, max_waiting)
@@ -154,7 +153,7 @@ class DiskCache:
         Runs on the engine thread.
         """
         try:
-            unpack(stored.layers, stored.arrays, row)
+            unpack(self._layout, stored.arrays, stored.numbers, row)
             if kv.trim(row, len(stored.prefix.key) - stored.length):
                 return row
         except Exception:
@@ -179,9 +178,8 @@ class DiskCache:
             return
         try:
             prefix = Prefix(PrefixKey(tokens), trimmable)
-            layers, arrays = pack(row, copy=self._copy)
-            save = StoredPrefix(prefix, layers, arrays, path)
-            if not fits(self._layout, layers, len(tokens)):
+            save = StoredPrefix(prefix, *pack(row, copy=self._copy), path)
+            if not fits(self._layout, save.arrays, save.numbers, len(tokens)):
                 _log.debug("a prefix is not stored on disk: this kind of KV cannot be stored")
             elif save.nbytes > self._max_bytes or not self._writer.put(save):
                 _log.debug(
@@ -211,12 +209,6 @@ class DiskCache:
             folder.path.mkdir(mode=0o700, parents=not save.path, exist_ok=True)
             self._made |= not save.path
         folder.write(save)
-
-    def _open(self, path: Path) -> Folder:
-        if len(self._opened) >= _MOST_OPENED:
-            self._opened.clear()
-        folder = Folder(path, self._identity, self._layout, self._max_bytes)
-        return self._opened.setdefault(path, folder)
 
 
 def open_disk_cache(

@@ -1,7 +1,8 @@
 """Reads and writes a cached prefix as a safetensors file, which is used only if it is intact.
 
 The tensors of a file are `tokens` and the arrays of the layers, named by their numbers. The
-metadata contains the identity of the model and the layers as JSON, and the CRC-32 of everything.
+metadata contains the identity of the model and the numbers of the layers as JSON, and the CRC-32 of
+everything.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load, save_file
 
-from backend.engine.disk_cache.layout import ArraySpec, Layer, Layers, carrier
 from backend.engine.planning.prefix_index import PrefixKey
 
 
@@ -48,23 +48,19 @@ class Prefix:
             self.trimmable or (not other.trimmable and len(self.key) == len(other.key))
         )
 
-    def replaces(self, other: Prefix) -> bool:
-        """Return whether this prefix makes the other, its beginning, unnecessary."""
-        return self.trimmable and self.key.shared(other.key) == len(other.key)
-
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrefix:
     """A prefix with its KV, packed for a file or read from a file.
 
-    arrays: the arrays of the layers, viewed as unsigned integers.
+    arrays, numbers: of the layers, as from `layout.pack`.
     path: the folder that a request names; None means the model's folder.
     length: number of tokens of a prompt that need no prefill.
     """
 
     prefix: Prefix
-    layers: Layers
     arrays: Sequence[Any]
+    numbers: Sequence[int]
     path: Path | None = None
     length: int = 0
 
@@ -75,11 +71,11 @@ class StoredPrefix:
 
 def write_entry(path: Path, identity: str, stored: StoredPrefix) -> None:
     """Write a file. Raises OSError, SafetensorError."""
-    layers = [
-        [kind, {name: getattr(part, "dtype", part) for name, part in parts.items()}]
-        for kind, parts in stored.layers
-    ]
-    facts = {"identity": identity, "trimmable": stored.prefix.trimmable, "layers": layers}
+    facts = {
+        "identity": identity,
+        "trimmable": stored.prefix.trimmable,
+        "numbers": list(stored.numbers),
+    }
     # The arrays are evaluated, so any thread can read them.
     arrays = map(np.ascontiguousarray, map(np.asarray, stored.arrays))
     tensors = {str(at): array for at, array in enumerate(arrays)}
@@ -106,12 +102,10 @@ def read_entry(path: Path, identity: str) -> StoredPrefix:
         raise BadEntry("it is damaged")
     prefix = Prefix(PrefixKey(tensors.pop("tokens")), facts["trimmable"])
     arrays = [tensors[str(at)] for at in range(len(tensors))]
-    left = iter(arrays)
-    layers = [
-        Layer(kind, {name: _part(part, left) for name, part in parts.items()})
-        for kind, parts in facts["layers"]
-    ]
-    return StoredPrefix(prefix, layers, arrays)
+    numbers = facts["numbers"]
+    if any(array.dtype.kind != "u" for array in arrays) or any(type(n) is not int for n in numbers):
+        raise BadEntry("its arrays or numbers have a wrong type")
+    return StoredPrefix(prefix, arrays, numbers)
 
 
 def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
@@ -124,16 +118,6 @@ def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
     if facts["identity"] != identity:
         raise BadEntry("it has the KV of another model")
     return facts, metadata["entry"], metadata["check"]
-
-
-def _part(part: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    """Return a part of a layer. A string is the type of the next array; other values are parts."""
-    if not isinstance(part, str):
-        return part
-    array = next(arrays)
-    if str(carrier(part)) != f"mlx.core.{array.dtype}":
-        raise BadEntry("its arrays are not those that it describes")
-    return ArraySpec(part, array.shape)
 
 
 def _check(entry: str, tensors: Mapping[str, NDArray[Any]]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from backend.engine.loading.shards import PATTERN, read_header
 from common.version import VERSION
 
-_FORMAT = 3  # the files' version; after a change, older files match no model
+_FORMAT = 4  # the files' version; after a change, older files match no model
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # the packages that compute the KV
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 

@@ -1,8 +1,8 @@
 """Describes the structure of a model's KV, and converts between rows and buffers without MLX.
 
-A correct checksum shows that a file is undamaged, but not that its contents are valid. Its layers
-are therefore compared with the layers of the loaded model before anything reaches MLX. Functions
-that use MLX arrays run on the engine thread.
+A correct checksum shows that a file is undamaged, but not that its contents are valid. Its arrays
+and numbers are therefore compared with the layers of the loaded model before anything reaches MLX.
+Functions that use MLX arrays run on the engine thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = _GROWING | {"ArraysCache"}
 # NumPy has no bfloat16, so arrays are viewed as unsigned integers.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
-Arrays = Sequence[NDArray[Any]]
+Arrays = Sequence[NDArray[Any] | mx.array]
 
 
 class ArraySpec(NamedTuple):
@@ -37,18 +37,25 @@ class ArraySpec(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The class name of a cache that is not a CacheList, and the leaves of its state by path."""
+    """A cache that is not a CacheList, after one token.
+
+    kind: its class name.
+    leaves: the leaves of its state by path: ArraySpec, int or None.
+    """
 
     kind: str
-    parts: dict[str, Any]  # ArraySpec, int or None
+    leaves: dict[str, Any]
+
+    @property
+    def arrays(self) -> list[ArraySpec]:
+        return [leaf for leaf in self.leaves.values() if isinstance(leaf, ArraySpec)]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [leaf for leaf in self.leaves.values() if type(leaf) is int]
 
 
 Layers = Sequence[Layer]
-
-
-def carrier(dtype: str) -> mx.Dtype:
-    """Return the unsigned integer type as which arrays of a type are stored."""
-    return _CARRIERS[getattr(mx, dtype).size]
 
 
 def learn_layout(model: Any) -> Layers | None:
@@ -62,8 +69,8 @@ def learn_layout(model: Any) -> Layers | None:
     return layers if all(map(_storable, layers)) else None
 
 
-def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
-    """Return a row's layers, and evaluated views of the used parts of its buffers.
+def pack(row: kv.RowCache, *, copy: bool) -> tuple[list[mx.array], list[int]]:
+    """Return evaluated views of the used parts of a row's buffers, and the numbers of its caches.
 
     copy: whether to copy the buffers first. On an NVIDIA GPU, a read by the host moves a buffer to
         other memory while kernels may be using it. With unified memory, views are safe and free.
@@ -74,82 +81,70 @@ def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
     if copy:
         carried = [array | mx.array(0, array.dtype) for array in carried]
     mx.eval(carried)
-    return [_layer(cache) for cache in _stored(row)], carried
+    return carried, [leaf for leaf in leaves if type(leaf) is int]
 
 
-def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
-    """Fill a new row with arrays from a file, whose layers `fits` has accepted."""
-    left = iter(arrays)
-    for layer, cache in zip(layers, _stored(row), strict=True):
-        parts = {
-            path: mx.array(next(left)).view(getattr(mx, part.dtype))
-            if isinstance(part, ArraySpec)
-            else part
-            for path, part in layer.parts.items()
-        }
-        cache.state = tree_unflatten(list(parts.items()))
+def unpack(layout: Layers, arrays: Arrays, numbers: Sequence[int], row: kv.RowCache) -> None:
+    """Fill a new row with the arrays and numbers of a file, which `fits` has accepted."""
+    left, rest = iter(arrays), iter(numbers)
+
+    def value(leaf: Any) -> Any:
+        if isinstance(leaf, ArraySpec):
+            return mx.array(next(left)).view(getattr(mx, leaf.dtype))
+        return leaf if leaf is None else next(rest)
+
+    for layer, cache in zip(layout, _stored(row), strict=True):
+        cache.state = tree_unflatten([(path, value(leaf)) for path, leaf in layer.leaves.items()])
     kv.evaluate(row)
 
 
-def fits(model: Layers, stored: Layers, tokens: int) -> bool:
-    """Return whether stored layers can be the KV of `tokens` tokens.
+def fits(layout: Layers, arrays: Arrays, numbers: Sequence[int], tokens: int) -> bool:
+    """Return whether arrays and numbers can be the KV of `tokens` tokens.
 
-    model: the layers of the model's rows, as from `learn_layout`.
+    layout: the layers of the model's rows, as from `learn_layout`.
     """
-    return len(model) == len(stored) and all(
-        _fits(*pair, tokens) for pair in zip(model, stored, strict=True)
-    )
+    left, rest = list(arrays), list(numbers)
+    for layer in layout:
+        own, left = left[: len(layer.arrays)], left[len(layer.arrays) :]
+        stated, rest = rest[: len(layer.numbers)], rest[len(layer.numbers) :]
+        if not _fits(layer, own, stated, tokens):
+            return False
+    return not left and not rest
 
 
-def _fits(one_token: Layer, layer: Layer, tokens: int) -> bool:
-    """Return whether a layer can be the KV of `tokens` tokens.
-
-    one_token: the model's layer after one token, which has the same form.
-    """
-    kind, growing = one_token.kind, one_token.kind in _GROWING
-    if layer.kind != kind or _forms(one_token, growing=growing) != _forms(layer, growing=growing):
+def _fits(layer: Layer, arrays: Arrays, numbers: Sequence[int], tokens: int) -> bool:
+    """Return whether arrays and numbers can be a layer's KV of `tokens` tokens."""
+    growing, expected = layer.kind in _GROWING, layer.numbers
+    shapes = [(_CARRIERS[array.itemsize], array.shape) for array in arrays]
+    specs = [(_CARRIERS[getattr(mx, spec.dtype).size], spec.shape) for spec in layer.arrays]
+    if len(numbers) != len(expected) or _forms(shapes, growing) != _forms(specs, growing):
         return False
-    arrays = [part for part in layer.parts.values() if isinstance(part, ArraySpec)]
     if not growing or not arrays:  # a recurrent state does not show its number of tokens
-        return not growing or layer.parts == one_token.parts
+        return not growing or numbers == expected
     length, *uneven = {array.shape[2] for array in arrays}
-    offset, *numbers = _numbers(layer)
-    _, *expected = _numbers(one_token)
-    if uneven or offset != tokens:
+    if uneven or numbers[0] != tokens:
         return False
-    if kind in _WHOLE:  # numbers: group size and bits of quantised KV
-        return numbers == expected and length == tokens
-    if kind in _WINDOWS:  # numbers: size of the window, then as above
-        return numbers == expected and length == min(tokens, numbers[0])
-    if numbers[:-1] != expected[:-1]:
-        return False
-    return (
-        0 <= numbers[1] <= tokens <= numbers[1] + length
-    )  # numbers: size of a chunk, dropped tokens
+    if layer.kind in _WHOLE:  # after the offset: group size and bits of quantised KV
+        return numbers[1:] == expected[1:] and length == tokens
+    if layer.kind in _WINDOWS:  # after the offset: size of the window, then as above
+        return numbers[1:] == expected[1:] and length == min(tokens, numbers[1])
+    # After the offset: size of a chunk, dropped tokens.
+    return numbers[1] == expected[1] and 0 <= numbers[2] <= tokens <= numbers[2] + length
 
 
-def _forms(layer: Layer, *, growing: bool) -> dict[str, Any]:
-    """Return what parts have in common with the parts of a row of any other length."""
-    return {
-        path: (part.dtype, len(part.shape), part.shape[:2] + part.shape[2 + growing :])
-        if isinstance(part, ArraySpec)
-        else type(part)
-        for path, part in layer.parts.items()
-    }
-
-
-def _numbers(layer: Layer) -> list[int]:
-    return [part for part in layer.parts.values() if type(part) is int]
+def _forms(arrays: Sequence[tuple[Any, Sequence[int]]], growing: bool) -> list[Any]:
+    """Return what arrays have in common with the arrays of a row of any other length."""
+    return [(kind, len(shape), *shape[:2], *shape[2 + growing :]) for kind, shape in arrays]
 
 
 def _layer(cache: Any) -> Layer:
-    parts = {
+    leaves = {
         path: ArraySpec(str(leaf.dtype).removeprefix("mlx.core."), leaf.shape)
         if isinstance(leaf, mx.array)
         else leaf
         for path, leaf in _leaves(cache).items()
     }
-    return Layer(type(cache).__name__, parts)
+    return Layer(type(cache).__name__, leaves)
 
 
 def _leaves(cache: Any) -> dict[str, Any]:
@@ -164,8 +159,8 @@ def _leaves(cache: Any) -> dict[str, Any]:
 
 def _storable(layer: Layer) -> bool:
     return layer.kind in KINDS and all(
-        part is None or type(part) is int or (type(part) is ArraySpec and hasattr(mx, part.dtype))
-        for part in layer.parts.values()
+        leaf is None or type(leaf) is int or (type(leaf) is ArraySpec and hasattr(mx, leaf.dtype))
+        for leaf in layer.leaves.values()
     )
 
 

@@ -85,7 +85,7 @@ class Folder:
         """Read a file for a prompt, and mark it as used; None if the file is damaged or gone."""
         try:
             stored = read_entry(entry.path, self._identity)
-            if not fits(self._layout, stored.layers, len(stored.prefix.key)):
+            if not fits(self._layout, stored.arrays, stored.numbers, len(stored.prefix.key)):
                 raise BadEntry("it does not have this model's kind of KV")
             _touch(entry.path)
             return replace(stored, length=stored.prefix.reusable(prompt))
@@ -115,7 +115,7 @@ class Folder:
             self.make_room(stored.nbytes)
             write_entry(beside, self._identity, stored)
             for entry in entries:
-                if prefix.replaces(entry.prefix):
+                if prefix.covers(entry.prefix):
                     entry.path.unlink(missing_ok=True)
             self.make_room()
             beside.replace(self.path / name)

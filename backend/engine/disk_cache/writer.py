@@ -47,7 +47,7 @@ class Writer:
             remaining = begun + [
                 other
                 for other in queued
-                if other.path != save.path or not save.prefix.replaces(other.prefix)
+                if other.path != save.path or not save.prefix.covers(other.prefix)
             ]
             waiting = sum(other.nbytes for other in remaining)
             if self._closing or (waiting and waiting + save.nbytes > self._most):

@@ -61,19 +61,13 @@ def main() -> None:
 
 
 def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
-    file, stream = opened("audio", DEMUXERS[task.kind], _CODECS)
+    file, stream = opened("audio", DEMUXERS[task.kind], _CODECS, "AAC, Opus, MP3 or FLAC")
     codec = stream.codec_context
-    if codec is None or codec.name not in _CODECS:
-        name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
-        raise RefusedError(
-            f"has {name}, which this backend does not decode: send AAC, Opus, MP3 or FLAC"
-        )
     if codec.channels > task.channels:
         raise RefusedError(
             f"has {codec.channels} channels, but at most {task.channels} are mixed: send fewer"
             " channels"
         )
-    codec.thread_count = 1
     # At most the rate that models need, because hours of samples are in memory at the same time.
     rate = min(int(codec.sample_rate), SOUND_RATE)
     parts = _parts(file, stream, rate)

@@ -118,9 +118,12 @@ def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -
 
 
 def opened(
-    medium: Literal["audio", "video"], demuxer: str, codecs: Sequence[str]
+    medium: Literal["audio", "video"], demuxer: str, codecs: Sequence[str], usual: str
 ) -> tuple[InputContainer, Any]:
-    """Open the file on standard input, and its main stream of a medium. Raises RefusedError."""
+    """Open the file on standard input, and its main stream of a medium. Raises RefusedError.
+
+    usual: codecs that the client may use instead of another.
+    """
     import av
 
     allowed = {
@@ -143,6 +146,11 @@ def opened(
         raise RefusedError(f"cannot be decoded: it has no {medium}")
     if stream is None:
         raise RefusedError("cannot be decoded: it is broken or cut off")
+    codec = stream.codec_context
+    if codec is None or codec.name not in codecs:
+        name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
+        raise RefusedError(f"has {name}, which this backend does not decode: send {usual}")
+    codec.thread_count = 1
     return file, stream
 
 
@@ -179,14 +187,9 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
 
 def _opened(task: Task) -> tuple[InputContainer, Any]:
     """Open the video on standard input, and its main stream. Raises RefusedError."""
-    video, stream = opened("video", _DEMUXERS[task.kind], _CODECS)
+    usual = "H.264, HEVC, VP8, VP9 or MPEG-4"
+    video, stream = opened("video", _DEMUXERS[task.kind], _CODECS, usual)
     codec = stream.codec_context
-    if codec is None or codec.name not in _CODECS:
-        name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
-        raise RefusedError(
-            f"has {name}, which this backend does not decode: send H.264, HEVC, VP8, VP9 or MPEG-4"
-        )
-    codec.thread_count = 1
     if problem := shape_problem(codec.width, codec.height):
         raise RefusedError(problem)
     if codec.width * codec.height > task.pixels:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks import rank_timeout, wire
+from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
@@ -75,9 +75,8 @@ def _connected(place: Place, token: str) -> Link:
     host, port = place.control
     while True:
         try:
-            link = connect(place.control, token, place.rank, place.size, place.timeout)
-            link.send(wire.Software(versions()))
-            return link
+            join = wire.Join(place.rank, place.size, versions())
+            return connect(place.control, token, join, place.timeout)
         except (OSError, LinkLost) as fault:
             refused = isinstance(fault, LinkLost)
             why = str(fault) if refused else "cannot be reached"
@@ -110,26 +109,18 @@ class _Follower:
         end: ends the process.
         """
         match message:
-            case wire.Form(timeout):
-                self._set_timeout(timeout)
             case Signal.JOIN:
                 self._link.timeout = max(self._link.timeout, self._place.timeout)
             case wire.LoadShard(number, timeout=timeout):
-                self._set_timeout(timeout)
+                self._link.timeout = timeout
                 self._loads[number] = threading.Event()
             case wire.Abandon(number) if number in self._loads:
                 self._loads[number].set()
                 after(self._link.timeout, lambda: end() if number in self._loads else None)
         self._inbox.put(message)
 
-    def _set_timeout(self, seconds: float) -> None:
-        rank_timeout.store(seconds)
-        self._link.timeout = seconds
-
     def _obey(self, message: Message) -> None:
         match message:
-            case wire.Form():
-                self._link.send(Signal.READY)
             case Signal.JOIN:
                 from backend.engine.ranks.group import join_group
 

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ from backend.engine.errors import (
 )
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks import rank_timeout, wire
+from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import require_same
 from backend.engine.ranks.hostfile import (
     Misuse,
@@ -45,12 +45,11 @@ from backend.engine.ranks.link import (
     accept,
     accepting,
     after,
-    frame_of,
     listen,
 )
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import TOKEN, Place
-from backend.engine.ranks.wire import Message, Signal, name_of
+from backend.engine.ranks.wire import Message, Signal, encode, name_of
 
 Loaded = TypeVar("Loaded")
 
@@ -68,12 +67,10 @@ class _Follower:
 
     versions: of its software.
     reports: of loads, except refusals, in order.
-    ready: whether it waits for the order to join the group.
     """
 
     link: Link
     versions: Mapping[str, str]
-    ready: bool = False
     reports: deque[wire.LoadReport] = field(default_factory=deque)
 
 
@@ -93,7 +90,8 @@ class Leader:
         self._listener: socket.socket | None = None
         self._followers: dict[int, _Follower] = {}
         self._changed = threading.Condition()
-        self._forming = self._formed = self._closing = False
+        self._formed = False  # whether the group is formed, or is being formed
+        self._closing = False
         self._refused = ""  # the latest connection that was refused, and why
         self._load = 0  # the number of the current load
         self._refusal = ""  # why another rank has refused the current load
@@ -164,7 +162,7 @@ class Leader:
         ModelRejected if a rank has other software.
         """
         yield "files"
-        while not self._forming:
+        while not self._formed:
             self._wait_while(self._missing, cancelled, self.place.join_timeout)
             yield "engine"
             with self._changed:
@@ -173,34 +171,12 @@ class Leader:
                         rank: follower.versions for rank, follower in self._followers.items()
                     }
                     require_same(self.place, software)
-                    self._forming = True
-            if not complete:
+                    self._formed = True
+            if complete:
+                self._join(timeout)
+            else:
                 yield "files"
-        if not self._formed:
-            yield "files"
-            self._get_ready(timeout, cancelled)
         yield "engine"
-        if not self._formed:
-            self._join(timeout)
-
-    def _get_ready(self, timeout: float, cancelled: threading.Event) -> None:
-        """Wait until every rank is ready to join the group.
-
-        While the group is formed, rank 0 cannot answer any call, so a rank that is stopped or cut
-        off must be noticed before.
-        """
-        followers = dict(self._followers)
-        for follower in followers.values():
-            follower.ready = False
-        self._set_timeout(timeout)
-        self.send(wire.Form(timeout))
-
-        def missing() -> str:
-            self._require_whole()
-            return self._names(rank for rank, follower in followers.items() if not follower.ready)
-
-        # After `timeout`, the link reports a silent rank with the reason, so wait a moment longer.
-        self._wait_while(missing, cancelled, timeout + _NAME_SECONDS)
 
     def _join(self, timeout: float) -> None:
         """Join the group, together with all other ranks.
@@ -209,15 +185,13 @@ class Leader:
         """
         from backend.engine.ranks.group import join_group
 
-        for follower in list(self._followers.values()):
-            follower.link.timeout = max(timeout, self.place.timeout)
+        self._set_timeout(max(timeout, self.place.timeout))
         self.send(Signal.JOIN)
         try:
             join_group(self.place)
         except EngineFailed as fault:
             self._failed(str(fault))  # MLX can form a group only once
             raise
-        self._formed = True
         _log.info("the %s group of %d ranks is formed", self.place.transport, self.place.size)
 
     def begin(
@@ -285,7 +259,6 @@ class Leader:
 
     def _set_timeout(self, seconds: float) -> None:
         """Set the seconds of silence after which a rank counts as lost."""
-        rank_timeout.store(seconds)
         for follower in list(self._followers.values()):
             follower.link.timeout = seconds
 
@@ -329,12 +302,8 @@ class Leader:
                 self._changed.wait(_CHECK_SECONDS)
 
     def _missing(self) -> str:
-        return self._names(
-            rank for rank in range(1, self.place.size) if rank not in self._followers
-        )
-
-    def _names(self, ranks: Iterable[int]) -> str:
-        return ", ".join(map(self.place.name, ranks))
+        missing = (rank for rank in range(1, self.place.size) if rank not in self._followers)
+        return ", ".join(map(self.place.name, missing))
 
     # Plans.
 
@@ -345,11 +314,11 @@ class Leader:
 
     def send(self, message: Message) -> None:
         """Send a message to all ranks. Raises RankLost."""
-        frame = frame_of(message)
+        data = encode(message)
         for rank, follower in list(self._followers.items()):
             self._require_whole()
             try:
-                follower.link.send_frame(frame)
+                follower.link.send_bytes(data)
             except LinkLost as loss:
                 self._lose(rank, follower, str(loss))
         self._require_whole()
@@ -368,19 +337,18 @@ class Leader:
     def _take(self, connection: socket.socket, host: str) -> None:
         place = self.place
         try:
-            rank, link = accept(
+            join, link = accept(
                 connection, self._token, place.size, place.timeout, self._followers.__contains__
             )
-            follower = _Follower(link, _versions_from(link))
         except LinkLost as refusal:
             with self._changed:
                 self._refused = f"; rank 0 refused a connection from {host}, which {refusal}"
                 self._changed.notify_all()
             _log.warning("refused a connection from %s, which %s", host, refusal)
-            connection.close()
             return
+        rank, follower = join.rank, _Follower(link, join.versions)
         with self._changed:
-            joins = rank not in self._followers and not self._forming
+            joins = rank not in self._followers and not self._formed
             if joins:
                 self._followers[rank] = follower
                 self._refused = ""
@@ -403,10 +371,6 @@ class Leader:
                     case wire.LoadReport() as report:
                         with self._changed:
                             follower.reports.append(report)
-                            self._changed.notify_all()
-                    case Signal.READY:
-                        with self._changed:
-                            follower.ready = True
                             self._changed.notify_all()
                     case wire.Failed(why):
                         self._lose(rank, follower, f"failed: {why}")
@@ -441,7 +405,7 @@ class Leader:
             return
         sentence = f"{self.place.name(rank)} {why}"
         with self._changed:
-            if self._forming:
+            if self._formed:
                 first, self.broken = not self.broken, self.broken or sentence
             else:
                 first = False
@@ -453,14 +417,6 @@ class Leader:
         follower.link.close()
         if first:
             self._failed(sentence)
-
-
-def _versions_from(link: Link) -> Mapping[str, str]:
-    """Return the versions of a rank's software, its first message. Raises LinkLost."""
-    first = link.receive()
-    if isinstance(first, wire.Software):
-        return first.versions
-    raise LinkLost(f"sent {name_of(first)} before the versions of its software")
 
 
 def leader_of(hostfile: str, transport: str) -> Leader:

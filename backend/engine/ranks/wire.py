@@ -18,11 +18,9 @@ from pydantic import TypeAdapter
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 11
-
 
 class WireError(Exception):
-    """Bytes are not a message of this version."""
+    """Bytes are not a message of this version of the backend."""
 
 
 class Signal(Enum):
@@ -30,7 +28,6 @@ class Signal(Enum):
 
     BEAT = "beat"  # from either side: a heartbeat, which shows that the sender is alive
     JOIN = "join"  # join the group of mx.distributed now, at the same time as every other rank
-    READY = "ready"  # from another rank: the rank waits for JOIN, and does nothing else
     OPEN = "open"  # create a new executor for the following plans
     CLEAR = "clear"  # drop all sequences and cached prefixes
     DROP = "drop"  # drop the model
@@ -38,16 +35,6 @@ class Signal(Enum):
 
 
 # From rank 0.
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Answer READY, so that the group of mx.distributed can be formed.
-
-    timeout: seconds of silence after which a rank counts as lost until the group is formed.
-    """
-
-    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +96,15 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Software:
+class Join:
     """The first message of a rank.
 
+    size: number of ranks that this rank expects.
     versions: the versions of packages that must be the same on all ranks.
     """
 
+    rank: int
+    size: int
     versions: dict[str, str]
 
 
@@ -138,8 +128,7 @@ class Failed:
 
 
 Message = (
-    Signal | Form | LoadShard | Agreed | Abandon | Add | Step | Plain | Software | LoadReport
-    | Failed
+    Signal | LoadShard | Agreed | Abandon | Add | Step | Plain | Join | LoadReport | Failed
 )  # fmt: skip
 _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -146,6 +147,26 @@ def test_a_grammar_is_refused_while_the_system_allows_no_more_processes(
     for _ in range(2):
         with pytest.raises(Overloaded):
             compiler.compile(ConstraintSpec("regex", "a+"))
+    compiler.close()
+
+
+def test_a_grammar_is_refused_if_its_socket_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system limits the descriptors that are on their way. The child process lives on."""
+
+    def refused(*_: Any) -> int:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    compiler = compiler_for(BYTES, ChatFormat.named("hermes"))
+    compiler.compile(ConstraintSpec("regex", "a"))
+    before = set(_children())
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", refused)
+        with pytest.raises(Overloaded):
+            compiler.compile(ConstraintSpec("regex", "b"))
+    compiler.compile(ConstraintSpec("regex", "b"))
+    assert set(_children()) == before
     compiler.close()
 
 

@@ -29,7 +29,6 @@ from backend.engine.disk_cache.entry_file import (
     read_entry,
     write_entry,
 )
-from backend.engine.disk_cache.layout import ArraySpec, Layer
 from backend.engine.planning.prefix_index import PrefixKey
 from tests.engine.disk_cache.rows import (
     IDENTITY,
@@ -47,12 +46,11 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=12,
 )
-PARTS = st.dictionaries(st.text(max_size=2), JSON | st.just("float32"))
 FACTS = st.fixed_dictionaries(
     {
         "identity": JSON | st.just(IDENTITY),
         "trimmable": JSON,
-        "layers": JSON | st.lists(st.tuples(st.just("LayerKV") | JSON, PARTS), max_size=3),
+        "numbers": JSON | st.lists(st.integers() | st.just(100), max_size=3),
     }
 )
 
@@ -76,14 +74,13 @@ def test_any_bytes_are_a_miss(tmp_path: Path, content: bytes) -> None:
 
 def test_a_written_entry_can_be_read_here_and_by_mlx(tmp_path: Path) -> None:
     path = tmp_path / "entry.safetensors"
-    layer = Layer("LayerKV", {"0": ArraySpec("bfloat16", (1, 2, 3)), "1": None, "2": 3})
     array = mx.arange(6, dtype=mx.uint16).reshape(1, 2, 3)
     mx.eval(array)
     prefix = Prefix(PrefixKey([5, 6, 7]), False)
-    write_entry(path, IDENTITY, StoredPrefix(prefix, [layer], [array]))
+    write_entry(path, IDENTITY, StoredPrefix(prefix, [array], [3]))
     stored = read_entry(path, IDENTITY)
     (back,) = stored.arrays
-    assert stored.layers == [layer]
+    assert stored.numbers == [3]
     assert stored.prefix.key.tokens.tolist() == [5, 6, 7]
     assert not stored.prefix.trimmable
     loaded = mx.load(str(path))
@@ -163,34 +160,27 @@ def test_a_symbolic_link_is_not_followed_even_to_an_entry(tmp_path: Path) -> Non
     assert path.read_bytes() == whole
 
 
-def other_layer(**changes: Any) -> Callable[[dict[str, Any]], object]:
-    """Change parts of the first layer: "0" and "1" are arrays, "2" is the number of tokens."""
-    return lambda facts: facts["layers"][0][1].update({f"{k[1:]}": v for k, v in changes.items()})
-
-
-def other_kind(kind: str) -> Callable[[dict[str, Any]], object]:
-    return lambda facts: facts["layers"][0].__setitem__(0, kind)
+def other_number(value: Any) -> Callable[[dict[str, Any]], object]:
+    """Change the number of tokens in the first layer."""
+    return lambda facts: facts["numbers"].__setitem__(0, value)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda facts: facts.update(identity="f" * 32),
-        lambda facts: facts["layers"].pop(),
-        lambda facts: facts["layers"].extend(facts["layers"]),
-        lambda facts: facts["layers"].clear(),
-        lambda facts: facts["layers"][0][1].pop("2"),
-        lambda facts: facts["layers"][0][1].clear(),
-        other_kind("WindowKV"),
-        other_kind("os.system"),
-        other_layer(_2=99),
-        other_layer(_2=1 << 40),
-        other_layer(_2=100.0),
-        other_layer(_2=True),
-        other_layer(_0="float16"),
-        other_layer(_0="int32"),
-        other_layer(_0="array"),
-        other_layer(_0=None),
+        lambda facts: facts["numbers"].pop(),
+        lambda facts: facts["numbers"].extend(facts["numbers"]),
+        lambda facts: facts["numbers"].clear(),
+        lambda facts: facts.update(numbers="100"),
+        lambda facts: facts.update(numbers=100),
+        lambda facts: facts.pop("numbers"),
+        other_number(99),
+        other_number(1 << 40),
+        other_number(100.0),
+        other_number(True),
+        other_number(None),
+        other_number("100"),
     ],
 )
 def test_a_valid_file_with_foreign_content_is_a_miss(
@@ -217,9 +207,14 @@ def test_arrays_that_are_not_those_of_the_facts_are_a_miss(
     array: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     path, _ = stored(tmp_path)
-    tensors = load_file(path)
-    write(path, tensors | {"0": array}, _metadata(path, IDENTITY)[1])
+    tensors, facts = load_file(path), _metadata(path, IDENTITY)[1]
+    write(path, tensors | {"0": array}, facts)
     assert not finds(tmp_path)
+    write(path, tensors | {str(len(tensors) - 1): array}, facts)
+    assert not finds(tmp_path), "one more array than a row has"
+    tensors.pop("0")
+    write(path, tensors, facts)
+    assert not finds(tmp_path), "a missing array"
 
 
 def test_rewriting_facts_without_a_change_is_a_hit(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backend.engine.disk_cache.layout import Layer, fits, learn_layout, pack
+from backend.engine.disk_cache.layout import fits, learn_layout, pack
 from tests.engine.disk_cache.rows import KINDS, filled, model_of, words
 
 TOKENS = 100
@@ -15,12 +15,10 @@ TOKENS = 100
 def accepted(kind: str, change: Callable[[list[int]], list[int]], tokens: int) -> bool:
     """Whether a cache with changed numbers is accepted."""
     layout = learn_layout(model_of(kind))
-    layers, _ = pack(filled(model_of(kind), words(TOKENS)), copy=False)
+    arrays, numbers = pack(filled(model_of(kind), words(TOKENS)), copy=False)
     assert layout is not None
-    (name, parts), *rest = layers
-    numbers = iter(change([part for part in parts.values() if type(part) is int]))
-    changed = {path: next(numbers) if type(part) is int else part for path, part in parts.items()}
-    return fits(layout, [Layer(name, changed), *rest], tokens)
+    count = len(layout[0].numbers)
+    return fits(layout, arrays, [*change(numbers[:count]), *numbers[count:]], tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -91,27 +91,15 @@ def test_a_covered_entry_would_have_served_no_prompt_better(
             assert spared(tokens(entry), entry.prefix.trimmable, prompt) >= mine
 
 
-@given(STORED, TEXTS, st.booleans(), TEXTS)
-def test_a_replaced_entry_served_no_prompt_better(
-    stored: list[tuple[list[int], bool, int]], text: list[int], trimmable: bool, prompt: list[int]
-) -> None:
-    new = Prefix(PrefixKey(text), trimmable)
-    for entry in entries(stored):
-        if new.replaces(entry.prefix):
-            theirs = spared(tokens(entry), entry.prefix.trimmable, prompt)
-            assert spared(text, trimmable, prompt) >= theirs
-
-
-def test_a_longer_text_replaces_and_covers_its_prefix() -> None:
+def test_a_longer_text_covers_its_prefix() -> None:
     shorter, short, longer = (Prefix(PrefixKey([1, 2, 0][:n]), True) for n in (1, 2, 3))
-    assert longer.replaces(short)
-    assert not short.replaces(longer)
+    assert longer.covers(short)
     assert short.covers(shorter)
     assert not short.covers(longer)
     whole = Prefix(short.key, False)
     assert whole.covers(Prefix(short.key, False))
     assert not whole.covers(short)
-    assert not whole.replaces(shorter)
+    assert not whole.covers(shorter)
 
 
 @settings(max_examples=30)

@@ -72,7 +72,7 @@ def save_of(
     text: str, size: int = 10, path: Path | None = None, *, trimmable: bool = True
 ) -> StoredPrefix:
     prefix = Prefix(PrefixKey(list(text.encode())), trimmable)
-    return StoredPrefix(prefix, [], [mx.zeros(size, mx.uint8)], path)
+    return StoredPrefix(prefix, [mx.zeros(size, mx.uint8)], [], path)
 
 
 def thread_of(writer: Writer) -> threading.Thread | None:

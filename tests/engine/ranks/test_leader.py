@@ -25,7 +25,7 @@ from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
-from backend.engine.ranks.wire import Form, LoadReport, LoadShard, Signal, Software
+from backend.engine.ranks.wire import Join, LoadReport, LoadShard, Signal
 from backend.supervising.supervisor import free_ports
 
 WAIT = 120.0  # seconds, on a busy machine too
@@ -46,19 +46,17 @@ class Ranks:
     def joined(self, **software: str) -> Link:
         """Rank 1's end of its connection. software: versions that differ from this process's."""
         place = self.leader.place
-        other = connect(place.control, "secret", 1, place.size, place.timeout)
-        other.send(Software(versions() | software))
+        join = Join(1, place.size, versions() | software)
+        other = connect(place.control, "secret", join, place.timeout)
         self.until(lambda: 1 in self.leader._followers)
         return other
 
     def form(self, other: Link) -> None:
-        """Form the group with rank 1, which is ready immediately."""
+        """Form the group with rank 1."""
         forming = threading.Thread(
             target=lambda: at_once(self.leader.form(WAIT, threading.Event())), daemon=True
         )
         forming.start()
-        assert other.receive() == Form(WAIT)
-        other.send(Signal.READY)
         assert other.receive() == Signal.JOIN
         forming.join(WAIT)
         assert not forming.is_alive()
@@ -79,43 +77,19 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     found.leader.close()
 
 
-def test_mlx_forms_the_group_only_when_every_rank_is_ready(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MLX holds the interpreter's lock until the last rank joins, so Health would not answer."""
-    joined: list[Place] = []
-    monkeypatch.setattr(group, "join_group", joined.append)
-    other = ranks.joined()
-    forming = ranks.leader.form(0.5, threading.Event())
-    assert [next(forming), next(forming), next(forming)] == ["files", "engine", "files"]
-    with pytest.raises(RankLost, match=r"rank 1 \(b\) has been silent for 0\.5 s"):
-        next(forming)  # a heartbeat comes every two seconds, because rank 1 does not read Form
-    assert not joined
-    other.close()
-
-
-def test_a_load_does_not_wait_for_ever_for_a_rank_that_is_not_ready(ranks: Ranks) -> None:
-    """The rank is connected, but its engine thread does nothing. The next load asks it again."""
-    other = ranks.joined()
-    other.timeout = 0.5  # heartbeats come often enough
-    with pytest.raises(ShuttingDown, match=r"rank 1 \(b\) did not join within 2 s"):
-        at_once(ranks.leader.form(1.0, threading.Event()))
-    assert other.receive() == Form(1.0)
-    ranks.form(other)
-    other.close()
-
-
 def test_a_load_that_is_cancelled_before_the_group_is_formed_does_not_affect_the_next(
     ranks: Ranks,
 ) -> None:
     other = ranks.joined()
     cancelled = threading.Event()
     forming = ranks.leader.form(WAIT, cancelled)
-    assert [next(forming), next(forming), next(forming)] == ["files", "engine", "files"]
+    assert next(forming) == "files"
+    other.close()
+    ranks.until(lambda: not ranks.leader._followers)
     cancelled.set()
     with pytest.raises(Cancelled):
         next(forming)
-    assert other.receive() == Form(WAIT)
+    other = ranks.joined()
     ranks.form(other)
     other.close()
 
@@ -136,20 +110,10 @@ def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
     other.close()
 
 
-def test_a_rank_that_says_nothing_of_its_software_does_not_join(ranks: Ranks) -> None:
-    place = ranks.leader.place
-    other = connect(place.control, "secret", 1, place.size, place.timeout)
-    other.send(Signal.READY)
-    with pytest.raises(LinkLost):
-        other.receive()
-    assert not ranks.leader._followers
-    other.close()
-
-
 def test_a_load_that_times_out_says_why_a_rank_was_refused(ranks: Ranks) -> None:
     place = ranks.leader.place = replace(ranks.leader.place, join_timeout=0.0)
     with pytest.raises(LinkLost):
-        connect(place.control, "other", 1, place.size, place.timeout)
+        connect(place.control, "other", Join(1, place.size, {}), place.timeout)
     ranks.until(lambda: ranks.leader._refused)
     with pytest.raises(ShuttingDown) as waited:
         at_once(ranks.leader.form(WAIT, threading.Event()))
@@ -202,7 +166,8 @@ def test_a_rank_that_leaves_just_before_the_group_is_formed_is_waited_for(ranks:
     ranks.until(lambda: not ranks.leader._followers)
     assert next(forming) == "files"
     other = ranks.joined()
-    assert [next(forming), next(forming)] == ["engine", "files"]
+    assert [next(forming), next(forming)] == ["engine", "engine"]
+    assert other.receive() == Signal.JOIN
     other.close()
     assert not ranks.causes or "rank 1" in ranks.causes[0]
 
@@ -230,7 +195,7 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
 
     other = ranks.joined()
     monkeypatch.setattr(link, "decode", broken)
-    other.send(Signal.READY)
+    other.send(Signal.CLEAR)
     ranks.until(lambda: not ranks.leader._followers)
     other.close()
 

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 import pytest
 
 from backend.engine.ranks import link
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
-from backend.engine.ranks.wire import VERSION, Signal
+from backend.engine.ranks.wire import Join, Signal, encode
 from tests.polling import until
 
 WAIT = 120.0  # seconds, on a busy machine too
@@ -29,7 +30,7 @@ class Listening:
 
     token: str = "secret"
     timeout: float = LONG
-    outcome: list[tuple[int, Link] | LinkLost] = field(default_factory=list)
+    outcome: list[tuple[Join, Link] | LinkLost] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -45,10 +46,9 @@ class Listening:
         try:
             self.outcome.append(accept(connection, self.token, 3, self.timeout))
         except LinkLost as refusal:
-            connection.close()
             self.outcome.append(refusal)
 
-    def done(self) -> tuple[int, Link] | LinkLost:
+    def done(self) -> tuple[Join, Link] | LinkLost:
         self._thread.join(WAIT)
         self.socket.close()
         return self.outcome[0]
@@ -57,11 +57,11 @@ class Listening:
 @pytest.fixture
 def pair() -> Iterator[tuple[Link, Link]]:
     listening = Listening()
-    other = connect(listening.address, "secret", 2, 3, LONG)
+    other = connect(listening.address, "secret", Join(2, 3, {}), LONG)
     done = listening.done()
     assert not isinstance(done, LinkLost)
-    rank, own = done
-    assert rank == 2
+    join, own = done
+    assert join == Join(2, 3, {})
     yield own, other
     own.close()
     other.close()
@@ -69,9 +69,9 @@ def pair() -> Iterator[tuple[Link, Link]]:
 
 def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Link, Link]) -> None:
     own, other = pair
-    for message in (Signal.BEAT, Signal.OPEN, Signal.BEAT, Signal.READY):
+    for message in (Signal.BEAT, Signal.OPEN, Signal.BEAT, Signal.CLEAR):
         own.send(message)
-    assert [other.receive(), other.receive()] == [Signal.OPEN, Signal.READY]
+    assert [other.receive(), other.receive()] == [Signal.OPEN, Signal.CLEAR]
 
 
 def test_a_closed_connection_is_noticed(pair: tuple[Link, Link]) -> None:
@@ -112,12 +112,12 @@ def _waits(reader: threading.Thread) -> bool:
     """Whether a thread waits for bytes from its connection."""
     assert reader.ident is not None
     frame = sys._current_frames().get(reader.ident)
-    return frame is not None and frame.f_code.co_name in ("_wait", "_exactly")
+    return frame is not None and frame.f_code.co_name == "select"
 
 
 def test_heartbeats_keep_the_connection() -> None:
     listening = Listening(timeout=1.0)
-    other = connect(listening.address, "secret", 1, 3, 1.0)
+    other = connect(listening.address, "secret", Join(1, 3, {}), 1.0)
     done = listening.done()
     assert not isinstance(done, LinkLost)
     _, own = done
@@ -126,9 +126,9 @@ def test_heartbeats_keep_the_connection() -> None:
     reader.start()
     reader.join(2.5)  # longer than the time-out
     assert reader.is_alive()
-    other.send(Signal.READY)
+    other.send(Signal.CLEAR)
     reader.join(WAIT)
-    assert received == [Signal.READY]
+    assert received == [Signal.CLEAR]
     own.close()
     other.close()
 
@@ -141,22 +141,22 @@ def test_a_shorter_timeout_applies_at_once(pair: tuple[Link, Link]) -> None:
     reader.start()
     reader.join(2.5)
     assert reader.is_alive()
-    other.send(Signal.READY)
+    other.send(Signal.CLEAR)
     reader.join(WAIT)
     assert not reader.is_alive()
 
 
 def test_a_different_token_is_refused_by_both_sides() -> None:
     listening = Listening(token="other")
-    with pytest.raises(LinkLost, match="refused this rank"):
-        connect(listening.address, "secret", 1, 3, LONG)
+    with pytest.raises(LinkLost, match="has a different token"):
+        connect(listening.address, "secret", Join(1, 3, {}), LONG)
     assert "token" in str(listening.done())
 
 
 def test_a_rank_that_does_not_belong_to_the_group_is_refused() -> None:
     listening = Listening()
-    with pytest.raises(LinkLost, match="refused this rank"):
-        connect(listening.address, "secret", 3, 4, LONG)
+    with pytest.raises(LinkLost, match="refused this rank, which says that it is rank 3 of 4"):
+        connect(listening.address, "secret", Join(3, 4, {}), LONG)
     assert "rank 3 of 4" in str(listening.done())
 
 
@@ -165,13 +165,17 @@ def test_a_server_that_does_not_know_the_token_is_refused() -> None:
 
         def imitate() -> None:
             connection, _ = server.accept()
-            connection.sendall(b"MLXRANKS" + VERSION.to_bytes(2, "big") + bytes(32))
-            connection.recv(1024)
-            connection.sendall(bytes(32))
+            channel = Connection(connection.detach())
+            channel.send_bytes(b"#CHALLENGE#" + bytes(20))
+            channel.recv_bytes()
+            channel.send_bytes(b"#WELCOME#")
+            channel.recv_bytes()  # the challenge of the rank
+            channel.send_bytes(bytes(16))
+            channel.recv_bytes()
 
         threading.Thread(target=imitate, daemon=True).start()
         with pytest.raises(LinkLost, match="a different token"):
-            connect(server.getsockname(), "secret", 1, 2, LONG)
+            connect(server.getsockname(), "secret", Join(1, 2, {}), LONG)
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n" * 8, b"", bytes(82)])
@@ -184,19 +188,64 @@ def test_other_protocols_are_refused(sent: bytes) -> None:
         assert isinstance(listening.done(), LinkLost)
 
 
-@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02{}"])
-def test_an_invalid_frame_ends_the_link(pair: tuple[Link, Link], frame: bytes) -> None:
+def test_an_invalid_message_ends_the_link(pair: tuple[Link, Link]) -> None:
     own, other = pair
-    own.send_frame(frame)
-    with pytest.raises(LinkLost, match="sent"):
+    own.send_bytes(b"{}")
+    with pytest.raises(LinkLost, match="sent a message that cannot be read"):
         other.receive()
+
+
+@pytest.mark.parametrize("header", [b"\x7f\xff\xff\xff", b"\xff" * 12])
+def test_a_length_that_no_message_has_ends_the_link(pair: tuple[Link, Link], header: bytes) -> None:
+    own, other = pair
+    with link._socket_of(own._connection) as connection:
+        connection.sendall(header)
+    with pytest.raises(LinkLost):
+        other.receive()
+
+
+def handshake(listening: Listening, first: bytes) -> Connection:
+    """A connection of a rank that sends no heartbeats. first: its first message."""
+    channel = Connection(socket.create_connection(listening.address).detach())
+    answer_challenge(channel, b"secret")
+    deliver_challenge(channel, b"secret")
+    channel.send_bytes(first)
+    return channel
+
+
+def test_silence_within_a_message_is_noticed() -> None:
+    listening = Listening(timeout=0.2)
+    channel = handshake(listening, encode(Join(1, 3, {})))
+    with link._socket_of(channel) as connection:
+        connection.sendall(b"\x00\x00\x00\x09abc")
+    done = listening.done()
+    assert not isinstance(done, LinkLost)
+    with pytest.raises(LinkLost, match=r"silent for 0\.2 s"):
+        done[1].receive()
+
+
+def test_a_rank_that_reads_nothing_is_noticed(pair: tuple[Link, Link]) -> None:
+    """Its host has disappeared, or its thread does not run."""
+    own, _ = pair
+    own.timeout = 0.2
+    with pytest.raises(LinkLost, match=r"received nothing for 0\.2 s"):
+        own.send_bytes(bytes(64 << 20))  # more than the buffers of a connection
+
+
+def test_a_rank_of_another_version_is_refused() -> None:
+    """It may not even send the same first message."""
+    listening = Listening()
+    channel = handshake(listening, b"Hello {}")
+    assert channel.recv_bytes() == b"is a rank of another version of this backend"
+    assert "another version" in str(listening.done())
 
 
 def test_a_stranger_that_sends_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_HANDSHAKE_SECONDS", 0.3)
     listening = Listening()
     with socket.create_connection(listening.address) as stranger, contextlib.suppress(OSError):
-        for _ in range(90):  # more bytes than a claim has
+        stranger.sendall(b"\x00\x00\x00\xff")  # the length of a message
+        for _ in range(90):
             stranger.sendall(b"\0")
             time.sleep(0.05)  # slowly, but never silent for long
     assert "ended the handshake" in str(listening.done())
@@ -253,12 +302,11 @@ def test_a_rank_that_has_joined_already_is_refused() -> None:
                 accept(connection, "secret", 3, LONG, {1}.__contains__)
             except LinkLost as refusal:
                 outcome.append(str(refusal))
-                connection.close()
 
         thread = threading.Thread(target=take, daemon=True)
         thread.start()
         with pytest.raises(LinkLost, match="refused this rank"):
-            connect(listener.getsockname(), "secret", 1, 3, LONG)
+            connect(listener.getsockname(), "secret", Join(1, 3, {}), LONG)
         thread.join(WAIT)
     assert outcome == ["says that it is rank 1, which has joined already"]
 

