@@ -39,6 +39,7 @@ class EngineModel:
     batches: whether the caches can be batched.
     trims: whether all caches can be truncated.
     together: whether prompts of different lengths can share a prefill pass.
+    reads_whole: whether all tokens of a prompt attend to each other.
     memory_limit: bytes that MLX may use in all, including weights_bytes.
     drafting: speculative decoding, if the model drafts.
     experts: the cache of experts that stay in the checkpoint's files, if any do.
@@ -71,6 +72,7 @@ class EngineModel:
     stream_interval_ms: int = 0
     drafting: Drafting | None = None
     experts: CachedExperts | None = None
+    reads_whole: bool = False
     disk: DiskCache | None = None
     batches: bool = True
     trims: bool = True

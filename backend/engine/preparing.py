@@ -112,6 +112,7 @@ class Preparer:
                 return
             bare = replace(request, attachments=None)
             if bare.prompt_logprobs is not None:
+                _require_causal(served, "Metadata mlx.prompt_logprobs is true")
                 require_returnable(len(prompt.tokens), bare.prompt_logprobs)
             from backend.engine.planning.prefix_index import (
                 PrefixKey,  # imports NumPy, which takes time
@@ -164,6 +165,7 @@ class Preparer:
         """Return work that tokenises the candidates of a Score, and finds their common prefix."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
+            _require_causal(served, "Score asks for log-probabilities")
             yield "long"
             with about("prompt"):
                 scored = score_plan.plan(
@@ -314,6 +316,14 @@ def _within_budget(
         openings(chat_format, encode, served.prompts.control.ids.values()),
         rule,
     )
+
+
+def _require_causal(served: ServedModel, asked: str) -> None:
+    if served.reads_whole:
+        raise InvalidRequest(
+            f"{asked}, but each token of this model's prompt attends to later tokens, so none has a"
+            " probability: load another model, or leave it out"
+        )
 
 
 def _characters(prompt: Prompt) -> int:

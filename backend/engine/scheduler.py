@@ -191,6 +191,8 @@ class Scheduler:
         generates = not (request.prompt_only or (constraint is not None and constraint.ended))
         joins = generates and scoring is None
         spans = () if media is None else tuple((s.start, s.stop) for s in media.spans)
+        if reads_whole := self._model.reads_whole:
+            spans = ((0, len(command.prompt) - (not joins)),)
         if not joins:
             self._unstarted.add(command.ticket)
         self._events.append(
@@ -200,12 +202,12 @@ class Scheduler:
                 tokens=tuple(command.prompt),
                 limit=command.limit,
                 spans=spans,
-                whole=media is not None and self._reader.whole,
+                whole=reads_whole or (media is not None and self._reader.whole),
                 positions=command.positions if plan is None else (plan.stable,),
                 on_disk=command.stored.length if command.stored else 0,
                 width=1 if scoring is None else 1 + scoring.width,
                 fresh=request.prompt_logprobs is not None,
-                alone=media is not None or request.prompt_logprobs is not None,
+                alone=reads_whole or media is not None or request.prompt_logprobs is not None,
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._reader.needs(media),

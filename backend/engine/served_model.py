@@ -34,6 +34,7 @@ class ServedModel:
     new_text: creates a text decoder; its argument is whether the text continues earlier text.
     kind: the kind of requests that the model answers.
     media: which of image, video and audio the model accepts.
+    reads_whole: whether all tokens of a prompt attend to each other.
     media_marker: the marker for media in a raw prompt.
     epoch: the number of the load.
     capacity: maximum number of running and waiting requests.
@@ -65,6 +66,7 @@ class ServedModel:
     defaults: Extras = field(default_factory=Extras)
     kind: ModelKind = ModelKind.TEXT
     media: frozenset[str] = frozenset()
+    reads_whole: bool = False
     media_marker: str = ""
     call_format: ChatFormat | None = None
     template_words: frozenset[str] = frozenset()

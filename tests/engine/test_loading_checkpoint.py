@@ -24,7 +24,6 @@ from backend.engine.loading.loader import load
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen
 from common.model_kind import ModelKind
-from common.wording import shown
 from tests.engine.loading_models import read_weights, write_model, write_weights
 from tests.engine.loads import at_once
 
@@ -224,21 +223,6 @@ def test_original_weights_of_deepseek_vl2_hold_a_vision_part(model: Path) -> Non
     configure(model, model_type="deepseek_vl_v2", **VISION)
     write_weights(model, read_weights(model) | {"vision.blocks.0.weight": mx.zeros((2,))})
     assert inspect(model, "mine", Settings()).media
-
-
-@pytest.mark.parametrize(
-    ("model_type", "instead"),
-    [
-        ("GOT", "PaddleOCR-VL"),
-        ("idefics2", "Idefics3"),
-        ("molmo", "Molmo 2"),
-        ("paligemma", "Gemma 3"),
-    ],
-)
-def test_a_family_that_is_refused_names_its_successor(model_type: str, instead: str) -> None:
-    refused = why_not_seen({"model_type": model_type})
-    assert f"models of type {shown(model_type.lower())} are not served" in refused
-    assert instead in refused
 
 
 @pytest.mark.parametrize("model_type", ["smolvlm", "internvl_chat", "idefics3"])

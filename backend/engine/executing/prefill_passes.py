@@ -305,8 +305,11 @@ class PrefillPasses:
         """Return the length of the sequence at which the next chunk ends.
 
         The chunk ends before the prompt's last token if a prompt cache file needs the KV without
-        that token.
+        that token. It ends with the prompt if the model must read a prompt in one pass and tokens
+        of the answer follow, as they do after a preemption.
         """
+        if self._model.reads_whole and part.start < len(sequence.prompt):
+            return min(part.end, len(sequence.prompt))
         last = len(sequence.prompt) - 1
         early = (
             part.start < last < part.end

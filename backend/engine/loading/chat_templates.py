@@ -1,4 +1,8 @@
-"""Finds a checkpoint's chat template, in any file where transformers or mlx-lm stores templates."""
+"""Finds a checkpoint's chat template, in any file where transformers or mlx-lm stores templates.
+
+A few families have no template, because their processors write the prompt around one question.
+This module has templates for them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,42 @@ from typing import Any
 
 from backend.engine.loading.json_files import BadFileError, read_object
 
+# PaliGemma has no roles.
+_PALIGEMMA = r"""
+{{- messages | map(attribute="content") | select | join("\n") }}
+"""
+# GOT-OCR was trained with one question after this system message, and no line breaks between turns.
+_GOT = r"""
+{%- if messages[0].role != "system" %}
+  {{- "<|im_start|>system\n        You should follow the instructions carefully and explain" }}
+  {{- " your answers in detail.<|im_end|>" }}
+{%- endif %}
+{%- for message in messages %}
+  {{- "<|im_start|>" + message.role + "\n" }}
+  {%- if message.content is string %}
+    {{- message.content }}
+  {%- else %}
+    {%- for part in message.content or [] %}
+      {%- if part.type == "image" %}
+        {{- "<img><imgpad></img>\n" }}
+      {%- elif part.type == "text" %}
+        {{- part.text }}
+      {%- endif %}
+    {%- endfor %}
+  {%- endif %}
+  {{- "<|im_end|>" }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- "<|im_start|>assistant\n" }}
+{%- endif %}
+"""
 # Settings that name a module of mlx-lm, and the package of that module.
 _MODULES = {
     "chat_template_type": "mlx_lm.chat_templates",
     "tool_parser_type": "mlx_lm.tool_parsers",
 }
 _OF_PROCESSORS = ("chat_template.json", "processor_config.json")
+_TEMPLATES = {"got": _GOT.strip(), "paligemma": _PALIGEMMA.strip()}
 
 
 def has_template(path: Path) -> bool:
@@ -21,7 +55,7 @@ def has_template(path: Path) -> bool:
     return _tokenizer_has_template(path) or bool(_template_of_processor(path))
 
 
-def template_arguments(path: Path) -> dict[str, Any]:
+def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
     """Return the arguments that give a tokenizer its template; empty if none are needed.
 
     A module that a checkpoint names is ignored if the installed mlx-lm does not have it.
@@ -33,7 +67,7 @@ def template_arguments(path: Path) -> dict[str, Any]:
         if name and not (str(name).isidentifier() and find_spec(f"{package}.{name}")):
             arguments[key] = None
     if not _tokenizer_has_template(path):
-        template = _template_of_processor(path)
+        template = _template_of_processor(path) or _TEMPLATES.get(model_type.lower())
         arguments |= {"chat_template": template} if template else {}
     return arguments
 

@@ -40,10 +40,10 @@ jina_vlm
 """,
         "shared": """
 aya_vision cohere_compass deepseek_vl_v2 deepseekocr dots_ocr ernie4_5_moe_vl fastvlm gemma3 gemma3n
-gemma4 gemma4_unified glm4v glm4v_moe glm5_next glm_ocr granite4_vision hunyuan_vl
+gemma4 gemma4_unified glm4v glm4v_moe glm5_next glm_ocr got granite4_vision hunyuan_vl idefics2
 idefics3 indic_ocr inkling internvl internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2_vl llama4 llava
 llava_bunny llava_onevision locateanything mage_vl mimo_v2 minicpmv4_6 minicpmv4_7 minimax_m3_vl
-mistral3 molmo2 multi_modality muse_glimmer nemotron_h_nano_omni paddleocr_vl
+mistral3 molmo molmo2 multi_modality muse_glimmer nemotron_h_nano_omni paddleocr_vl paligemma
 pixtral qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl_moe qwen4_exp smolvlm
 step3p7 unlimited_ocr zaya1_vl
 """,

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 # Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or audio
 # with which the tokens begin; the third is how many of the tokens are the first prompt.
-PlainPass = Callable[[Sequence[int], MediaItem | None], mx.array]
+PlainPass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
 
 # Tokens of a prompt that is just long enough to be stored with its answer.
 _STORED = LEAST_STORED - 5
@@ -393,7 +393,7 @@ class ServingTrial:
         sampled = [sample for answer in answers for sample in answer.logprobs]
         ids = mx.array([[sample.token, *(token for token, _ in sample.top)] for sample in sampled])
         first = answers[0]
-        logits = self._plain(tokens, first.item)[mx.array(positions)]
+        logits = self._plain(tokens, first.item, len(first.prompt))[mx.array(positions)]
         precise = logits.astype(mx.float32)
         values = precise - mx.logsumexp(precise, axis=-1, keepdims=True)
         exact = logits.dtype == mx.float32
@@ -476,6 +476,7 @@ def plain_pass(model: Any) -> PlainPass:
     def run(
         tokens: Sequence[int],
         item: MediaItem | None,  # noqa: ARG001, no media
+        prompt: int,  # noqa: ARG001, no token attends to a later one
     ) -> mx.array:
         logits: mx.array = model(mx.array([list(tokens)]), cache=kv.new_row(model))
         return logits[0]

@@ -135,6 +135,7 @@ def build(
     vocabulary, batches, trims = traits.vocabulary, traits.batches, traits.trims
     slots = settings.parallel if batches else 1
     stores = getattr(loaded.model, "stores", True)
+    reads_whole = getattr(loaded.model, "reads_whole", False)
     if not stores:
         _log.warning("model %s: no prompt starts from stored KV", shown(loaded.name))
     context_size = served_context(loaded.context_size, request.context_size)
@@ -216,6 +217,7 @@ def build(
         batches=batches,
         trims=trims,
         together=traits.together,
+        reads_whole=reads_whole,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache if stores else 0,
@@ -287,6 +289,7 @@ def build(
         new_text=texts.stream,
         defaults=settings.extras,
         media=media_input.prompts.kinds if media_input else frozenset(),
+        reads_whole=reads_whole,
         media_marker=media_input.prompts.place if media_input else "",
         epoch=order.epoch,
         prompts=prompts,

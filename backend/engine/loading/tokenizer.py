@@ -42,7 +42,7 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         "local_files_only": True,
     }
     try:
-        extra |= template_arguments(checkpoint.path)
+        extra |= template_arguments(checkpoint.path, checkpoint.config["model_type"])
         extra |= of_tekken(checkpoint.path)
     except ValueError as fault:
         raise ModelRejected.because(

@@ -219,6 +219,8 @@ class PromptBuilder:
             bos = self._tokenizer.bos_token
             self._require_short(len(text), most)
             begun = bool(bos) and text.startswith(bos)
+            if items and self._media is not None:
+                begun = begun or self._media.begins
             tokens = [*(() if begun else self._first), *self._encode(text, special=False)]
         else:
             # Each step below copies the text, and the search for control strings blocks all other
@@ -256,7 +258,7 @@ class PromptBuilder:
         media = None
         if items and self._media is not None:
             markers = self._media.places(tokens, items)
-            items = self._media.numbered(items)
+            items = self._media.fitted(items, markers)
             places = tuple(grown(place, markers, items) for place in places)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)

@@ -30,18 +30,18 @@ class RankLoad:
         return f"{len(shards)} ranks, {shards[0]['way']}: {', '.join(parts)}"
 
     def plain(
-        self, run: Callable[[Sequence[int], Any], mx.array]
-    ) -> Callable[[Sequence[int], Any], mx.array]:
+        self, run: Callable[[Sequence[int], Any, int], mx.array]
+    ) -> Callable[[Sequence[int], Any, int], mx.array]:
         """Return the reference forward pass, run on all ranks.
 
         run: the reference forward pass on this rank.
         """
 
-        def everywhere(tokens: Sequence[int], item: Any) -> mx.array:
+        def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
             import mlx.core as mx
 
             self.leader.send(Plain(tuple(tokens)))
-            logits = run(tokens, item)
+            logits = run(tokens, item, prompt)
             mx.eval(logits)
             return logits
 

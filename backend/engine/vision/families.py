@@ -24,11 +24,6 @@ _ONE_QUESTION = (
     "its processor writes a complete prompt around an image, so it cannot answer in a conversation;"
     " serve a Qwen-VL model instead"
 )
-_IN_FRONT = "its processor puts a single image before the whole prompt"
-_FACES_BOTH_WAYS = (
-    "all tokens of its prompts attend to each other, so that no prompt can be divided, shared or"
-    " stored; serve Gemma 3 instead"
-)
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
     "an answer's attention depends on where its prompt ended, and stored KV does not record that;"
@@ -61,10 +56,6 @@ _NOT_SERVED: Mapping[str, str] = {
     "moondream2": _ONE_QUESTION,
     "moondream3": _ONE_QUESTION,
     "falcon_ocr": _ONE_QUESTION,
-    "got": f"{_ONE_QUESTION}, or PaddleOCR-VL",
-    "idefics2": "its tokens between two images depend on both; serve Idefics3 or SmolVLM instead",
-    "molmo": f"{_IN_FRONT}, whichever message it belongs to; serve Molmo 2 instead",
-    "paligemma": _FACES_BOTH_WAYS,
     "falcon_perception": _OTHER,
     "mllama": _CROSSES,
     "phi3_v": _DROPS_A_TOKEN,
@@ -83,7 +74,6 @@ _NOT_SERVED: Mapping[str, str] = {
 # Families whose language part alone answers wrongly.
 _NOT_READ: Mapping[str, str] = {
     "unlimited_ocr": _FORGETS,
-    "paligemma": _FACES_BOTH_WAYS,
     "phi4mm": _CHANGES,
     "diffusion_gemma": _DIFFUSION,
     "llada2_moe": _DIFFUSION,
@@ -94,12 +84,18 @@ _NOT_READ: Mapping[str, str] = {
 class Family:
     """How the processor, features and layers of a family differ from most families."""
 
+    image_ends: tuple[str, ...] = ()  # the item's first and last token in the processor's prompt
+    boundary: str = ""  # a token around each image; written only once between two images
     drops_last: bool = False  # the processor removes the last token of a prompt
+    # The image precedes the whole prompt: its first token, and the marker for the processor.
+    in_front: tuple[str, str] | None = None
+    bos_after_image: bool = False  # BOS follows the image, and a line break follows the text
     idle: str = ""  # a feature that mlx-vlm's generation ignores
     deep_by_token: bool = False  # deep features have a row for each token, not only visual tokens
     one_axis: bool = False  # positions are [rows, tokens], not [axes, rows, tokens]
     axes_last: bool = False  # positions are [rows, tokens, axes]
     kinds: str = ""  # the argument that selects the experts of visual tokens
+    misnamed: bool = False  # the model looks for its layers under a wrong name
     forgets: bool = False  # answers attend to the prompt and only the answer's latest tokens
 
 
@@ -108,9 +104,15 @@ _FAMILIES: Mapping[str, Family] = {
     "deepseekocr_2": Family(drops_last=True),
     "ernie4_5_moe_vl": Family(axes_last=True, kinds="token_type_ids"),
     "gemma3": Family(idle="attention_mask_4d"),
+    "got": Family(image_ends=("<img>", "</img>")),
     "granite4_vision": Family(deep_by_token=True),
+    "idefics2": Family(boundary="<fake_token_around_image>", misnamed=True),
     "minimax_m3": Family(one_axis=True),
     "minimax_m3_vl": Family(one_axis=True),
+    "molmo": Family(misnamed=True, in_front=("<im_start>", "")),
+    "paligemma": Family(
+        in_front=("<image>", "<image>"), bos_after_image=True, idle="attention_mask_4d"
+    ),
     "unlimited_ocr": Family(forgets=True),
 }
 _USUAL = Family()

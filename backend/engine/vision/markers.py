@@ -39,6 +39,8 @@ class Marker:
         contain `text` instead.
     text: what the template writes for `part`, or what must be written into the message's text.
     several: whether a prompt may contain more than one item of this kind.
+    in_front: whether the item precedes the whole prompt, whichever message it belongs to. Then
+        neither template nor message has a marker for the item.
     hoisted: whether the template writes all items of a message before its texts. For an item
         between two texts, `text` is then written into the text instead of `part`.
     """
@@ -48,6 +50,7 @@ class Marker:
     part: Mapping[str, Any] | None
     text: str
     several: bool
+    in_front: bool = False
     hoisted: bool = False
 
 

@@ -31,7 +31,8 @@ class MediaReader:
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = Recent[Features](most_bytes)
-        self.whole = model.sees_ahead  # whether a pass must contain all tokens of an item
+        # Whether a pass must contain all tokens of an item, or of a prompt.
+        self.whole = model.sees_ahead or model.reads_whole
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 
     def begin(
@@ -76,10 +77,12 @@ class MediaReader:
         """Return the peak bytes of encoding a plan's largest item, estimated from earlier items."""
         return math.ceil(self._per_byte * max((span.item.nbytes for span in plan.spans), default=0))
 
-    def reference(self, tokens: Sequence[int], item: MediaItem | None) -> mx.array:
+    def reference(self, tokens: Sequence[int], item: MediaItem | None, prompt: int) -> mx.array:
         """Return the logits, [tokens, vocabulary], of mlx-vlm's forward pass over a sequence.
 
         item: the item at the beginning of `tokens`; None if all tokens are text.
+        prompt: how many of the tokens are the prompt. This matters only if the prompt's tokens
+            attend to later tokens.
         """
         model = self.model
         encoded = item.encoded if item is not None else ()
@@ -90,6 +93,9 @@ class MediaReader:
         if model.passes_positions:
             spans = [] if item is None else [Span(item.first, item)]
             arguments["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
+        if model.reads_whole:
+            at = mx.arange(len(tokens))
+            arguments["mask"] = ((at <= at[:, None]) | (at < prompt))[None, None]
         cache = [layer for layer in kv.new_row(model) if not isinstance(layer, RowShift)]
         inputs = mx.array([ids])
         arguments |= model.given_by_token(inputs)

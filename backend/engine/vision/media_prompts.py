@@ -36,6 +36,8 @@ _CANNOT = {
     VIDEO: "this model accepts neither videos nor images: send none",
     AUDIO: "this model accepts no audio: send none, or a transcript as text",
 }
+# Idefics 2's processor writes a space between an image and such text after the image.
+_BARE = re.compile(r"[^\s<]")
 
 Message = Mapping[str, Any]
 Shown = Sequence[MediaItem]  # the items of one attachment: a video may become several images
@@ -64,7 +66,8 @@ class MediaPrompts:
         self._around = around
         self._token_markers = token_markers
         self._limits = limits
-        self.numbered = processor.numbered
+        self._family = processor.family
+        self.fitted = processor.fitted
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -80,6 +83,11 @@ class MediaPrompts:
     def lists(self) -> bool:
         """Whether the content of every message must be a list of parts."""
         return self._form.lists
+
+    @property
+    def begins(self) -> bool:
+        """Whether the BOS token of a prompt follows its image."""
+        return self._family.bos_after_image
 
     def items(self, attachments: Attachments) -> list[Shown]:
         """Return a request's media, decoded and prepared. Raises InvalidRequest."""
@@ -199,23 +207,28 @@ class MediaPrompts:
                 f" sent: write {PLACE} where each item belongs",
             )
         for parts in items:
-            written = "".join(self._form.markers[part.kind].core for part in parts)
+            markers = (self._form.markers[part.kind] for part in parts)
+            written = "".join("" if marker.in_front else marker.core for marker in markers)
             text = text.replace(PLACE, written, 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
-        """Add to a rendered prompt what the processor writes around items."""
+        """Add to a rendered prompt what the processor writes around items and at the end."""
+        markers = [self._form.markers[item.kind] for item in items]
+        text = "".join(marker.core for marker in markers if marker.in_front) + text
+        ending = "\n" if items and self._family.bos_after_image else ""
         pieces: list[str] = []
         at = 0
-        for item in items:
-            core = self._form.markers[item.kind].core
-            start = text.find(core, at)
+        for item, marker in zip(items, markers, strict=True):
+            start = text.find(marker.core, at)
             if start < 0:
                 break
             before, after = self._around(item)
-            pieces += [text[at:start], before, core, after]
-            at = start + len(core)
-        return "".join([*pieces, text[at:]])
+            pieces += [text[at:start], before, marker.core, after.removesuffix(ending)]
+            at = start + len(marker.core)
+            if self._family.boundary and _BARE.match(text, at):
+                pieces.append(" ")
+        return "".join([*pieces, text[at:], ending])
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """Return the (start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""

@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
+from mlx_vlm.models.base import create_attention_mask
 
 from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision import patches
@@ -32,6 +33,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
     passes_positions: whether mlx-vlm cannot compute these positions from tokens.
     sees_ahead: whether the tokens of an image attend to each other in both directions, so that a
         pass must contain all of them.
+    reads_whole: whether all tokens of a prompt attend to each other in both directions, so that a
+        pass must contain the rest of the prompt and nothing else.
     forgets: whether an answer attends to the prompt, but only to the answer's latest tokens.
     stores: whether stored KV of a prompt and its answer can start a later prompt.
     """
@@ -49,8 +52,10 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         patches.use_mlx_lm(language)
         patches.join_windows(language)
         self.sees_ahead = patches.mask_blocks_of_pass(language)
+        text = getattr(language, "config", None)
+        self.reads_whole = getattr(text, "use_bidirectional_attention", None) is True
         self.forgets = self.family.forgets
-        self.stores = not self.forgets
+        self.stores = not (self.reads_whole or self.forgets)
         self.axes = patches.place_rows(language) or 3
         self.passes_positions = self.axes > 3
         self.shifts = self.passes_positions or hasattr(language, "get_rope_index")
@@ -66,7 +71,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
     @property
     def layers(self) -> Sequence[Any]:
-        layers: Sequence[Any] = self.whole.layers
+        named: Any = self.language_model if self.family.misnamed else self.whole
+        layers: Sequence[Any] = named.layers
         return layers
 
     @property
@@ -120,6 +126,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             features["deepstack_visual_embeds"] = [
                 _OfChunk(layer[rows]) for layer in features["deepstack_visual_embeds"]
             ]
+        if self.reads_whole:
+            features["mask"] = _mask_of_answer(inputs, layers[0])
         if "inputs_embeds" in features:
             features |= self.given_by_token(inputs)
         output = self.language_model(inputs, cache=layers, **features)
@@ -144,6 +152,15 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         config = self.whole.config
         visual = mx.array([config.image_token_id, config.video_token_id or -1])
         return {self._kinds: mx.any(tokens[..., None] == visual, -1).astype(mx.int32)}
+
+
+def _mask_of_answer(inputs: mx.array, layer: Any) -> mx.array | None:
+    """Return the mask for an answer's tokens; None for a prompt, where no token is masked."""
+    if layer.empty():
+        return None
+    mask: mx.array | None = create_attention_mask(inputs, layer, return_array=True)
+    # mlx-vlm may mistake the first axis of [tokens, keys] for rows, so add the missing axes.
+    return mask[None, None] if mask is not None and mask.ndim == 2 else mask
 
 
 class _CacheList(lm.CacheList, vlm.CacheList):  # type: ignore[misc]  # both are untyped

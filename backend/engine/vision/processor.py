@@ -79,7 +79,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
 def _running_no_code() -> Iterator[None]:
     """Refuse to run Python files of a checkpoint in the context.
 
-    Some processors of mlx-vlm (Inkling) trust a tokenizer's code whatever the setting, and
+    Some processors of mlx-vlm (Inkling, GOT) trust a tokenizer's code whatever the setting, and
     mlx-vlm hides their exceptions. Raises ValueError if a file would have run.
     """
     from transformers import dynamic_module_utils
@@ -155,7 +155,7 @@ class ItemProcessor:
         vocabulary: int = 1 << 62,
     ) -> None:
         self.width = width
-        family = family_of(str(getattr(config, "model_type", "")))
+        self.family = family = family_of(str(getattr(config, "model_type", "")))
         self._vocabulary = vocabulary
         self._control = control
         self._processor = processor
@@ -163,6 +163,8 @@ class ItemProcessor:
         self._markers = markers
         texts: Any = getattr(processor, "tokenizer", processor)
         self._tokenizer = texts
+        self._boundary = texts.convert_tokens_to_ids(family.boundary) if family.boundary else None
+        self._ends = [texts.convert_tokens_to_ids(end) for end in family.image_ends]
         self._after = texts.eos_token if family.drops_last else ""
         self._recent = Recent[MediaItem](most_bytes)
         self._lock = threading.Lock()
@@ -218,21 +220,33 @@ class ItemProcessor:
         pixels = found // (_CHANNELS * _FLOAT)
         return pixels if 0 < pixels < math.prod(_PROBE) else None
 
-    def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
-        """Return a prompt's items, with the number of each image if the processor writes numbers.
+    def fitted(
+        self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
+    ) -> list[MediaItem]:
+        """Return a prompt's items, changed where they depend on the items before them.
 
-        An image that was prepared separately has the number 0.
+        Some families number images, and some write only one boundary between two images. An item
+        that was prepared separately has the number 0, and all boundaries.
+
+        places: the (start, stop) of each item's marker in the prompt.
         """
-        images: Any = getattr(self._processor, "image_processor", None)
-        if not getattr(images, "use_image_id", False):
-            return list(items)
-        numbers = iter(range(len(items)))
-        return [
-            self._with_number(item, next(numbers), images) if item.kind == IMAGE else item
-            for item in items
-        ]
+        fitted: list[MediaItem] = []
+        images, end = 0, -1
+        for item, (start, stop) in zip(items, places, strict=True):
+            found = item
+            if item.kind == IMAGE:
+                found, images = self._numbered(item, images), images + 1
+            if start == end and found.tokens[0] == self._boundary:
+                found = _changed(found, b"beside", first=found.first + 1, count=found.count - 1)
+            fitted.append(found)
+            end = stop
+        return fitted
 
-    def _with_number(self, item: MediaItem, number: int, images: Any) -> MediaItem:
+    def _numbered(self, item: MediaItem, number: int) -> MediaItem:
+        """Return an item with its number in the prompt, if the processor writes numbers."""
+        images: Any = getattr(self._processor, "image_processor", None)
+        if not number or not getattr(images, "use_image_id", False):
+            return item
         texts = (f"{images.im_id_start}{value}{images.im_id_end}" for value in (0, number))
         with self._lock:
             old, new = (
@@ -240,13 +254,12 @@ class ItemProcessor:
             )
         whole = item.whole
         at = next((at for at in range(len(whole)) if whole[at : at + len(old)] == old), -1)
-        if not number or at < 0:
+        if at < 0:
             return item
         whole = (*whole[:at], *new, *whole[at + len(old) :])
         count = item.count + len(new) - len(old)
         # Features and KV depend on the number.
-        digest = hashlib.sha256(item.digest + number.to_bytes(4)).digest()
-        return replace(item, digest=digest, whole=whole, count=count)
+        return _changed(item, number.to_bytes(4), whole=whole, count=count)
 
     def _prepared(self, given: Picture | Video | Sound) -> MediaItem:
         from mlx_vlm.utils import prepare_inputs
@@ -254,13 +267,16 @@ class ItemProcessor:
         kind = _KINDS[type(given)]
         output = prepare_inputs(
             self._processor,
-            prompts=self._markers[kind] + self._after,
+            prompts="" if self._ends else self._markers[kind] + self._after,
             image_token_index=self._image_token,
             add_special_tokens=False,
             **_mlx_vlm_arguments(given, self._processor),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
+        if self._ends:
+            first, last = map(tokens.index, self._ends)
+            tokens = tokens[first : last + 1]
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
         if (crops := arrays.get(_CROPS)) is not None and crops.ndim == 3:
             tiles = arrays["pixel_values"].shape[1]
@@ -295,6 +311,10 @@ class ItemProcessor:
 def _untiled(processor: Any) -> AbstractContextManager[None]:
     whole = ((processor.image_size, processor.image_size),)
     return replaced(processor, "candidate_resolutions", whole)
+
+
+def _changed(item: MediaItem, change: bytes, **fields: Any) -> MediaItem:
+    return replace(item, digest=hashlib.sha256(item.digest + change).digest(), **fields)
 
 
 def _mlx_vlm_arguments(given: Picture | Video | Sound, processor: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
 from backend.engine.vision.earlier_form import read_in_earlier_form
 from backend.engine.vision.features import UnusualFeaturesError, of_text, width_of
-from backend.engine.vision.markers import learn
+from backend.engine.vision.markers import Marker, learn
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
@@ -126,6 +126,9 @@ def _open_media_input(
         kinds = kinds_of(processor)
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+        if model.family.in_front is not None:
+            before = Marker(*model.family.in_front, None, "", several=False, in_front=True)
+            form = replace(form, markers={**form.markers, IMAGE: before})
         expanded = {kind: marker.expands for kind, marker in form.markers.items()}
         width = 1
         if IMAGE in expanded:

@@ -279,6 +279,32 @@ def write_idefics3(path: Path) -> None:
     write(path, "processor_config.json", own)
 
 
+def write_idefics2(path: Path) -> None:
+    """A token before and after each image, one between two, and a space before the next word."""
+    write_idefics3(path)
+    config = read(path, "config.json") | {"model_type": "idefics2"}
+    config["text_config"] |= {"model_type": "mistral"}
+    config["vision_config"] |= {"model_type": "idefics2"}
+    config["perceiver_config"] = {
+        "model_type": "idefics2",
+        "num_key_value_heads": 1,
+        "resampler_depth": 1,
+        "resampler_head_dim": 16,
+        "resampler_n_heads": 2,
+        "resampler_n_latents": 4,
+    }
+    write(path, "config.json", config)
+    own = {"processor_class": "Idefics2Processor", "image_seq_len": 4}
+    kind = {
+        "image_processor_type": "Idefics2ImageProcessor",
+        "size": {"shortest_edge": 28, "longest_edge": 56},
+        "do_image_splitting": True,
+        "do_pad": True,
+    }
+    write(path, "preprocessor_config.json", PIXELS | own | kind)
+    write(path, "processor_config.json", own)
+
+
 def write_smolvlm(path: Path) -> None:
     """Idefics3's shape under another name, and with another processor."""
     write_idefics3(path)

@@ -45,6 +45,110 @@ def write_llava(path: Path) -> None:
     })  # fmt: skip
 
 
+def write_paligemma(path: Path) -> None:
+    """An image before the prompt, no roles, and attention in both directions within the prompt."""
+    _write_paligemma(path, {"model_type": "gemma", "head_dim": 32})
+
+
+def write_paligemma2(path: Path) -> None:
+    """PaliGemma with Gemma 2, which computes its attention in other steps."""
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    _write_paligemma(
+        path, caps | {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32}
+    )
+
+
+def _write_paligemma(path: Path, text: dict[str, Any]) -> None:
+    ids = add_tokens(path, ["<image>", "<bos>"], "")
+    (path / "chat_template.jinja").unlink()
+    tokens = read(path, "tokenizer_config.json")
+    write(path, "tokenizer_config.json", tokens | {"bos_token": "<bos>"})
+    size = max(ids.values()) + 1
+    write_config(path, ids, {
+        "model_type": "paligemma",
+        "image_token_index": ids["<image>"],
+        "hidden_size": TEXT["hidden_size"],
+        "projection_dim": TEXT["hidden_size"],
+        "pad_token_id": 0,
+        "text_config": TEXT | _ROPE | text | {"vocab_size": size},
+        "vision_config": SIGLIP | {
+            "model_type": "siglip_vision_model",
+            "projection_dim": TEXT["hidden_size"],
+        },
+    })  # fmt: skip
+    kind = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 56, "width": 56}}
+    write(path, "preprocessor_config.json", PIXELS | kind | {"image_seq_length": 16})
+
+
+def write_got(path: Path) -> None:
+    """A processor that writes a whole prompt around an image, and no template."""
+    marks = ["<img>", "<imgpad>", "</img>"]
+    ids = add_tokens(path, marks, "")
+    (path / "chat_template.jinja").unlink()
+    (path / "preprocessor_config.json").unlink()
+    size = max(ids.values()) + 1
+    write(path, "config.json", TEXT | _ROPE | {
+        "model_type": "GOT",
+        "vocab_size": size,
+        "im_start_token": ids["<img>"],
+        "im_patch_token": ids["<imgpad>"],
+        "im_end_token": ids["</img>"],
+        "eos_token_id": 2,
+        "vision_config": {
+            "embed_dim": 16,
+            "depth": 2,
+            "num_heads": 2,
+            "out_chans": 16,
+            "out_dim": 64,
+            "global_attn_indexes": [1],
+        },
+    })  # fmt: skip
+
+
+def write_molmo(path: Path) -> None:
+    """A processor that writes an image before the whole prompt, and no marker in the template."""
+    marks = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>"]
+    ids = add_tokens(path, marks, "")
+    first = min(ids.values())
+    write(path, "config.json", {
+        "model_type": "molmo",
+        "eos_token_id": 2,
+        "text_config": {
+            "model_type": "molmo",
+            "d_model": 128,
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "n_layers": 4,
+            "mlp_hidden_size": 256,
+            "vocab_size": first,
+            "embedding_size": first,
+            "additional_vocab_size": len(marks),
+        },
+        "vision_config": {
+            "model_type": "molmo",
+            "image_default_input_size": [112, 112],
+            "hidden_size": 256,
+            "image_emb_dim": 32,
+            "image_num_heads": 2,
+            "image_num_key_value_heads": 2,
+            "image_num_layers": 3,
+            "image_head_dim": 16,
+            "image_mlp_dim": 64,
+            "image_num_pos": 65,
+            "d_model": 128,
+            "vit_layers": [-1, -3],
+        },
+    })  # fmt: skip
+    write(path, "preprocessor_config.json", {
+        "processor_class": "MolmoProcessor",
+        "max_crops": 2,
+        "overlap_margins": [2, 2],
+        "base_image_input_size": [112, 112],
+        "image_token_length_w": 4,
+        "image_token_length_h": 4,
+    })  # fmt: skip
+
+
 _HUNYUAN_IDS = {
     "IM_START_TOKEN_ID": "<img>",
     "IMAGE_TOKEN_ID": "<image>",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,10 @@ _BY_MODEL = {"ernie4_5_moe_vl"}
 _DROPS = {"deepseekocr", "deepseekocr_2"}
 # Families whose answers forget their own first tokens, but never the prompt.
 _FORGET = {"unlimited_ocr", "unlimited-ocr"}
+# Families whose prompts are attended to in both directions, and have no roles.
+_READ_WHOLE = {"paligemma"}
+# Families whose processor writes the prompt.
+_IN_PROCESSOR = {"got"}
 # Families whose language part only mlx-lm computes rightly: mlx-vlm does not scale its text.
 _OF_MLX_LM = {"gemma3n"}
 
@@ -88,7 +93,7 @@ class PlainPasses:
         """
         inputs = self._inputs(messages, images)
         prompt = inputs["input_ids"]
-        if self._model.config.model_type in _FORGET:
+        if self._model.config.model_type in _FORGET | _READ_WHOLE:
             logits = self._steps(inputs, answer)
         else:
             whole = mx.concatenate([prompt, mx.array([answer[:-1]], dtype=prompt.dtype)], axis=1)
@@ -127,11 +132,16 @@ class PlainPasses:
 
         config = self._model.config
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        text = tokenizer.apply_chat_template(
-            [self._marked(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        if config.model_type.lower() in _IN_PROCESSOR:
+            text = _in_got_prompt(messages, shown=bool(images))
+        elif config.model_type in _READ_WHOLE:
+            text = _in_lines(messages, "<image>" * len(images))
+        else:
+            text = tokenizer.apply_chat_template(
+                [self._marked(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
         marker = getattr(config, "image_token_index", None)
         if images and config.model_type in _DROPS:
             text += tokenizer.eos_token
@@ -175,15 +185,16 @@ class PlainPasses:
     def _steps(self, inputs: Mapping[str, Any], answer: Sequence[int]) -> mx.array:
         """Logits for each token of `answer`, computed in steps as mlx-vlm generates.
 
-        The last token of the prompt is a step of its own.
+        For some families, the last token of the prompt is a step of its own.
         """
         from mlx_vlm.models.cache import make_prompt_cache
 
         language, tokens = self._language, inputs["input_ids"]
         embeddings = self._embedded(inputs)["inputs_embeds"]
         cache = make_prompt_cache(language)
-        language(tokens[:, :-1], inputs_embeds=embeddings[:, :-1], cache=cache)
-        tokens, embeddings = tokens[:, -1:], embeddings[:, -1:]
+        if self._model.config.model_type in _FORGET:
+            language(tokens[:, :-1], inputs_embeds=embeddings[:, :-1], cache=cache)
+            tokens, embeddings = tokens[:, -1:], embeddings[:, -1:]
         read = language(tokens, inputs_embeds=embeddings, cache=cache).logits[:, -1:]
         steps = (language(mx.array([[token]]), cache=cache).logits for token in answer[:-1])
         return mx.concatenate([read, *steps], axis=1)
@@ -205,6 +216,27 @@ class PlainPasses:
             held = features["inputs_embeds"]
             features["inputs_embeds"] = mx.where(shown, held, held * held.shape[-1] ** 0.5)
         return {name: value for name, value in features.items() if value is not None}
+
+
+def _in_got_prompt(messages: Sequence[Message], *, shown: bool) -> str:
+    from mlx_vlm.models.got import processing_got as got
+
+    first, *others = (message["content"] for message in messages)
+    question = first if isinstance(first, str) else first[-1]["text"]
+    roles = (got.GOT_USER_ROLE, got.GOT_ASSISTANT_ROLE)
+    text: str = got.build_got_prompt(question, has_image=shown)
+    for at, answer in enumerate(others):
+        text += f"{answer}{got.GOT_SEP}{roles[at % 2]}"
+    return text
+
+
+def _in_lines(messages: Sequence[Message], marker: str) -> str:
+    contents = (message["content"] for message in messages)
+    lines = (
+        [content] if isinstance(content, str) else [part["text"] for part in content[-1:]]
+        for content in contents
+    )
+    return marker + "\n".join(chain.from_iterable(lines))
 
 
 def _by_mlx_lm(path: Path, language: Any) -> Any:

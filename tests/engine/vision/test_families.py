@@ -20,7 +20,7 @@ from PIL import Image
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.architectures import aliases
 from backend.engine.loading.family_verdicts import SEEING_ON_CPU
 from backend.engine.loading.serving_trial import ServingTrial
@@ -31,6 +31,7 @@ from backend.engine.request import (
     Attachments,
     ChatPrompt,
     GenerationRequest,
+    RawPrompt,
     Sampling,
     TokenPrompt,
 )
@@ -92,7 +93,12 @@ FAMILIES = [
     "kimi_k25",
     "llama4",
     "ernie4_5_moe_vl",
+    "idefics2",
+    "got",
+    "paligemma",
+    "paligemma2",
     "hunyuan_vl",
+    "molmo",
     "molmo2",
     "multi_modality",
     "cohere_compass",
@@ -122,13 +128,17 @@ _ONE_EACH += [
     "deepseekocr",
     "multi_modality",
     "step3p7",
+    "molmo",
     "hunyuan_vl",
     "jina_vlm",
+    "got",
+    "paligemma",
+    "paligemma2",
 ]
 # An image has 258 to 729 tokens, so an answer's own few tokens hardly affect what comes next.
-_LARGE = ["llava_bunny", "molmo2", "jina_vlm", "deepseekocr", "unlimited_ocr"]
+_LARGE = ["llava_bunny", "got", "molmo2", "jina_vlm", "deepseekocr", "unlimited_ocr"]
 # What a token attends to depends on where the prompt ended, so nothing is stored.
-_NOT_STORED = ["unlimited_ocr"]
+_NOT_STORED = ["unlimited_ocr", "paligemma", "paligemma2"]
 _QUESTION, _NEXT = "What colours are the images?", "And then?"
 
 
@@ -465,3 +475,23 @@ async def test_sounds_images_and_texts_share_a_batch(tmp_path: Path) -> None:
             for first, second in zip(alone, again, strict=True):
                 assert second.logprobs == pytest.approx(first.logprobs, abs=CLOSE)
         assert again[1].cached_tokens == again[1].prompt_tokens - 1
+
+
+@pytest.mark.skipif(not TEST_LONG, reason="part of make test-long")
+async def test_an_image_of_any_turn_stands_before_the_prompt_where_the_processor_puts_it(
+    tmp_path: Path,
+) -> None:
+    path = write_family(tmp_path / "molmo", "molmo")
+    texts = ["Hello.", "Good day.", _QUESTION]
+    messages, images = [*turns(*texts)], [picture("red")]
+    plain = PlainPasses(path)
+    async with seeing(path, prefill_chunk=16) as engine:
+        later = asking(ChatPrompt(turns(*texts)), shown("red"), sampling=AMONG_SIGNS)
+        raw = asking(RawPrompt(f"Look: <__media__>{_QUESTION}"), shown("red"))
+        two = asking(ChatPrompt(turns(_QUESTION)), shown("red", "blue"))
+        answer = await answer_to(engine, later)
+        assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
+        assert answer.tokens == plain.chooses(messages, images, answer.tokens)
+        assert (await answer_to(engine, raw)).tokens
+        with pytest.raises(InvalidRequest, match="accepts only one item: send one"):
+            await answer_to(engine, two)

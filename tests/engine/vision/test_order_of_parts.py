@@ -48,7 +48,9 @@ PICTURES = [picture("red", 0), picture("blue", 1)]
 BARE = {"enable_thinking": False}
 SAMPLE = ["qwen2_5_vl", "gemma3", "idefics3", "llava", "pixtral", "internvl_chat", "minicpmv4_6"]
 SAMPLE += ["llama4", "dots_ocr"]
-FAMILIES = [*compared.FAMILIES, "minicpmo"]
+# Families whose prompts have one image, before all text, as they were trained.
+IN_FRONT = ["molmo", "paligemma", "paligemma2"]
+FAMILIES = [family for family in (*compared.FAMILIES, "minicpmo") if family not in IN_FRONT]
 # mlx-vlm itself writes the parts of these in their order, with the template of the checkpoint.
 KEPT = ["qwen2_5_vl", "gemma3", "idefics3", "pixtral"]
 _IN_ORDER = "{%- for part in content -%}"
@@ -125,6 +127,17 @@ async def test_images_are_between_the_texts(
         later = replace(RED_BLUE, image_messages=((2, 4), (0, 3)))
         spread = _build(engine, later, "One more", "Yes.", CONTENT)
         assert _inputs(spread) == _inputs(front)[::-1]
+
+
+@pytest.mark.parametrize("family", IN_FRONT if TEST_LONG else IN_FRONT[:2])
+async def test_some_families_take_one_image_before_all_texts(tmp_path: Path, family: str) -> None:
+    path = write_family(tmp_path / family, family)
+    async with seeing(path, load_trial=False) as engine:
+        before, after = _around(engine, _build(engine, shown("red", image_messages=((0, 8),))))
+        assert not before.strip()
+        assert CONTENT in after
+        with pytest.raises(InvalidRequest, match="only one item: send one"):
+            _build(engine, RED_BLUE)
 
 
 @pytest.mark.parametrize("family", KEPT)
