@@ -95,14 +95,18 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
     return found | _of_layers(config, known) | _of_rope(config, known)
 
 
-def find_network(config: dict[str, Any]) -> None:
-    """Change a configuration whose network mlx-lm has under another name than transformers."""
+def in_mlx_lm(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration under the name that mlx-lm has for the network in transformers."""
     if config.get("architectures") == ["BailingHybridForCausalLM"]:
-        config["architectures"] = ["BailingMoeV3ForCausalLM"]
-        config["moe_shared_expert_intermediate_size"] = config["moe_intermediate_size"]
-    elif config.get("model_type") == "llama4_text" and config.get("moe_layers"):
+        return {
+            **config,
+            "architectures": ["BailingMoeV3ForCausalLM"],
+            "moe_shared_expert_intermediate_size": config.get("moe_intermediate_size"),
+        }
+    if config.get("model_type") == "llama4_text" and config.get("moe_layers"):
         # mlx-lm's family of this name has no experts.
-        config |= {"model_type": "llama4", "text_config": dict(config)}
+        return {**config, "model_type": "llama4", "text_config": dict(config)}
+    return dict(config)
 
 
 def _unsaved(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

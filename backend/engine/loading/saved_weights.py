@@ -56,7 +56,9 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             head = f"model.layers.{config['num_hidden_layers']}."
             weights = {name: each for name, each in weights.items() if not name.startswith(head)}
         elif model_type == "gpt_oss":
-            weights = _dense_experts(weights)
+            # Experts that are not quantised have matrices of (experts, inputs, outputs).
+            dense = [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]
+            weights |= {f"{name}.weight": weights.pop(name).swapaxes(1, 2) for name in dense}
         elif model_type == "kimi_k25":
             weights = {name: each for name, each in weights.items() if "mm_projector" not in name}
         elif model_type == "longcat_flash":
@@ -109,26 +111,4 @@ def _divided(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
             rows = [weights[f"{before}.{part}_proj.weight"].shape[0] for part in ("q", "k")]
             parts = mx.split(whole, [rows[0], sum(rows)])
             found |= dict(zip(names, parts, strict=True))
-    return found
-
-
-def _dense_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights of gpt-oss with experts that are not quantised in mlx-lm's layout.
-
-    Checkpoints in bfloat16, such as fine-tuned ones, have matrices of (experts, inputs, outputs).
-    """
-    found: dict[str, mx.array] = {}
-    for name, value in weights.items():
-        before, _, leaf = name.rpartition(".")
-        if leaf == "gate_up_proj":
-            for at, part in enumerate(("gate_proj", "up_proj")):
-                found[f"{before}.{part}.weight"] = value[..., at::2].swapaxes(1, 2)
-                bias = weights[f"{name}_bias"]
-                found[f"{before}.{part}.bias"] = bias[..., at::2]
-        elif leaf == "down_proj":
-            found[f"{name}.weight"] = value.swapaxes(1, 2)
-        elif leaf == "down_proj_bias" and f"{before}.down_proj" in weights:
-            found[f"{before}.down_proj.bias"] = value
-        elif leaf != "gate_up_proj_bias" or f"{before}.gate_up_proj" not in weights:
-            found[name] = value
     return found

@@ -29,7 +29,7 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
-from backend.engine.loading.earlier_fields import earlier_fields, find_network
+from backend.engine.loading.earlier_fields import earlier_fields, in_mlx_lm
 from backend.engine.loading.saved_weights import with_saved_weights
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
@@ -273,7 +273,7 @@ def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     """Return mlx-lm's classes of a model and its arguments; add `earlier_fields` to `config`."""
     from mlx_lm.utils import _get_classes
 
-    find_network(config)
+    config |= in_mlx_lm(config)
     family, arguments = _get_classes(config)
     config |= earlier_fields(config, _names(arguments))
     part = config.get("text_config")
