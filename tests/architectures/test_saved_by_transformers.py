@@ -66,6 +66,7 @@ _STATED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"rope_scaling": _YARN},
     "granitemoehybrid": {"mamba_conv_bias": True, "position_embedding_type": "rope"},
     "gpt_bigcode": {"attention_bias": True, "mlp_bias": True},
+    "llama4_text": {"moe_layers": []},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama": _NO_WINDOW,
     "longcat_flash": {"norm_topk_prob": False},
@@ -92,8 +93,7 @@ _STATED: dict[str, dict[str, Any]] = {
     },
 }
 # transformers refuses a pattern in letters; its Muse Glimmer has a text part, its Pixtral is an
-# encoder, and its MiniMax, Ling and Kimi Linear are other networks. Of MiMo it saves no field for
-# the layers with a window.
+# encoder, and its MiniMax and Ling are other networks. Of Kimi Linear and MiMo it computes fields.
 _OTHER = (
     *("exaone4", "muse_glimmer", "phi3small", "pixtral"),
     *("bailing_hybrid", "kimi_linear", "mimo_v2_flash", "minimax"),

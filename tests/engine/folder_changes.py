@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import struct
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten
 
 from tests.engine.loading_models import SPECIAL_TOKENS, read_weights, write_model, write_weights
 
@@ -173,6 +176,28 @@ def quantised(**values: Any) -> Change:
     def change(path: Path) -> None:
         write_model(path, dtype="float32", bits=4)
         config(**values)(path)
+
+    return change
+
+
+def quantised_by_layer(
+    mode: str, group_size: int, bits: int, **layers: dict[str, Any] | bool
+) -> Change:
+    """Quantise in a mode; `layers` have settings of their own, with two underscores for dots."""
+    own = {name.replace("__", "."): settings for name, settings in layers.items()}
+
+    def settings(path: str, layer: Any) -> dict[str, Any] | bool:
+        return own.get(path, hasattr(layer, "to_quantized"))
+
+    def change(path: Path) -> None:
+        found = read_json(path, "config.json")
+        module = importlib.import_module(f"mlx_lm.models.{found['model_type']}")
+        model = module.Model(module.ModelArgs.from_dict(found))
+        model.load_weights(list(read_weights(path).items()))
+        quantize(model, group_size, bits, mode=mode, class_predicate=settings)
+        write_weights(path, dict(tree_flatten(model.parameters())))
+        stated = {"group_size": group_size, "bits": bits, "mode": mode}
+        config(quantization=stated | own)(path)
 
     return change
 

@@ -239,6 +239,8 @@ def test_a_stored_verdict_in_another_form_does_not_count(kept: object) -> None:
         ({}, "shared"),
         ({"config": {"model_type": "mistral"}}, "shared"),  # mlx-lm builds it as llama
         ({"config": {"model_type": "gpt_bigcode"}}, "in turn"),
+        ({"config": {"model_type": "llama4_text"}}, "shared"),
+        ({"config": {"model_type": "llama4_text", "moe_layers": [1]}}, "in turn"),  # as llama4
         ({"config": {"model_type": "llama", "model_file": "own.py"}}, None),
         ({"config": {"model_type": "unheard_of"}}, None),
         ({"of_vlm": True}, None),

@@ -6,6 +6,7 @@ logits, its tokens of a text and of a chat, and its end tokens.
 
 from __future__ import annotations
 
+import io
 import shutil
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
+import sentencepiece
 from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.errors import InvalidRequest
@@ -38,6 +40,7 @@ from tests.engine.folder_changes import (
     padded_header,
     put,
     quantised,
+    quantised_by_layer,
     read_json,
     renamed,
     snapshot,
@@ -62,6 +65,70 @@ def nested(path: Path) -> None:
     put("config.json", whole)(path)
 
 
+def by_another_program(method: str, mode: str, group_size: int, bits: int) -> Change:
+    """Weights quantised in a mode, described as another program describes them."""
+    stated = {"quant_method": method}
+    return all_of(
+        quantised_by_layer(mode, group_size, bits),
+        without("config.json", "quantization"),
+        config(quantization_config=stated),
+    )
+
+
+def nested_and_quantised(path: Path) -> None:
+    """As mlx-vlm names the layers of a text part in the settings of quantisation."""
+    of_type("qwen3")(path)
+    quantised_by_layer("affine", 32, 4, model__layers__0__mlp__up_proj=FINER)(path)
+    text = read_json(path, "config.json")
+    renamed(lambda name: f"language_model.{name}")(path)
+    found = text.pop("quantization").items()
+    stated = {name.replace("model.", "language_model.model.", 1): each for name, each in found}
+    whole = {"model_type": "qwen3_vl", "text_config": text}
+    put("config.json", whole | {"vision_config": {"depth": 1}, "quantization": stated})(path)
+
+
+def twice(path: Path) -> None:
+    """Tensors that are in two files, as after a conversion into a folder that was not empty."""
+    held = read_weights(path)
+    (path / "model.safetensors").unlink()
+    for at, names in enumerate((sorted(held)[:12], sorted(held)[8:])):
+        part = {name: held[name] for name in names}
+        mx.save_safetensors(str(path / f"model-{at + 1:05}-of-00002.safetensors"), part)
+
+
+def vocabulary_alone(path: Path) -> None:
+    model = read_json(path, "tokenizer.json")["model"]
+    put("vocab.json", model["vocab"])(path)
+    put("merges.txt", "#version: 0.2")(path)
+    (path / "tokenizer.json").unlink()
+    tokens(tokenizer_class="GPT2Tokenizer")(path)
+
+
+def sentencepiece_alone(name: str, kind: str) -> Change:
+    """The vocabulary of SentencePiece, and no tokenizer.json."""
+
+    def change(path: Path) -> None:
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the quick brown fox jumps", "what is it then"] * 20),
+            model_writer=written,
+            vocab_size=300,
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        write_model(path, dtype="float32", vocab_size=320)
+        (path / "tokenizer.json").unlink()
+        put(name, written.getvalue())(path)
+        ends = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+        put("tokenizer_config.json", ends | {"tokenizer_class": kind})(path)
+
+    return change
+
+
+FINER = {"group_size": 32, "bits": 8}
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123\n"
+ONLY_HALF = {"group_size": 64, "bits": 8, "mode": "affine"}
 LEFT_OVER = {
     "model__layers__0__self_attn__rotary_emb__inv_freq": mx.zeros(16),
     "model__layers__1__self_attn__rotary_emb__inv_freq": mx.zeros(16),
@@ -160,6 +227,80 @@ QUIRKS: dict[str, Change] = {
     "a quantised model with null beside": quantised(
         quantization=QUANTISED, quantization_config=None
     ),
+    "mxfp4": quantised_by_layer("mxfp4", 32, 4),
+    "mxfp8": quantised_by_layer("mxfp8", 32, 8),
+    "nvfp4": quantised_by_layer("nvfp4", 16, 4),
+    "three bits": quantised_by_layer("affine", 64, 3),
+    "layers with more bits": quantised_by_layer(
+        "affine", 32, 4, model__layers__0__mlp__down_proj=FINER, model__embed_tokens=FINER
+    ),
+    "layers with another mode": quantised_by_layer(
+        "mxfp4", 32, 4, model__embed_tokens=ONLY_HALF, model__layers__1__mlp__up_proj=ONLY_HALF
+    ),
+    "layers that are not quantised": quantised_by_layer(
+        "affine", 32, 4, model__embed_tokens=False, model__layers__1__mlp__up_proj=False
+    ),
+    "settings of layers that are not there": quantised_by_layer(
+        "affine", 32, 4, model__layers__9__mlp__up_proj=FINER, vision_tower=False
+    ),
+    "a text part with settings of its layers": nested_and_quantised,
+    "mxfp4 of another program": by_another_program("mxfp4", "mxfp4", 32, 4),
+    "mxfp8 of another program": by_another_program("mxfp8", "mxfp8", 32, 8),
+    "settings in a file of ModelOpt": all_of(
+        quantised_by_layer("nvfp4", 16, 4),
+        without("config.json", "quantization"),
+        put(
+            "hf_quant_config.json",
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}},
+        ),
+    ),
+    "dense again after bitsandbytes": config(
+        quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+    ),
+    "dense again after FP8": config(
+        quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}
+    ),
+    "no settings of quantisation": config(quantization_config={}),
+    "tensors in two files": twice,
+    "a browser's copy of the weights": lambda path: put(
+        "model (1).safetensors", (path / "model.safetensors").read_bytes()
+    )(path),
+    "an empty tensor": weights(model__layers__0__self_attn__rotary_emb__inv_freq=mx.zeros((0,))),
+    "six digits": files("model-000001-of-000002.safetensors", "model-000002-of-000002.safetensors"),
+    "numbers in capitals": files(
+        "model-00001-OF-00002.safetensors", "model-00002-OF-2.safetensors"
+    ),
+    "numbers at the end": files("model.safetensors-1-of-1.safetensors"),
+    "a list for an index": put(INDEX, []),
+    "null in the index": put(INDEX, {"metadata": None, "weight_map": None}),
+    "pointers of Git LFS beside": all_of(
+        put("pytorch_model.bin", LFS), put("tokenizer.model", LFS), put("assets/a.png", LFS)
+    ),
+    "streams of Windows": all_of(
+        put("model.safetensors:Zone.Identifier", "[ZoneTransfer]"), put("desktop.ini", "[x]")
+    ),
+    "downloads of the hub's client": all_of(
+        put(".cache/huggingface/download/config.json.metadata", "a"),
+        put(".cache/huggingface/download/model.safetensors.lock", ""),
+        put("model-00001-of-00002.safetensors.incomplete", b"junk"),
+    ),
+    "files of other engines": all_of(
+        put("onnx/model_q4.onnx_data", b"x"),
+        put("tf_model.h5", b"x"),
+        put("coreml/model.mlpackage/Manifest.json", "{"),
+        put("m-Q4_K_M.gguf", b"GGUF"),
+        put("mmproj-f16.gguf", b"GGUF"),
+    ),
+    "files of ComfyUI": all_of(
+        put("model_index.json", "{"), put("text_encoders/qwen.safetensors", b"junk")
+    ),
+    "files of a trainer": all_of(
+        put("trainer_state.json", "{"), put("optimizer.pt", b"x"), put("zero_to_fp32.py", "x=")
+    ),
+    "a file for .git": put(".git", "gitdir: ../somewhere"),
+    "a hidden folder": lambda path: path.rename(path.with_name(".model")),
+    "a name with a line break": lambda path: path.rename(path.with_name("my\nmodel")),
+    "a name with a pattern": lambda path: path.rename(path.with_name("mo*d?l")),
     # config.json
     "null for quantization": config(quantization=None, quantization_config=None),
     "a type of before": config(torch_dtype="float32"),
@@ -186,6 +327,24 @@ QUIRKS: dict[str, Change] = {
     "no end token": without("config.json", "eos_token_id"),
     "an end token that the model lacks": config(eos_token_id=[0, 5000]),
     "an end token that is none": config(eos_token_id=-1, bos_token_id=-1),
+    "CRLF in the configuration": lambda path: put(
+        "config.json", (path / "config.json").read_bytes().replace(b", ", b",\r\n")
+    )(path),
+    "a key that is twice there": lambda path: put(
+        "config.json", '{"model_type": "gpt2",' + (path / "config.json").read_text()[1:]
+    )(path),
+    "null for the head size": config(head_dim=None),
+    "a base in both forms": config(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    "a scaling by parts": config(
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 256,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
+    ),
+    "a scaling for images": config(rope_scaling={"type": "mrope", "mrope_section": [4, 6, 6]}),
     "no context": without("config.json", "max_position_embeddings"),
     "null values": config(
         pad_token_id=None, attention_bias=False, sliding_window=None, num_experts=None, task=None
@@ -223,7 +382,33 @@ QUIRKS: dict[str, Change] = {
     "a broken generation": put("generation_config.json", '{"eos_token_id": 1,}'),
     "a generation with a byte order mark": put("generation_config.json", BOM + b"{}"),
     "texts in generation": put("generation_config.json", {"eos_token_id": ["1"], "top_p": "x"}),
+    "an end token as text in generation": put("generation_config.json", {"eos_token_id": "1"}),
+    "no number in generation": put("generation_config.json", '{"temperature": NaN}'),
     # Tokenizers.
+    "today's fields of a tokenizer": tokens(
+        backend="tokenizers",
+        is_local=True,
+        local_files_only=False,
+        model_specific_special_tokens={"turn_token": "<|im_start|>"},
+    ),
+    "files of another machine": tokens(
+        tokenizer_file="/home/u/tokenizer.json", name_or_path="/home/u/m", vocab_file=None
+    ),
+    "null for special tokens": tokens(extra_special_tokens=None, additional_special_tokens=None),
+    "an added token with another id": put("added_tokens.json", {"<|im_end|>": 77}),
+    "merges as texts": lambda path: put(
+        "tokenizer.json",
+        {
+            **(found := read_json(path, "tokenizer.json")),
+            "model": found["model"] | {"merges": [" ".join(m) for m in found["model"]["merges"]]},
+        },
+    )(path),
+    "a vocabulary without tokenizer.json": vocabulary_alone,
+    "SentencePiece alone": sentencepiece_alone("tokenizer.model", "LlamaTokenizer"),
+    "SentencePiece's numbered file alone": sentencepiece_alone(
+        "tokenizer.model.v3", "LlamaTokenizer"
+    ),
+    "SentencePiece for Gemma alone": sentencepiece_alone("tokenizer.model", "GemmaTokenizer"),
     "no configuration of a tokenizer": without("tokenizer_config.json"),
     "Qwen's tokenizer": tokens(tokenizer_class="Qwen2Tokenizer"),
     "Qwen's fast tokenizer": tokens(tokenizer_class="Qwen2TokenizerFast"),
@@ -296,6 +481,12 @@ QUIRKS: dict[str, Change] = {
         "chat_template.jinja",
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     ),
+    "a template with the year": put(
+        "chat_template.jinja", "{{ strftime_now('%Y') }}{{ messages[0].content }}"
+    ),
+    "a template that breaks off": put(
+        "chat_template.jinja", "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}"
+    ),
     "a template of a library's": tokens(tool_parser_type="json_tools"),
 }
 # What mlx-lm refuses, but other programs, or an earlier mlx-lm, load.
@@ -313,6 +504,7 @@ MORE: dict[str, Change] = {
     "a context as text": config(max_position_embeddings="2048"),
     "a context as a float": config(max_position_embeddings=2048.0),
     "values of another type": config(use_cache="yes", id2label=[], transformers_version=5),
+    "a name with brackets": lambda path: path.rename(path.with_name("model [8bit]")),
     "an earlier name": files("weights.00.safetensors"),
     "earlier names": files("weights.00.safetensors", "weights.01.safetensors"),
     "names that only the index has": files(

@@ -325,6 +325,10 @@ def nest_a_file(path: Path) -> None:
     (path / "tokenizer_config.json").write_text("[" * 100_000)
 
 
+def add_a_weight(path: Path) -> None:
+    write_weights(path, read_weights(path) | {"model.other.weight": mx.zeros((3,))})
+
+
 def leave_weights_in_fp8(path: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     held = read_weights(path)
@@ -351,7 +355,10 @@ def _configure(path: Path, **values: Any) -> None:
     [
         (break_tokenizer, "tokenizer.json is not valid JSON"),
         (break_tokenizer_config, "model 'model' cannot be loaded: "),
-        (drop_a_weight, "Missing 1 parameters: model.norm.weight."),
+        (
+            drop_a_weight,
+            "its weights lack 1 of the tensors that models of this type have in MLX: model.norm",
+        ),
         (leave_weights_in_fp8, "the weights of model.layers.0.self_attn.q_proj are whole numbers"),
         (quantise_by_another_method, "quantised by 'hqq', in a form that cannot be read for this"),
         (omit_the_method, "its files lack 'quant_method'"),
@@ -360,7 +367,8 @@ def _configure(path: Path, **values: Any) -> None:
             nest_a_file,
             "tokenizer_config.json is not valid JSON: its lists and objects are nested too deeply",
         ),
-        (drop_a_size, "hidden_size"),
+        (drop_a_size, "config.json lacks 'hidden_size', which models of this type need in MLX"),
+        (add_a_weight, "its weights include 1 tensors that models of this type do not have in MLX"),
         (ask_for_an_absent_package, "needs a Python package that is not installed"),
     ],
 )

@@ -7,7 +7,7 @@ weights in checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,13 @@ from backend.engine.embedding.encoder_names import in_own_names, own_paths
 from backend.engine.embedding.encoder_shape import Shape
 from backend.engine.embedding.vectors import attention_masks
 
-_ACTIVATIONS = {"gelu": gelu, "gelu_new": gelu_approx, "relu": relu, "silu": silu}
+_ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "gelu": gelu,
+    "gelu_new": gelu_approx,
+    "relu": relu,
+    "silu": silu,
+    "tanh": mx.tanh,
+}
 
 
 class Outputs(NamedTuple):
@@ -113,7 +119,7 @@ class Model(Module):
         if "head_norm" in self:
             states = self.head_norm(_ACTIVATIONS[shape.activation](self.pooler(states)))
         elif "pooler" in self:
-            states = mx.tanh(self.pooler(states))
+            states = _ACTIVATIONS[shape.head_activation](self.pooler(states))
         scores: mx.array = self.score(states)
         return scores
 

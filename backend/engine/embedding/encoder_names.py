@@ -33,7 +33,7 @@ _OUTER = _by_name({
     "places": "embeddings.position_embeddings",
     "norm": "embeddings.LayerNorm embeddings.norm emb_ln",
     "nearness": "encoder.relative_attention_bias",
-    "pooler": "pooler.dense head.dense classifier.dense",
+    "pooler": "pooler.dense head.dense classifier.dense pre_classifier",
     "head_norm": "head.norm",
     "score": "classifier classifier.out_proj",
 })  # fmt: skip

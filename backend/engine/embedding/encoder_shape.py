@@ -68,7 +68,8 @@ class Shape:
     theta: the base of rotary frequencies; 0 for none.
     stretch: a divisor of the rotary frequencies.
     pooled: which vector a reranker's head reads, `cls` or `mean`.
-    head_norm: whether the head has the activation of the MLP and a norm, instead of a tanh.
+    head_norm: whether the head has the activation of the MLP and a norm after it.
+    head_activation: the activation of a reranker's head without a norm.
     """
 
     vocabulary: int
@@ -96,6 +97,7 @@ class Shape:
     pooled: str = "cls"
     pooler_bias: bool = True
     head_norm: bool = False
+    head_activation: str = "tanh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,7 @@ FAMILIES: Mapping[str, Family] = {
         "msmarco-distilbert-base-v4", _learned, _BERT,
         {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "inner": "hidden_dim",
          "segments": "", "epsilon": ""},
+        {"head_activation": "relu"},
     ),
 }  # fmt: skip
 _TYPES = {

@@ -40,7 +40,9 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
         "nomic_bert", "new", "gte", "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
         "llama_bidirec",
     }),
-    ModelKind.RERANK: frozenset({"bert", *_ROBERTAS, "modernbert", "new", "gte"}),
+    ModelKind.RERANK: frozenset({
+        "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "nomic_bert", "new", "gte",
+    }),
     ModelKind.TOKEN_CLASSIFY: frozenset({
         "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "openai_privacy_filter",
     }),

@@ -31,18 +31,33 @@ _IF_NULL = {"output_gate_type": "hidden_act"}  # null means the value of the oth
 # Earlier names of fields, beside those in transformers' own tables.
 _SAME = {
     "block_dim": "hidden_size",
+    "layernorm_epsilon": "rms_norm_eps",
     "n_ctx": "n_positions",
+    "sliding_window_size": "sliding_window",
+    "swa_head_dim": "head_dim",
+    "swa_num_attention_heads": "num_attention_heads",
+    "swa_v_head_dim": "v_head_dim",
 }
+# Factors of long RoPE that change nothing.
+_NO_FACTORS = {"type": "longrope", "original_max_position_embeddings": 1 << 40}
 _NO_GROUPS = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 # Fields that transformers does not save, because all models of the type have the same value.
 _CONSTANT: Mapping[str, Mapping[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    # Kimi Linear does not use RoPE, but mlx-lm wants a value.
+    "kimi_linear": {"rope_theta": 10000.0},
     "glm_moe_dsa": _NO_GROUPS | {"moe_layer_freq": 1},
     "longcat_flash": {
         "attention_method": "MLA",
         "mla_scale_kv_lora": True,
         "mla_scale_q_lora": True,
         "zero_expert_type": "identity",
+    },
+    "mimo_v2_flash": _NO_GROUPS
+    | {
+        "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True,
+        "n_shared_experts": None,
     },
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "solar_open": {
@@ -80,12 +95,28 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
     return found | _of_layers(config, known) | _of_rope(config, known)
 
 
+def in_mlx_lm(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration under the name that mlx-lm has for the network in transformers."""
+    if config.get("architectures") == ["BailingHybridForCausalLM"]:
+        return {
+            **config,
+            "architectures": ["BailingMoeV3ForCausalLM"],
+            "moe_shared_expert_intermediate_size": config.get("moe_intermediate_size"),
+        }
+    if config.get("model_type") == "llama4_text" and config.get("moe_layers"):
+        # mlx-lm's family of this name has no experts.
+        return {**config, "model_type": "llama4", "text_config": dict(config)}
+    return dict(config)
+
+
 def _unsaved(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the fields that transformers 5 computes from others, or does not have."""
     found = dict(_CONSTANT.get(str(config.get("model_type")), {}))
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if "rope_parameters" in config and "kv_lora_rank" not in config and heads and hidden:
         found["head_dim"] = int(hidden) // int(heads)
+    if heads := config.get("num_key_value_heads"):
+        found["swa_num_key_value_heads"] = 2 * heads  # as transformers does for MiMo
     if config.get("expand") and hidden:
         found["intermediate_size"] = int(config["expand"] * hidden)
     return {
@@ -128,10 +159,22 @@ def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, An
         if _BEGUN_PERIOD in known:
             found[_BEGUN_PERIOD] = _period(kinds[1:] if kinds[:1] == [_FULL] else [_FULL, *kinds])
     lists: dict[str, Any] = {}
+    if isinstance(kinds, list):
+        linear = [at for at, kind in enumerate(kinds, 1) if kind == "linear_attention"]
+        lists["linear_attn_config"] = {
+            "kda_layers": linear,
+            "full_attn_layers": [at for at in range(1, len(kinds) + 1) if at not in linear],
+            "num_heads": config.get("linear_num_heads"),
+            "head_dim": config.get("linear_head_dim"),
+            "short_conv_kernel_size": config.get("linear_conv_kernel_dim"),
+        }
+        lists["hybrid_layer_pattern"] = [int(kind == _SLIDING) for kind in kinds]
     if isinstance(experts, list):
         sparse = [kind == "sparse" for kind in experts]
         lists[_EXPERTS] = ",".join(str(at) for at, has in enumerate(sparse) if has)
         lists["is_moe_layer"] = sparse
+        if "hybrid_layer_pattern" in known:  # in other families it is a period
+            lists["moe_layer_freq"] = [int(each) for each in sparse]
         lists["first_k_dense_replace"] = sparse.index(True) if True in sparse else len(sparse)
     return found | {
         name: value for name, value in lists.items() if name in known and config.get(name) is None
@@ -213,7 +256,9 @@ def _missing(
     if "rope_scaling" in known and config.get("rope_scaling") is None:
         kind = _type_of(rope)
         plain = kind == "default" and "mrope_section" not in rope
-        found["rope_scaling"] = None if plain else {**rope, "type": kind}
+        # mlx-lm's MiniCPM3 has no RoPE without factors.
+        unscaled = _NO_FACTORS if config.get("model_type") == "minicpm3" else None
+        found["rope_scaling"] = unscaled if plain else {**rope, "type": kind}
     return found
 
 

@@ -1,59 +1,114 @@
 """Changes weights that transformers saves to the names and layouts that mlx-lm reads.
 
-mlx-lm reads these families as they were first published. transformers saves GPT-2 under other
-names, and the experts of gpt-oss, unless they are quantised, in another layout; nearly all
-fine-tuned models of both families have these forms.
+mlx-lm reads these families as they were first published. transformers saves some of them under
+other names, or with experts in another layout; nearly all fine-tuned models have these forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from mlx.utils import tree_flatten
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
+# Model type → patterns of transformers' names, and mlx-lm's names for them, in the order in which
+# they are applied. A name that the model has itself stays.
+_RENAMED: Mapping[str, Sequence[tuple[str, str]]] = {
+    "bailing_hybrid": [(r"\.attention\.dense\.", ".attention.o_proj.")],
+    "gpt2": [(r"^transformer\.", "")],
+    "kimi_k25": [(r"^language_model\.model\.blocks\.", "language_model.model.layers.")],
+    "kimi_linear": [(r"\.block_sparse_moe\.((?:gate|up|down)_proj)\.", r".mlp.\1.")],
+    "llama4": [(r"^(model|lm_head)\.", r"language_model.\1.")],
+    "llama4_text": [(r"^lm_head\.", "output.")],
+    "nanochat": [
+        (r"^model\.embed_tokens\.", "transformer.wte."),
+        (r"^model\.layers\.", "transformer.h."),
+        (r"\.self_attn\.o_proj\.", ".attn.c_proj."),
+        (r"\.self_attn\.([qkv])_proj\.", r".attn.c_\1."),
+        (r"\.mlp\.fc1\.", ".mlp.c_fc."),
+        (r"\.mlp\.fc2\.", ".mlp.c_proj."),
+    ],
+    "olmo_hybrid": [
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    ],
+}
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
 
 def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
-    """Return a subclass of a family of mlx-lm that reads all of its forms; `family` if it does."""
-    model_type = config["model_type"]
-    if model_type not in ("deepseek_v3", "gpt2", "gpt_oss"):
-        return family
+    """Return a subclass of a family of mlx-lm that reads all of its forms."""
+    model_type = str(config["model_type"])
+    text = config.get("text_config")
+    tied = any(part.get("tie_word_embeddings") for part in (config, text or {}))
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        held: Any = tree_flatten(self.parameters())
+        own = {name for name, _ in held}
+        weights = {_own_name(name, model_type, own): each for name, each in weights.items()}
         if model_type == "deepseek_v3":
             # mlx-lm drops the head for multi-token prediction, which is one more layer, if its
             # number is 61. In smaller models, the head has another number.
             head = f"model.layers.{config['num_hidden_layers']}."
             weights = {name: each for name, each in weights.items() if not name.startswith(head)}
         elif model_type == "gpt_oss":
-            weights = _dense_experts(weights)
-        else:
-            weights = {name.removeprefix("transformer."): each for name, each in weights.items()}
-        found: dict[str, mx.array] = family.sanitize(self, weights)
-        return found
+            # Experts that are not quantised have matrices of (experts, inputs, outputs).
+            dense = [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]
+            weights |= {f"{name}.weight": weights.pop(name).swapaxes(1, 2) for name in dense}
+        elif model_type == "kimi_k25":
+            weights = {name: each for name, each in weights.items() if "mm_projector" not in name}
+        elif model_type == "longcat_flash":
+            # Experts that return their input have no weights.
+            count = config["n_routed_experts"]
+            weights = {
+                name: each
+                for name, each in weights.items()
+                if not (found := _EXPERT.search(name)) or int(found[1]) < count
+            }
+        elif model_type == "olmo_hybrid":
+            weights |= _divided(weights)
+        if hasattr(family, "sanitize"):
+            weights = family.sanitize(self, weights)
+        head = next((name for name in own if name.endswith("lm_head.weight")), "")
+        if tied and head not in weights:  # most families without a choice have a head
+            same = next((each for name, each in weights.items() if _is_embedding(name)), None)
+            weights |= {head: same} if head and same is not None else {}
+        return weights
 
     members = {"sanitize": sanitize, "__module__": family.__module__}
     return type(family.__name__, (family,), members)
 
 
-def _dense_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights of gpt-oss with experts that are not quantised in mlx-lm's layout.
+def _is_embedding(name: str) -> bool:
+    return name.endswith(("embed_tokens.weight", "word_embeddings.weight"))
 
-    Checkpoints in bfloat16, such as fine-tuned ones, have matrices of (experts, inputs, outputs).
+
+def _own_name(name: str, model_type: str, own: set[str]) -> str:
+    if f"{name.rpartition('.')[0]}.weight" in own:
+        return name
+    for pattern, replacement in _RENAMED.get(model_type, ()):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _divided(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the convolutions of linear attention with as many channels as their projections.
+
+    transformers computes with one convolution for queries, keys and values, and saves thirds of it.
     """
+    import mlx.core as mx
+
     found: dict[str, mx.array] = {}
-    for name, value in weights.items():
-        before, _, leaf = name.rpartition(".")
-        if leaf == "gate_up_proj":
-            for at, part in enumerate(("gate_proj", "up_proj")):
-                found[f"{before}.{part}.weight"] = value[..., at::2].swapaxes(1, 2)
-                bias = weights[f"{name}_bias"]
-                found[f"{before}.{part}.bias"] = bias[..., at::2]
-        elif leaf == "down_proj":
-            found[f"{name}.weight"] = value.swapaxes(1, 2)
-        elif leaf == "down_proj_bias" and f"{before}.down_proj" in weights:
-            found[f"{before}.down_proj.bias"] = value
-        elif leaf != "gate_up_proj_bias" or f"{before}.gate_up_proj" not in weights:
-            found[name] = value
+    for name in weights:
+        before, mark, _ = name.partition(".q_conv1d.weight")
+        if mark:
+            names = [f"{before}.{part}_conv1d.weight" for part in ("q", "k", "v")]
+            whole = mx.concatenate([weights[part] for part in names])
+            rows = [weights[f"{before}.{part}_proj.weight"].shape[0] for part in ("q", "k")]
+            parts = mx.split(whole, [rows[0], sum(rows)])
+            found |= dict(zip(names, parts, strict=True))
     return found

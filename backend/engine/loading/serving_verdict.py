@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.engine.device import Device
 from backend.engine.loading.architectures import aliases
+from backend.engine.loading.earlier_fields import in_mlx_lm
 from backend.engine.loading.family_verdicts import SEEING_ON_CPU, TEXT_ON_CPU
 from backend.engine.ranks.member import Value
 from common.wording import shown
@@ -87,7 +88,7 @@ def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict
     The tables were made on a CPU, with unquantised KV and without drafting.
     """
     checkpoint = order.checkpoint
-    model_type = checkpoint.config["model_type"]
+    model_type = in_mlx_lm(checkpoint.config)["model_type"]
     package, table = "mlx_lm", TEXT_ON_CPU
     if checkpoint.media:
         package, table, model_type = "mlx_vlm", SEEING_ON_CPU, model_type.lower()

@@ -17,6 +17,7 @@ from backend.engine.units import MIB
 _log = logging.getLogger(__name__)
 
 _DEFAULTS = "generation_config.json"
+_OF_ADAPTERS = "adapter*.safetensors"
 _MOST_BYTES = 256 * MIB
 
 
@@ -25,8 +26,9 @@ def standard_folder(folder: Path) -> Iterator[Path]:
     """Yield `folder`, or a temporary folder with links to its files if these need a change.
 
     A byte order mark, which editors on Windows write and Python's parser refuses, is removed from
-    JSON files. An invalid generation_config.json is left out. Weight files get names that mlx-lm
-    looks for. Raises OSError.
+    JSON files. An invalid generation_config.json is left out, and so are weights of adapters, which
+    mlx-vlm would load with the model's. Weight files get names that mlx-lm looks for. A bracket in
+    the folder's path would be read as a pattern. Raises OSError.
     """
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     marked = [entry for entry in entries if entry.suffix == ".json" and _is_marked(entry)]
@@ -35,7 +37,9 @@ def standard_folder(folder: Path) -> Iterator[Path]:
     fault = first_fault(folder, (_DEFAULTS,)) if _is_safe(folder / _DEFAULTS) else ""
     if fault:
         _log.warning("%s: it is not used", fault)
-    if not (marked or renamed or fault):
+    left_out = {entry.name for entry in entries if fnmatch(entry.name, _OF_ADAPTERS)}
+    left_out |= {_DEFAULTS} if fault else set()
+    if not (marked or renamed or left_out or "[" in str(folder)):
         yield folder
         return
     with TemporaryDirectory(prefix="mlx-model-") as made:
@@ -44,7 +48,7 @@ def standard_folder(folder: Path) -> Iterator[Path]:
             if entry in marked:
                 path.write_bytes(entry.read_bytes().removeprefix(codecs.BOM_UTF8))
             # The index has the original names of the weight files, so it is left out too.
-            elif not (renamed and entry.name == INDEX) and not (fault and entry.name == _DEFAULTS):
+            elif not (renamed and entry.name == INDEX) and entry.name not in left_out:
                 path.symlink_to(entry.absolute())
         yield Path(made)
 

@@ -29,7 +29,7 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
-from backend.engine.loading.earlier_fields import earlier_fields
+from backend.engine.loading.earlier_fields import earlier_fields, in_mlx_lm
 from backend.engine.loading.saved_weights import with_saved_weights
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
@@ -50,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 OpenModel = Callable[[Path], tuple[Any, dict[str, Any]]]
 
+_FOREIGN = r"its weights include \1 tensors that models of this type do not have in MLX:"
+_ABSENT = r"its weights lack \1 of the tensors that models of this type have in MLX:"
 _SLICE_BYTES = 32 * MIB
 _PROGRESS_SECONDS = 2.0
 
@@ -271,6 +273,7 @@ def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     """Return mlx-lm's classes of a model and its arguments; add `earlier_fields` to `config`."""
     from mlx_lm.utils import _get_classes
 
+    config |= in_mlx_lm(config)
     family, arguments = _get_classes(config)
     config |= earlier_fields(config, _names(arguments))
     part = config.get("text_config")
@@ -466,10 +469,14 @@ def reason_of(
     text, _, listed = str(error).strip().partition("\n")
     if text.rstrip().endswith(":"):
         text = " ".join([text.rstrip(), *listed.split()])
-    if isinstance(error, TypeError | AttributeError):
+    if absent := re.search(r"missing \d+ required positional arguments?: (.*)", text):
+        text = f"{settings_file} lacks {absent[1]}, which models of this type need in MLX"
+    elif isinstance(error, TypeError | AttributeError):
         text = f"a value in {settings_file} may be missing or have the wrong type ({text})"
     if path is not None:
         text = text.replace(str(path), "its folder")
     text = re.sub(r"(?<![\w.])/[\w.+@/-]*/[\w.+@-]+", "a file", text)
+    text = re.sub(r"^Received (\d+) parameters not in model:", _FOREIGN, text)
+    text = re.sub(r"^Missing (\d+) parameters:", _ABSENT, text)
     text = re.sub("unimplemented", "not implemented", text, flags=re.IGNORECASE)
     return (f"{text[:299]}…" if len(text) > 300 else text) or type(error).__name__

@@ -116,6 +116,13 @@ def _nomic(vocabulary: int) -> Tensors:
         yield from norm(f"{here}.norm2")
 
 
+def _nomic_pairs(vocabulary: int) -> Tensors:
+    for name, shape in _nomic(vocabulary):
+        yield f"bert.{name}", shape
+    yield from linear("bert.pooler.dense", HIDDEN, HIDDEN)
+    yield from linear("classifier", 1, HIDDEN)
+
+
 def _nomic_moe(vocabulary: int) -> Tensors:
     yield "embeddings.word_embeddings.weight", (vocabulary, HIDDEN)
     yield "embeddings.token_type_embeddings.weight", (1, HIDDEN)
@@ -265,6 +272,7 @@ _NOMIC = {
     "use_rms_norm": False,
     "use_xentropy": True,
 }
+_NOMIC_RERANKER = _NOMIC | _ONE_SCORE | {"architectures": ["NomicBertForSequenceClassification"]}
 _NOMIC_MOE = _NOMIC | {
     "activation_function": "gelu",
     "add_pooling_layer": False,
@@ -335,6 +343,7 @@ FAMILIES: dict[str, Parts] = {
     "gte_english": (BERT, _GTE_ENGLISH, _gte_english, {"Pooling": _CLS}),
     "snowflake_v2": (ROBERTA, _SNOWFLAKE, _snowflake, {"Pooling": _CLS, "Normalize": {}}),
     "jina_reranker": (ROBERTA, _JINA_RERANKER, _jina_pairs, {}),
+    "nomic_reranker": (BERT, _NOMIC_RERANKER, _nomic_pairs, {}),
     "gte_reranker": (ROBERTA, _GTE_RERANKER, _gte_pairs, {}),
 }
 EMBEDDERS = tuple(family for family in FAMILIES if "reranker" not in family)
@@ -410,6 +419,7 @@ _KEPT = (
 _LATER_NAMES = (
     ("new.encoder.layer.", "gte.layers."),
     ("new.", "gte."),
+    ("bert.", "nomic_bert."),
     ("roberta.", ""),
     ("encoder.layers.", "layers."),
     ("encoder.layer.", "layers."),
@@ -435,7 +445,7 @@ _DIVIDED = {
 def _renamed(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The weights as transformers 5 names and divides them in memory."""
     found: dict[str, np.ndarray] = {}
-    pairs = "classifier.weight" in weights and "new.pooler.dense.weight" in weights
+    pairs = "classifier.weight" in weights and any("pooler" in name for name in weights)
     for full, value in weights.items():
         name = full
         if full.startswith("classifier.") and not pairs:

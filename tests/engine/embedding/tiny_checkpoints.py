@@ -498,6 +498,7 @@ _LLAMA_WEIGHTS = partial(_decoder, "", LAYERS, (), head_norms=False)
 _POOLER = tuple(linear("bert.pooler.dense", HIDDEN, HIDDEN))
 _DENSE_HEAD = tuple(linear("classifier.dense", HIDDEN, HIDDEN))
 _SCORE, _LABELS = (tuple(linear("classifier", size, HIDDEN)) for size in (1, len(LABELS)))
+_PRE = tuple(linear("pre_classifier", HIDDEN, HIDDEN))
 _OUT = tuple(linear("classifier.out_proj", 1, HIDDEN))
 
 FAMILIES: dict[str, Parts] = {
@@ -536,6 +537,10 @@ FAMILIES: dict[str, Parts] = {
     "modernbert_rerank": (BERT, _scoring(_MODERNBERT_CONFIG | {"classifier_pooling": "mean"},
                                          "ModernBert"),
                           _with(_MODERNBERT_WEIGHTS, *_MODERNBERT_HEAD, *_SCORE), {}),
+    "mpnet_rerank": (ROBERTA, _scoring(_MPNET_CONFIG, "MPNet"),
+                     _with(_mpnet, *_DENSE_HEAD, *_OUT, outer="mpnet."), {}),
+    "distilbert_rerank": (BERT, _scoring(_DISTILBERT_CONFIG, "DistilBert"),
+                          _with(_distilbert, *_PRE, *_SCORE), {}),
     "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _QWEN3_WEIGHTS, {}),
     "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG | {"pad_token_id": 0}, "Qwen3"),
                     _with(_QWEN3_WEIGHTS, ("score.weight", (1, HIDDEN))), {}),
@@ -561,7 +566,7 @@ EMBEDDERS = (
 )
 RERANKERS = (
     *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
-    "qwen3_score",
+    *("qwen3_score", "mpnet_rerank", "distilbert_rerank"),
 )
 TEXTS = (
     "paris",

@@ -142,6 +142,10 @@ MORE: dict[str, Change] = {
         without(TEMPLATE_FILE),
         put("processor_config.json", {"chat_template": TEMPLATE, "processor_class": PROCESSOR}),
     ),
+    "an adapter beside": all_of(
+        put("adapters.safetensors", b"junk"), put("adapter_config.json", {"r": 8})
+    ),
+    "a name with brackets": lambda path: path.rename(path.with_name("model [8bit]")),
     "named templates in another file": all_of(
         without(TEMPLATE_FILE), put("chat_template.json", {"chat_template": NAMED})
     ),

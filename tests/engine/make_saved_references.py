@@ -1,0 +1,113 @@
+"""Writes what transformers saves of small models, and the logits that PyTorch computes with it.
+
+Run where transformers and torch are installed; the project itself does not need torch:
+
+    python -m tests.engine.make_saved_references
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tests.engine.saved_references import REFERENCES, TOKENS, drawn
+
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_DEEPSEEK = _SIZES | _LATENT | _EXPERTS
+_KIMI = _DEEPSEEK | {"num_experts": 4, "num_experts_per_token": 2}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+CASES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": _KIMI | {"head_dim": 8, "layer_group_size": 2},
+    "deepseek_v3": _DEEPSEEK | {"tie_word_embeddings": True, "n_shared_experts": 1},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64},
+    "gpt_oss": _SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    # mlx-lm rounds YaRN's limits, which is what `truncate` means; OpenAI's models do not.
+    | {"rope_parameters": {"rope_type": "yarn", "factor": 32.0, "rope_theta": 1e4,
+       "original_max_position_embeddings": 128, "truncate": True}},
+    "kimi_k25": {
+        "text_config": {"model_type": "deepseek_v3"} | _DEEPSEEK,
+        "tie_word_embeddings": True,
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                          "num_attention_heads": 2, "pos_emb_height": 2, "pos_emb_width": 2},
+    },
+    "kimi_linear": _KIMI | _LINEAR | {"linear_head_dim": 16, "linear_num_heads": 4,
+                                      "q_lora_rank": None},
+    "llama4_text": _SIZES | {"num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 40,
+        "attention_chunk_size": 24, "rms_norm_eps": 1e-6},
+    "longcat_flash": _SIZES | _LATENT | {"num_layers": 1, "num_hidden_layers": 2, "head_dim": 8,
+        "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "n_routed_experts": 4, "moe_topk": 2,
+        "zero_expert_num": 2},
+    "mimo_v2_flash": _SIZES | _EXPERTS | {"num_hidden_layers": 3, "head_dim": 24, "v_head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    "minicpm3": _SIZES | _LATENT | {"head_dim": 8, "v_head_dim": 8, "dim_model_base": 16,
+        "tie_word_embeddings": False},
+    "nanochat": _SIZES | {"rms_norm_eps": 1e-5},
+    "olmo_hybrid": _SIZES | _LINEAR | {"linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+}  # fmt: skip
+
+
+def reference(family: str, stated: dict[str, Any]) -> dict[str, Any]:
+    import torch  # type: ignore[import-not-found]
+    import transformers
+
+    kind = transformers.AutoModelForCausalLM
+    if "text_config" in stated:
+        kind = transformers.AutoModelForImageTextToText
+    config = transformers.AutoConfig.for_model(family, **stated)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        file = folder / "model.safetensors"
+        shapes = {name: list(value.shape) for name, value in load_file(file).items()}
+        weights = {name: drawn(name, shape) for name, shape in sorted(shapes.items())}
+        save_file(weights, file, metadata={"format": "pt"})
+        model = kind.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, ::8]
+        saved = json.loads((folder / "config.json").read_text())
+    return {
+        "config": saved,
+        "shapes": shapes,
+        "logits": np.round(logits.numpy().astype(float), 5).tolist(),
+    }
+
+
+if __name__ == "__main__":
+    found = {family: reference(family, stated) for family, stated in CASES.items()}
+    REFERENCES.write_text(json.dumps(found, separators=(",", ":")))
