@@ -94,7 +94,7 @@ class Store:
             self._drop(next(key for key, row in self._kept.items() if row[0].owner == owner))
 
     def _largest_owner(self) -> str:
-        """Return the owner with the largest share, whose responses make room for others."""
+        """Return the owner whose responses use the largest part of the limits."""
         shares: dict[str, float] = {}
         for stored, size, _ in self._kept.values():
             share = size / self._most_bytes + 1 / self._most

@@ -131,7 +131,7 @@ def test_what_one_owner_stores_does_not_exist_for_another() -> None:
     begun()
 
 
-def test_the_owner_who_stores_most_makes_room_for_others() -> None:
+def test_only_the_owner_who_stores_most_loses_responses() -> None:
     """Otherwise a client could delete what another stored, by storing much itself."""
     store = Store(most=4, most_bytes=100_000)
     begun().owner = "alice"
