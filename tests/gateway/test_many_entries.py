@@ -19,6 +19,7 @@ from gateway.openai import answering
 from gateway.openai.field_names import names_of
 from gateway.openai.translation import Translation
 from gateway.responses.store import Store, Stored
+from gateway.responses.to_chat import chat_request
 from gateway.routes import responses
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
@@ -235,7 +236,7 @@ async def test_a_short_body_that_continues_a_long_conversation_is_translated_on_
         places.append(threading.get_ident() == here)
         return unchanged(*given)
 
-    unchanged = responses.chat_request
+    unchanged = chat_request
     monkeypatch.setattr(responses, "chat_request", translated)
     stored = Stored({"id": "resp_1", "output": []}, (), ())
     gateway.app.state.responses = Store()
