@@ -17,11 +17,11 @@ from cli.options import (
     MODEL_OPTIONS,
     Grouped,
     gateway_flags,
-    gateway_options,
     model_options,
     model_settings,
 )
 from common.version import VERSION
+from gateway.arguments import gateway_options
 
 PROGRAM = "mlx-backend"
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -1,4 +1,4 @@
-"""Defines the options of the commands that load a model, and the gateway's flags."""
+"""Defines the options of the commands that load a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gateway.arguments import KEY_FILE, flag_of, metavar_of, with_default
+from gateway.arguments import flag_of
 from gateway.settings import GatewaySettings
 
 
@@ -85,22 +85,6 @@ def model_settings(given: Mapping[str, Any]) -> Iterator[str]:
     for option in MODEL_OPTIONS:
         if (value := given[option.name]) is not None:
             yield f"--model-setting={option.key}={json.dumps(value)}"
-
-
-def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the gateway's flags, whose values the gateway itself reads."""
-    command = click.option("--api-key-file", help=KEY_FILE, metavar="FILE")(command)
-    for row in reversed(fields(GatewaySettings)):
-        kind = row.metadata["rule"].kind
-        command = click.option(
-            flag_of(row),
-            row.name,
-            is_flag=kind == "switch",
-            multiple=kind in ("texts", "keys"),
-            metavar=None if kind == "switch" else metavar_of(row),
-            help=with_default(row),
-        )(command)
-    return command
 
 
 def gateway_flags(given: Mapping[str, Any]) -> Iterator[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
+
+import click
 
 from common.version import VERSION
 from gateway.loopback import is_loopback
@@ -30,18 +30,19 @@ class BadArgument(Exception):
     """A setting that cannot be used; the text says which and why."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadArgument(message)
-
-
 def settings_from(
     arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> GatewaySettings:
     """Return the settings of a command line and an environment. Raises BadArgument."""
-    given = parser().parse_args([*_of_environment(environ or {}), *arguments])
-    values = {row.name: getattr(given, row.name) for row in fields(GatewaySettings)}
-    keys = (*values["api_keys"], *_keys_beside(given.api_key_file, environ or {}))
+    flags = [*_of_environment(environ or {}), *arguments]
+    try:
+        given = _COMMAND.main(flags, "gateway", standalone_mode=False)
+    except click.ClickException as problem:
+        raise BadArgument(problem.format_message()) from None
+    if not isinstance(given, dict):  # the exit code of --help and --version
+        raise SystemExit(given)
+    values = {row.name: _value(row, given[row.name]) for row in fields(GatewaySettings)}
+    keys = (*values["api_keys"], *_keys_beside(given["api_key_file"], environ or {}))
     values["api_keys"] = tuple(dict.fromkeys(_key(key) for key in keys))
     values["cors_origins"] = tuple(_origin(text) for text in values["cors_origins"])
     settings = GatewaySettings(**values)
@@ -112,42 +113,44 @@ def metavar_of(row: Field[Any]) -> str:
     return (flag_of(row).rpartition("-")[2] if repeated else kind).upper()
 
 
-def parser(usage: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    usage: the usage line of its help; None to list all flags.
-    """
-    about = "Serves MLX models over HTTP, with the APIs of OpenAI, Anthropic and Ollama."
-    parser = _Parser("gateway", usage, about, allow_abbrev=False)
-    for row in fields(GatewaySettings):
-        rule: Rule = row.metadata["rule"]
-        how: dict[str, Any]
-        if rule.kind == "switch":
-            how = {"action": "store_true"}
-        elif rule.kind in ("texts", "keys"):
-            how = {"action": "append", "default": [], "metavar": metavar_of(row)}
-        else:
-            how = {
-                "type": partial(_value, flag_of(row), rule),
-                "default": row.default,
-                "metavar": metavar_of(row),
-            }
-        meaning = with_default(row).replace("%", "%%")
-        parser.add_argument(flag_of(row), dest=row.name, help=meaning, **how)
-    parser.add_argument("--api-key-file", type=Path, help=KEY_FILE, metavar="FILE")
-    parser.add_argument("--version", action="version", version=f"gateway {VERSION}")
-    return parser
+def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the gateway's flags; their values are strings, which `settings_from` reads."""
+    command = click.option("--api-key-file", help=KEY_FILE, metavar="FILE")(command)
+    for row in reversed(fields(GatewaySettings)):
+        kind = row.metadata["rule"].kind
+        command = click.option(
+            flag_of(row),
+            row.name,
+            is_flag=kind == "switch",
+            multiple=kind in ("texts", "keys"),
+            metavar=None if kind == "switch" else metavar_of(row),
+            help=with_default(row),
+        )(command)
+    return command
 
 
-def _value(flag: str, rule: Rule, text: str) -> str | Path | int | float:
-    if rule.kind == "text":
-        return text
+@click.command()
+@click.version_option(VERSION, message="%(prog)s %(version)s")
+@gateway_options
+def _COMMAND(**given: Any) -> dict[str, Any]:
+    """Serve MLX models over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
+    return given
+
+
+def _value(row: Field[Any], given: Any) -> Any:
+    """Return the value of a setting for what the command line has. Raises BadArgument."""
+    rule: Rule = row.metadata["rule"]
+    flag = flag_of(row)
+    if given is None:
+        return row.default
     if rule.kind == "path":
-        return _folder(flag, text)
-    value = _number(flag, rule, text)
+        return _folder(flag, given)
+    if rule.kind not in ("bytes", "seconds", "count"):
+        return given
+    value = _number(flag, rule, given)
     if not rule.minimum <= value <= rule.maximum:
         most = f" and at most {rule.maximum:g}" if rule.maximum < 1e15 else ""
-        raise BadArgument(f"{flag} is {text}: give at least {rule.minimum:g}{most}")
+        raise BadArgument(f"{flag} is {given}: give at least {rule.minimum:g}{most}")
     return value
 
 
@@ -175,12 +178,12 @@ def _folder(flag: str, text: str) -> Path:
     return folder
 
 
-def _keys_beside(file: Path | None, environ: Mapping[str, str]) -> list[str]:
+def _keys_beside(file: str | None, environ: Mapping[str, str]) -> list[str]:
     keys = [key.strip() for key in environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
     if file is None:
         return keys
     try:
-        lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
         raise BadArgument(f"--api-key-file {file} cannot be read: give a text file") from None
     found = [line for line in lines if line and not line.startswith("#")]

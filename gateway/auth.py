@@ -18,7 +18,7 @@ from gateway import exchange
 from gateway.errors import ApiError
 from gateway.refusals import response_of
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"})
+OPEN_PATHS = frozenset("/ /health /ping /ready /docs /openapi.json /favicon.ico".split())
 OPEN_FOLDERS = ("/page/", "/docs/")
 
 

@@ -17,6 +17,7 @@ MOST_PARTS = 64
 _KIND = "multipart/form-data"
 _LONG = 32 << 10  # bytes of a body that takes a noticeable time to read
 _LONGEST_BOUNDARY = 70  # characters, by RFC 2046
+_LONGEST_HEAD = 4096  # bytes of a header, because its parameters are read in quadratic time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ async def form_of(request: Request) -> list[Part]:
 
 def parts_of(content_type: str, body: bytes | bytearray) -> list[Part]:
     """Return the fields in a body. Raises ApiError 400."""
+    if len(content_type) > _LONGEST_HEAD:
+        raise _broken(f"its Content-Type is longer than {_LONGEST_HEAD} bytes")
     header = Message()
     header["content-type"] = content_type
     if header.get_content_type() != _KIND:
@@ -82,9 +85,9 @@ def _parts(boundary: bytes, body: bytes | bytearray) -> Iterator[Part]:
 
 def _part(body: bytes | bytearray, start: int, end: int) -> Part:
     """Return the field between two boundaries: header lines, an empty line, content."""
-    blank = body.find(b"\r\n\r\n", start, end)
+    blank = body.find(b"\r\n\r\n", start, min(end, start + _LONGEST_HEAD))
     if blank < 0:
-        raise _broken("a field of it has no header")
+        raise _broken(f"a field of it has no header of at most {_LONGEST_HEAD} bytes")
     headers = Message()
     for line in bytes(body[start:blank]).decode("utf-8", "replace").split("\r\n"):
         field, _, value = line.partition(":")

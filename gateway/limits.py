@@ -64,8 +64,7 @@ class BodyMiddleware:
             return
         try:
             _require_plain(Headers(scope=scope))
-            limit = self._settings.max_body_bytes
-            scope[_BODY] = await read_body(Headers(scope=scope), receive, limit)
+            scope[_BODY] = await read_body(Headers(scope=scope), receive, self._settings)
         except ApiError as refusal:
             await response_of(refusal, scope)(scope, receive, send)
             return
@@ -150,23 +149,27 @@ def _require_plain(headers: Headers) -> None:
         )
 
 
-async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearray:
+async def read_body(headers: Headers, receive: Receive, settings: GatewaySettings) -> bytearray:
     """Return the whole body.
 
-    Raises ApiError 413 as soon as it is too long, 408 if it stops arriving.
+    Raises ApiError 413 as soon as it is too long, 408 if it stops arriving, or takes longer than a
+    request may.
     """
+    largest, limit = settings.max_body_bytes, settings.request_timeout or math.inf
     # uvicorn refuses a length that is not a number or is extremely long.
     if int(headers.get("content-length", "0")) > largest:
         _too_large(largest)
     body = bytearray()
     more = True
     while more:
+        left = limit - exchange.current().seconds
         try:
-            message = await asyncio.wait_for(receive(), BODY_SECONDS)
+            message = await asyncio.wait_for(receive(), min(BODY_SECONDS, left))
         except TimeoutError:
-            raise ApiError(
-                408, f"no part of the body arrived for {BODY_SECONDS:.0f} s", code="request_timeout"
-            ) from None
+            late = f"the body took longer than {limit:g} s to arrive"
+            silent = f"no part of the body arrived for {BODY_SECONDS:.0f} s"
+            sentence = late if left < BODY_SECONDS else silent
+            raise ApiError(408, sentence, code="request_timeout") from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "the body ended early", code="request_aborted")
         body += message.get("body", b"")

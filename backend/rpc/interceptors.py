@@ -2,7 +2,7 @@
 
 The order matters: the token is checked before any of the request is parsed, and a call without it
 never reaches the model identity. The first interceptor covers all services of the process,
-including reflection and grpc.health.v1, which use only a part of the second (`other_services`).
+including reflection and grpc.health.v1, which use only a part of the second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from typing import Any, TypeAlias
 
 import grpc
@@ -21,7 +21,6 @@ from backend.engine.errors import Cancelled, InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
 from backend.rpc.long_requests import LONG, return_memory_soon
-from backend.rpc.other_services import checked
 from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import NotServed, status_of
 from backend.rpc.unsent_requests import UnsentRequests
@@ -37,7 +36,9 @@ QUEUED = frozenset({
 _PREFIX = f"/{SERVICE}/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
-Behaviour = Callable[[Any, Any], Awaitable[Any]]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+_LONGEST_OTHER = 4096  # bytes of a message: the name of a service, a file or a symbol
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -69,7 +70,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         return hmac.compare_digest(given, self._wanted)
 
 
-async def _refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+async def _refuse(_requests: Any, context: Context) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "invalid token")
 
 
@@ -89,7 +90,7 @@ def _not_served(path: str) -> Handler:
         )
     )
 
-    async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_requests: Any, context: Context) -> None:
         await context.abort(status.code, status.sentence)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
@@ -124,61 +125,104 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(details)
         if handler is None:
             return _not_served(details.method)
-        if not details.method.startswith(_PREFIX):
-            return checked(details.method, handler, self._unsent)
-        call = self._around(details.method.removeprefix(_PREFIX), handler)
+        own = details.method.startswith(_PREFIX)
+        method = details.method.removeprefix(_PREFIX)
+        serve = self._serve if own else self._serve_other
+        call = self._around(method, lambda context: serve(method, handler, context), own=own)
         # gRPC leaves a unary call without an answer if its client sends no message.
         kind = (
-            grpc.stream_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.stream_unary_rpc_method_handler
+            grpc.stream_unary_rpc_method_handler
+            if own and not handler.response_streaming
+            else grpc.stream_stream_rpc_method_handler
         )
         return kind(call, response_serializer=handler.response_serializer)
 
-    def _around(self, method: str, handler: Any) -> Behaviour:
-        async def call(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def _around(
+        self, method: str, serve: Callable[[Context], Awaitable[Any]], *, own: bool
+    ) -> Behaviour:
+        """Return the call with its log line and its errors. Only failures of others are logged."""
+
+        async def call(_requests: Any, context: Context) -> Any:
             notes = call_log.begin()
             started = time.monotonic()
-            raw, long = b"", False
             try:
-                message = await self._unsent.read(context)
-                if message is grpc.aio.EOF:
-                    raise InvalidRequest(f"{method} was called without a request: send one message")
-                raw = bytes(message)
-                del message
-                long = len(raw) > LONG
-                reply = await self._answer(method, handler, raw, context)
+                reply = await serve(context)
             except asyncio.CancelledError:
-                call_log.cancelled(method, notes, started)
+                if own:
+                    call_log.cancelled(method, notes, started)
+                raise
+            except grpc.aio.AbortError:
                 raise
             except grpc.aio.InternalError as error:  # the client has just reset the call
                 status = status_of(Cancelled("the call was cancelled"))
-                call_log.cancelled(method, notes, started)
+                if own:
+                    call_log.cancelled(method, notes, started)
                 error.__traceback__ = None
             except Exception as error:
                 status = status_of(error)
                 call_log.failed(method, notes, started, status, error)
                 error.__traceback__ = None
             else:
-                call_log.succeeded(method, notes, started)
+                if own:
+                    call_log.succeeded(method, notes, started)
                 return reply
-            finally:
-                if long:
-                    return_memory_soon()
             # An exception and the frames in its traceback refer to each other, which would keep a
             # request of up to 50 MiB until the next garbage collection. So the error's traceback is
-            # dropped above. `abort` raises another exception from this frame: drop the request.
-            raw = b""
+            # dropped above, and this frame, from which `abort` raises another exception, has none.
             return await context.abort(status.code, status.sentence, status.trailers)
 
         return call
+
+    async def _serve(self, method: str, handler: Any, context: Context) -> Any:
+        raw = b""
+        try:
+            message = await self._unsent.read(context)
+            if message is grpc.aio.EOF:
+                raise _without_request(method)
+            raw = bytes(message)
+            del message
+            return await self._answer(method, handler, raw, context)
+        finally:
+            if len(raw) > LONG:
+                return_memory_soon()
+
+    async def _serve_other(self, method: str, handler: Any, context: Context) -> None:
+        """Serve grpc.health.v1 or reflection.
+
+        Without the limits, gRPC would accept and retain messages of 50 MiB.
+        """
+
+        async def requests() -> AsyncIterator[Any]:
+            raw = await self._unsent.read(context)
+            while raw is not grpc.aio.EOF:
+                if len(raw) > LONG:
+                    return_memory_soon()
+                if len(raw) > _LONGEST_OTHER:
+                    raise InvalidRequest(
+                        f"the request of {method} has {len(raw)} bytes: it may have at most"
+                        f" {_LONGEST_OTHER}"
+                    )
+                yield _parsed(method, handler, raw)
+                raw = await context.read()
+
+        if handler.stream_stream:
+            async for reply in handler.stream_stream(requests(), context):
+                await context.write(reply)
+            return
+        async for request in requests():
+            if handler.unary_stream:
+                await handler.unary_stream(request, context)
+            else:
+                await context.write(await handler.unary_unary(request, context))
+            return
+        raise _without_request(method)
 
     async def _answer(
         self,
         method: str,
         handler: Any,
         raw: bytes,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> Any:
         if self._closed and method not in self._answered:
             raise ShuttingDown
@@ -186,13 +230,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if len(raw) > LONG:
             # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
             await asyncio.to_thread(return_freed_memory)
-        try:
-            request = handler.request_deserializer(raw)
-        except DecodeError:
-            raise InvalidRequest(
-                f"the request of {method} cannot be read: a string in it is not valid UTF-8,"
-                " or its bytes are cut short"
-            ) from None
+        request = _parsed(method, handler, raw)
         self._identity.check(method, request)
         if method in QUEUED:
             self._refuse_when_full()
@@ -203,3 +241,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         answered = behaviour(request, context)
         del request  # the engine has its own copy, and an answer may take long
         return await answered
+
+
+def _parsed(method: str, handler: Any, raw: bytes) -> Any:
+    try:
+        return handler.request_deserializer(raw)
+    except DecodeError:
+        raise InvalidRequest(
+            f"the request of {method} cannot be read: a string in it is not valid UTF-8,"
+            " or its bytes are cut short"
+        ) from None
+
+
+def _without_request(method: str) -> InvalidRequest:
+    return InvalidRequest(f"{method} was called without a request: send one message")

@@ -9,10 +9,12 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 
 from common.field_names import named
 from common.part_text import text_of
+from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.images import type_of
 from gateway.openai.base import Request, Strict
+from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.messages import ToolCall
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
@@ -57,13 +59,19 @@ class Turn(Strict):
     tool_call_id: str | None = None
 
 
+class OneAnswer(Options):
+    """Ollama's options; its answers have one choice."""
+
+    n: Literal[1] | None = None
+
+
 class GenerationFields(Request):
     """The fields that both endpoints have."""
 
     model: ModelName = Field(min_length=1)
     stream: bool | None = about("The default is true.")
     format: Literal["json", ""] | Json | None = about("`json`, or a JSON schema.")
-    options: Options | None = None
+    options: OneAnswer | None = None
     think: bool | ReasoningEffort | None = None
     keep_alive: str | float | None = about("0 unloads the model after the answer.")
     logprobs: bool | None = None
@@ -124,6 +132,26 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
     if body.options is not None:
         fields["options"] = body.options.model_dump(exclude_none=True, by_alias=True)
     return translate(fields, _NAMES | _places(body, turns))
+
+
+def without_template(body: GenerateRequest, translation: Translation) -> CompletionRequest:
+    """Return the request for a raw prompt, or for the text between two others.
+
+    Raises ApiError for what only a chat template can show.
+    """
+    for name in ("system", "images"):
+        if getattr(body, name):
+            raise bad_field(
+                f"{named(name)} needs the model's chat template, which raw and suffix replace:"
+                " leave out one of them"
+            )
+    if body.think:
+        exchange.current().ignore("think")
+    given = body.options.model_dump(exclude_none=True) if body.options else {}
+    given |= body.model_dump(include={"model", "prompt", "suffix"})
+    given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    given["response_format"] = translation.chat.response_format
+    return CompletionRequest.model_validate(given)
 
 
 _NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}

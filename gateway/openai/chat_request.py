@@ -60,7 +60,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
     def _spread(self) -> Self:
         """Expand nested objects into fields of the request, where it does not set them itself."""
         if self.options is not None:
-            given = self.options.model_dump(exclude_none=True)
+            given = {name: value for name, value in self.options if value is not None}
             limits = (self.max_tokens, self.max_completion_tokens)
             if not given.get("n_predict") or any(limit is not None for limit in limits):
                 given.pop("n_predict", None)

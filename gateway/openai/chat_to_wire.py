@@ -12,6 +12,7 @@ import json
 from common.field_names import named
 from gateway.context import Gateway
 from gateway.errors import bad_field
+from gateway.limits import apart
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
@@ -49,7 +50,7 @@ async def options_of(
     if request.n_predict == 0 and not (request.max_tokens or request.max_completion_tokens):
         first.Metadata["mlx.prompt_only"] = "true"
     _write_logprobs(first, request)
-    _write_form(first, request)
+    await apart(_write_form, first, request)
     if has_media(request.messages) and gateway.supervisor.checkpoints.is_text_only(config):
         request.messages = without_media(request.messages, config.name)
     await _write_prompt(first, request, gateway)

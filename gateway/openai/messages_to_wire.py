@@ -245,8 +245,10 @@ def _require_one_kind(part: ContentPart, place: str) -> None:
 def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
     legacy = [] if message.function_call is None else [ToolCall(function=message.function_call)]
     return [
-        call if call.id else call.model_copy(update={"id": f"call_{index}_{place}"})
-        for place, call in enumerate((*legacy, *(message.tool_calls or ())))
+        call
+        if call.id
+        else ToolCall.model_construct(id=f"call_{index}_{at}", function=call.function)
+        for at, call in enumerate((*legacy, *(message.tool_calls or ())))
     ]
 
 

@@ -100,4 +100,6 @@ class SamplingFields(CommonSampling):
 class Options(SamplingFields):
     """Ollama's object of sampling fields, under the names used here and its own name."""
 
-    n_predict: int | None = about("-1, -2: no limit.", alias="num_predict", ge=-2, le=MOST_TOKENS)
+    n_predict: Annotated[Count | None, BeforeValidator(lambda n: -1 if n == -2 else n)] = about(
+        "-1, -2: no limit.", alias="num_predict"
+    )

@@ -96,7 +96,10 @@ export class Conversations {
   /** Undo `remove`. */
   restore(conversations) {
     for (const conversation of conversations) {
-      for (const message of conversation.messages.values()) this.#stored.delete(message);
+      for (const message of conversation.messages.values()) {
+        this.#stored.delete(message);
+        if (message.state === "running") message.state = "stopped"; // in a tab that has stopped it
+      }
       this.#put(conversation);
     }
   }
@@ -109,6 +112,7 @@ export class Conversations {
       await store.put(conversation, messages.map(withoutDeleted));
       for (const message of messages) this.#stored.set(message, Boolean(message.removed));
     } catch {
+      for (const message of messages) this.#stored.delete(message); // they are stored with the next change
       if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation will be lost when the tab closes. Export it, or delete others.");
     }
   }

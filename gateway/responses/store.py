@@ -1,8 +1,9 @@
 """Stored responses, to be continued or retrieved: in memory, and limited.
 
 A stored response contains its complete conversation, so it can be continued after earlier ones were
-removed. The least recently used ones are removed for new ones, and all expire; nothing outlives the
-process. For a request with another API key, a response does not exist.
+removed. For a new one, the least recently used one of the API key that stores most is removed, and
+all expire; nothing outlives the process. For a request with another API key, a response does not
+exist.
 """
 
 from __future__ import annotations
@@ -89,7 +90,16 @@ class Store:
         self._bytes += size
         self._responses |= {item["id"]: name for item in stored.named_here()}
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
-            self._drop(next(iter(self._kept)))
+            owner = self._largest_owner()
+            self._drop(next(key for key, row in self._kept.items() if row[0].owner == owner))
+
+    def _largest_owner(self) -> str:
+        """Return the owner whose responses use the largest part of the limits."""
+        shares: dict[str, float] = {}
+        for stored, size, _ in self._kept.values():
+            share = size / self._most_bytes + 1 / self._most
+            shares[stored.owner] = shares.get(stored.owner, 0) + share
+        return max(shares, key=lambda owner: shares[owner])
 
     def forget_old(self) -> None:
         """Remove responses that have not been used for too long."""

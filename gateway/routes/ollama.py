@@ -28,7 +28,13 @@ from gateway.ollama.answer import (
     text_part,
     written,
 )
-from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
+from gateway.ollama.request import (
+    ChatRequest,
+    GenerateRequest,
+    ModelName,
+    chat_request,
+    without_template,
+)
 from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
 from gateway.openai.completion_request import CompletionRequest
@@ -222,7 +228,7 @@ async def _answered(
         await gateway.supervisor.load(body.model)
         return JSONResponse(reply.empty("load"))
     if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
-        events = _raw(body, gateway)
+        events = _raw(without_template(body, translation), gateway)
     else:
         events = answer(await question_of(translation, gateway), gateway)
     if leaves:
@@ -256,12 +262,8 @@ async def _unload_if_idle(model: str, gateway: Gateway) -> None:
         await gateway.supervisor.unload(model)
 
 
-async def _raw(body: GenerateRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
-    given = body.options.model_dump(exclude_none=True) if body.options else {}
-    given |= body.model_dump(include={"model", "prompt", "suffix"})
-    given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    asked = CompletionRequest.model_validate(given)
-    config = gateway.supervisor.resolve(body.model)
+async def _raw(asked: CompletionRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
+    config = gateway.supervisor.resolve(asked.model)
     wanted = (await apart(completion_plan, asked, config)).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:
         async for _, event in events:

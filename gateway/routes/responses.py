@@ -27,6 +27,7 @@ from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored
 from gateway.responses.to_chat import chat_request, tools_of
+from gateway.responses.tools import Offered
 
 
 async def known_query(request: Request) -> None:
@@ -71,11 +72,9 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
         body = body.model_copy(update={"store": False})
     previous = _previous(body, store)
     given = store.resolved(body.input, previous)
-    translation = await apart(_translation, body, given, previous)
+    translation, tools = await apart(_translated, body, given, previous)
     stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
-    earlier = ITEMS.validate_python(list(previous.conversation())) if previous else []
-    tools = tools_of(body, given, earlier)
     reply = ResponseAnswer(body, question.model, question.config.parameters, tools)
 
     def take(event: Event) -> list[Json]:
@@ -106,7 +105,7 @@ async def count_input_tokens(
     """Return how many tokens the prompt has, as the model's chat template renders it."""
     previous = _previous(body, store)
     given = store.resolved(body.input, previous)
-    translation = await apart(_translation, body, given, previous)
+    translation, _ = await apart(_translated, body, given, previous)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -115,13 +114,12 @@ async def count_input_tokens(
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
     """Return the model's summary of a conversation, as an item that replaces the conversation."""
     previous = _previous(body, store)
-    items = store.resolved(body.input, previous)
-    if previous:
-        items = [*ITEMS.validate_python(list(previous.conversation())), *items]
+    given = store.resolved(body.input, previous)
+    items = [*await apart(_earlier, previous), *given]
     bare = body.model_copy(update=compaction.WITHOUT)
 
     async def translated(part: Sequence[Item]) -> Translation:
-        return await apart(_translation, bare, [*part, compaction.REQUEST], None)
+        return (await apart(_translated, bare, [*part, compaction.REQUEST], None))[0]
 
     async def count(part: Sequence[Item]) -> int:
         return await count_prompt(await translated(part), gateway)
@@ -194,11 +192,19 @@ async def list_input_items(
 
 def _previous(body: PromptRequest, store: Store) -> Stored | None:
     name = body.previous_response_id
-    return store.get(name, "previous_response_id") if name else None
+    if not name:
+        return None
+    exchange.current().long = True  # a short body may continue a long conversation
+    return store.get(name, "previous_response_id")
 
 
-def _translation(
+def _earlier(previous: Stored | None) -> list[Item]:
+    return ITEMS.validate_python(list(previous.conversation())) if previous else []
+
+
+def _translated(
     body: PromptRequest, given: Sequence[Item], previous: Stored | None
-) -> Translation:
-    earlier = list(previous.conversation()) if previous else []
-    return chat_request(body, given, ITEMS.validate_python(earlier))
+) -> tuple[Translation, list[Offered]]:
+    """Return the chat request, and the tools that are offered."""
+    earlier = _earlier(previous)
+    return chat_request(body, given, earlier), tools_of(body, given, earlier)

@@ -15,12 +15,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
+from starlette.types import Message
 
 from gateway import limits
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.limits import DEEPEST, MOST_OBJECTS
+from gateway.limits import DEEPEST, MOST_OBJECTS, read_body
+from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import WAIT, GatewayProcess
+from tests.gateway.requests_begun import begun
 
 LIMIT = 64 << 10
 JSON = Headers({"content-type": "application/json"})
@@ -397,3 +400,17 @@ def test_a_request_keeps_its_id_if_that_is_harmless(gateway: GatewayProcess) -> 
     for bad in (b"a b", b"x" * 200, b'a"b=c', "ü".encode()):
         given = gateway.client.get("/nowhere", headers={b"x-request-id": bad})
         assert given.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_body_that_arrives_too_slowly_is_refused() -> None:
+    """A client that sends one byte at a time would occupy the gateway as long as it likes."""
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    begun()
+    settings = GatewaySettings(max_body_bytes=1 << 40, request_timeout=0.05)
+    with pytest.raises(ApiError, match=r"the body took longer than 0\.05 s to") as caught:
+        await read_body(Headers(), receive, settings)
+    assert caught.value.status == 408

@@ -64,3 +64,14 @@ def test_many_fields_are_refused() -> None:
     field = b"--edge\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n"
     with pytest.raises(ApiError, match="more than"):
         parts_of(KIND, field * (MOST_PARTS + 1) + b"--edge--")
+
+
+@pytest.mark.parametrize("header", ["form-data{}; name=a", 'form-data; x="{}; name=a'])
+def test_long_headers_are_refused_before_they_are_read(header: str) -> None:
+    """Reading them takes quadratic time: a body of 1 MB would take minutes."""
+    long = header.format(";" * 1_000_000)
+    lines = f"--edge\r\nContent-Disposition: {long}\r\n\r\nx\r\n--edge--"
+    with pytest.raises(ApiError, match="has no header of at most"):
+        parts_of(KIND, lines.encode())
+    with pytest.raises(ApiError, match="its Content-Type is longer"):
+        parts_of(f"multipart/{long}; boundary=edge", b"--edge--")

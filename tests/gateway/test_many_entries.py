@@ -17,6 +17,10 @@ from gateway.app import create_app
 from gateway.models.reading import ModelFolder
 from gateway.openai import answering
 from gateway.openai.field_names import names_of
+from gateway.openai.translation import Translation
+from gateway.responses.store import Store, Stored
+from gateway.responses.to_chat import chat_request
+from gateway.routes import responses
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
@@ -221,6 +225,27 @@ async def test_a_long_body_is_checked_and_translated_on_a_thread(
         places.clear()
         await gateway.post(path, given)
         assert set(places) == {on_the_loop}
+
+
+async def test_a_short_body_that_continues_a_long_conversation_is_translated_on_a_thread(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, places = threading.get_ident(), []
+
+    def translated(*given: Any) -> Translation:
+        places.append(threading.get_ident() == here)
+        return unchanged(*given)
+
+    unchanged = chat_request
+    monkeypatch.setattr(responses, "chat_request", translated)
+    stored = Stored({"id": "resp_1", "output": []}, (), ())
+    gateway.app.state.responses = Store()
+    gateway.app.state.responses.put(stored)
+    for path in ("responses", "responses/input_tokens", "responses/compact"):
+        body = {"model": MODEL, "input": "x", "previous_response_id": "resp_1"}
+        assert await gateway.post(f"/v1/{path}", _bytes(body)) == 200
+    assert places
+    assert not any(places)
 
 
 async def test_the_names_of_fields_are_listed_once_for_all_answers(

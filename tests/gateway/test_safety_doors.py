@@ -77,7 +77,16 @@ def test_a_key_with_non_ascii_bytes_is_wrong(locked: GatewayProcess) -> None:
 
 
 def test_endpoints_without_a_key_reveal_nothing_about_the_models(locked: GatewayProcess) -> None:
-    for path in ("/", "/health", "/v1/health", "/ready", "/docs", "/openapi.json", "/page/main.js"):
+    for path in (
+        "/",
+        "/health",
+        "/ping",
+        "/v1/health",
+        "/ready",
+        "/docs",
+        "/openapi.json",
+        "/page/main.js",
+    ):
         answer = locked.client.get(path)
         assert answer.status_code == 200, path
         assert "tiny" not in answer.text, path

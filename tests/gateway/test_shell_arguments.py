@@ -105,7 +105,7 @@ def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
         (["--api-key", "with a space in it"], "an API key contains a space"),
         (["--api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys cannot be read"),
         (["--models-dir", "/nowhere"], "--models-dir is '/nowhere': there is no such folder"),
-        (["--models"], "unrecognized arguments: --models"),
+        (["--models"], "No such option '--models'"),
     ],
 )
 def test_an_impossible_setting_is_refused_with_a_message(

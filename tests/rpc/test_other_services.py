@@ -43,7 +43,8 @@ def test_damaged_bytes_are_refused_in_a_sentence(running: Running, method: str, 
         return  # an unknown field
     code, sentence = failure_of(lambda: raw_call(running.channel, method, raw))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert sentence == f"the request of {method} cannot be read: its bytes are damaged"
+    reason = "a string in it is not valid UTF-8, or its bytes are cut short"
+    assert sentence == f"the request of {method} cannot be read: {reason}"
 
 
 @pytest.mark.parametrize("method", METHODS)

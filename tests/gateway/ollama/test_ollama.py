@@ -81,6 +81,19 @@ def test_a_prompt_with_and_without_the_template(gateway: GatewayProcess) -> None
     assert (raw["done_reason"], raw["eval_count"]) == ("length", 3)
 
 
+def test_a_raw_prompt_honours_or_names_every_field(gateway: GatewayProcess) -> None:
+    body: Json = {"model": "tiny", "prompt": "1 2 3", "raw": True, "stream": False}
+    form = {"type": "object", "properties": {"x": {"const": 7}}, "required": ["x"]}
+    body["options"] = {**COLD, "num_predict": -2}  # no limit
+    answer = gateway.client.post("/api/generate", json=body | {"format": form, "think": True})
+    assert json.loads(answer.json()["response"]) == {"x": 7}
+    assert answer.headers["x-ignored-fields"] == "think"
+    for name, value in {"system": "Be brief.", "images": ["AAAA"], "options": {"n": 2}}.items():
+        refused = gateway.client.post("/api/generate", json=body | {name: value})
+        assert refused.status_code == 400
+        assert refused.json()["error"].startswith(name)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     messages: list[Json] = user_message("What is the weather in Paris?")

@@ -117,6 +117,7 @@ def test_what_an_adapter_cannot_do_is_not_done_to_its_model(
         ({"lora": [{"id": 2, "scale": 1}]}, "lora", "2 adapters"),
         ({"lora": [{"id": 0, "scale": 0.5}]}, "lora", "other than 0 and 1"),
         ({"lora": [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]}, "lora", "use one"),
+        ({"options": {"lora": [{"id": 2, "scale": 1}]}}, "lora", "2 adapters"),
     ],
 )
 def test_an_adapter_that_cannot_be_used_is_refused(

@@ -15,6 +15,8 @@ from tests.gateway.page.browser import Page
 
 ENDLESS = "Say la forever."
 DEAF = "BroadcastChannel.prototype.postMessage = () => {}"
+FULL = "const of = IDBTransaction.prototype; of.usual = of.commit; of.commit = of.abort"
+EMPTIED = "IDBTransaction.prototype.commit = IDBTransaction.prototype.usual"
 DELETE = "document.querySelector('[aria-label^=\"Delete “\"]').click()"
 # What an earlier version of the page stored: one record, in which `parent` is a place in the list.
 EARLIER = """
@@ -113,6 +115,38 @@ def test_a_deleted_conversation_disappears_in_every_tab(page: Page, tabs: tuple[
     page.until(lambda: "deleted in another tab" in page.text("#notice"))
     assert page.all("article") == page.all(".entry") == []
     assert "#" not in page.driver.current_url
+
+
+def test_a_conversation_that_another_tab_answers_is_deleted_and_restored(
+    page: Page, tabs: tuple[str, str]
+) -> None:
+    first, second = tabs
+    page.driver.switch_to.window(first)
+    page.ask(ENDLESS)
+    page.until(lambda: page.states() == ["done", "running"])
+    page.driver.switch_to.window(second)
+    page.until(lambda: page.states() == ["done", "running"])
+    page.run(DELETE)
+    page.until(lambda: not page.states())
+    page.find("#notice button").click()
+    assert page.states() == ["done", "stopped"]
+    page.driver.switch_to.window(first)
+    page.until(lambda: not page.find("#stop").is_displayed())
+    page.driver.switch_to.window(second)
+
+
+def test_what_a_full_storage_refused_is_stored_with_the_next_change(page: Page) -> None:
+    page.ask("Count to 60.")
+    page.until(lambda: page.text(".answer .body"))
+    page.run(FULL)
+    answer = page.answered()
+    page.until(lambda: "storage is full" in page.text("#notice"))
+    page.run(EMPTIED)
+    page.ask("What is 2 + 2?")
+    page.answered(2)
+    page.driver.refresh()
+    page.until(lambda: page.states() == ["done", "done"])
+    assert page.text(".answer .body") == answer
 
 
 def test_a_reload_comes_back_to_the_conversation(page: Page) -> None:

@@ -131,6 +131,24 @@ def test_what_one_owner_stores_does_not_exist_for_another() -> None:
     begun()
 
 
+def test_only_the_owner_who_stores_most_loses_responses() -> None:
+    """Otherwise a client could delete what another stored, by storing much itself."""
+    store = Store(most=4, most_bytes=100_000)
+    begun().owner = "alice"
+    store.put(stored("a"))
+    store.put(stored("b"))
+    begun().owner = "bob"
+    for name in "cdef":
+        store.put(stored(name))
+    store.put(stored("large", text="x" * 60_000))
+    assert kept(store, "c", "d", "e", "f", "large") == [False, False, False, True, True]
+    store.put(stored("larger", text="x" * 70_000))
+    assert kept(store, "f", "large", "larger") == [False, False, True]
+    begun().owner = "alice"
+    assert kept(store, "a", "b") == [True, True]
+    begun()
+
+
 def test_an_item_is_referred_to_once() -> None:
     """A short request with many references to a long item would become a very long one."""
     store = Store()
