@@ -12,6 +12,9 @@ import gc
 import os
 import sys
 
+if __name__ == "__main__":  # importing makes no garbage, but searching for it takes time
+    gc.disable()
+
 # gRPC reads this when it is imported; its own log lines are about sockets.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -46,6 +49,7 @@ def main() -> int:
     app = create_app(settings, supervisor, traffic)
     greeting = Greeting(url_of(listener), settings, supervisor)
     gc.freeze()  # these objects stay, and searching them for garbage would pause every stream
+    gc.enable()
     Server(app, settings, supervisor, traffic, greeting).run(sockets=[listener])
     return 1 if greeting.failed else 0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -58,6 +59,16 @@ class Markers:
                 return at
             at += 1
         return len(text)
+
+
+@lru_cache(maxsize=64)
+def markers_of(*literals: str) -> Markers:
+    """Return the Markers of these literals.
+
+    The latest are stored, because most answers have the same tools as the one before, and their
+    patterns take longer to compile than a short answer takes to read.
+    """
+    return Markers(literals)
 
 
 class Cursor:

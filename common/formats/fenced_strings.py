@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.formats.cursor import Cursor, Markers, Wait
+from common.formats.cursor import Cursor, Wait, markers_of
 from common.formats.json_text import NUMBER, Send, escaped
 
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
@@ -76,7 +76,7 @@ def read_raw(cursor: Cursor, place: Place) -> Wait[str | None]:
     start, text = cursor.position, None
     with cursor.ahead():
         quote = cursor.take(1)
-        quotes = Markers([quote, f"\\{quote}"])
+        quotes = markers_of(quote, f"\\{quote}")
         chunks: list[str] = []
         for _ in range(_MOST_DELIMITERS):
             if text is not None or cursor.position - start > _FARTHEST:
@@ -248,7 +248,7 @@ def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
 def _end_of_fenced(cursor: Cursor, place: Place, latest: str) -> Wait[int]:
     """Return the position of the fence that ends the string; -1 if there is none nearby."""
     start, quoted = cursor.position, False
-    fences = Markers([place.fence])
+    fences = markers_of(place.fence)
 
     def see(text: str) -> None:
         nonlocal latest

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Markers, Unreadable, Wait
+from common.formats.cursor import Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tagged_calls import CallTags, forms
@@ -70,7 +70,7 @@ class KeyValueTags(CallTags):
         yield from cursor.space()
         name = reading.tools.meant((yield from cursor.run(_NAME)))
         chunks: list[str] = []
-        yield from cursor.inside(Markers([self.call_close]), chunks.append)
+        yield from cursor.inside(markers_of(self.call_close), chunks.append)
         yield from cursor.expect(self.call_close)
         text = "".join(chunks)
         if _PAIR.sub("", text).strip():

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.cursor import Cut, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
 from common.formats.tagged_calls import CallTags, forms
@@ -108,7 +108,7 @@ class Section:
         start = cursor.position
         brace = "{" if self.unmarked else ""
         with cursor.ahead():
-            ends = Markers([self.call, self.closer, self.call_close, brace])
+            ends = markers_of(self.call, self.closer, self.call_close, brace)
             marker = yield from cursor.until(ends, _nothing)
             length = cursor.position + len(marker) - start
         if not marker and brace and reading.was_cut():
@@ -119,11 +119,11 @@ class Section:
         """Read the text with the name, and the arguments, from behind the call's marker."""
         cursor = reading.cursor
         if self.tags:
-            yield from cursor.until(Markers([self.tags.call, self.call_close]), _nothing)
+            yield from cursor.until(markers_of(self.tags.call, self.call_close), _nothing)
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
         ends = [self.call_close, self.closer, *_ARGUMENTS_BEGIN]
-        yield from cursor.until(Markers([*ends, "\n\n"]), words.append)
+        yield from cursor.until(markers_of(*ends, "\n\n"), words.append)
         yield from cursor.space()
         begun = yield from cursor.at(ends)
         text = "".join(words).rstrip().removesuffix(self.between)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait, markers_of
 from common.formats.json_calls import (
     arguments_of,
     at_plain_calls,
@@ -301,7 +301,7 @@ class CallTags:
             run = _NAME_RUN if self.header is named else _HEADER_RUN
             text.append((yield from cursor.run(run)))
         else:
-            yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
+            yield from cursor.until(markers_of(self.header_close, "\n"), text.append)
         # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
         if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{"):
             yield from cursor.expect(self.header_close)
@@ -499,7 +499,7 @@ class CallTags:
             value.add(text)
 
         while True:
-            marker = yield from cursor.inside(Markers([_CDATA_CLOSE, self.parameter_close]), add)
+            marker = yield from cursor.inside(markers_of(_CDATA_CLOSE, self.parameter_close), add)
             with cursor.ahead():
                 cursor.take(len(marker))
                 yield from cursor.space()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait, markers_of
 from common.formats.json_calls import may_be_bare
 from common.formats.markdown import Markdown
 from common.formats.reading import CLOSING_QUOTES, CallSyntax, Reading, Tags, is_quoted
@@ -138,7 +138,7 @@ class TaggedText:
             return self._without_tools
         if not any(syntax.by_name for syntax in (*self.calls, *self.foreign)):
             return self._with_tools
-        return Markers([*self._with_tools.literals, *reading.tools.names])
+        return markers_of(*self._with_tools.literals, *reading.tools.names)
 
     def _begin(self, reading: Reading) -> None:
         """Start in the state that the prompt ends in: inside reasoning, after it, or in text."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.formats.cursor import Cursor, Markers, Wait, complete
+from common.formats.cursor import Cursor, Wait, complete, markers_of
 from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
 from common.formats.json_text import NUMBER, Send, escaped, json_string
 
@@ -255,7 +255,7 @@ def _read_comment(cursor: Cursor) -> Wait[None]:
     if (yield from cursor.expect("//", "/*")) == "//":
         yield from cursor.run(_LINE)
         return
-    yield from cursor.inside(Markers(["*/"]), lambda _text: None)
+    yield from cursor.inside(markers_of("*/"), lambda _text: None)
     cursor.take(2)
 
 
@@ -344,7 +344,7 @@ def _read_typographic(cursor: Cursor, add: Send) -> Wait[None]:
     """Read a string between typographic quotes, of which it may contain more."""
     cursor.take(1)
     while True:
-        yield from cursor.inside(Markers(["”"]), lambda text: add(escaped(text)))
+        yield from cursor.inside(markers_of("”"), lambda text: add(escaped(text)))
         with cursor.ahead():
             cursor.take(1)
             yield from cursor.space()
@@ -459,7 +459,7 @@ def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
         head = yield from cursor.peek()
         inner = head.isalnum() or head in _AFTER_INNER_QUOTE
         if inner:
-            yield from cursor.until(Markers(['"']), lambda _text: None)
+            yield from cursor.until(markers_of('"'), lambda _text: None)
         if (yield from cursor.more()):
             return inner
         if cursor.stopped:
@@ -541,7 +541,7 @@ def _read_literal(cursor: Cursor, add: Send, source: bool = False) -> Wait[str]:
     quote = yield from cursor.expect(*_QUOTES)
     if quote in ('"', "'") and (yield from cursor.accept(quote)):
         return quote
-    markers = Markers([quote, "\\"])
+    markers = markers_of(quote, "\\")
     while True:
         marker = yield from cursor.inside(markers, lambda text: add(escaped(text)))
         if marker == quote:
@@ -606,7 +606,7 @@ def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
     if operator == ".":
         operator = yield from cursor.run(_METHOD_RUN)
         operator = operator and (yield from cursor.accept("("))
-    return bool(operator) or not (yield from cursor.until(Markers([quote]), lambda _text: None))
+    return bool(operator) or not (yield from cursor.until(markers_of(quote), lambda _text: None))
 
 
 def read_source(

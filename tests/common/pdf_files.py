@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Sequence
+from functools import cache
 
 
 def pdf(*objects: bytes, trailer: bytes = b"") -> bytes:
@@ -62,6 +62,7 @@ def encrypted() -> bytes:
     )
 
 
+@cache
 def bomb() -> bytes:
     """A content stream that is 512 MiB long when it is decompressed."""
     inner = zlib.compressobj(9)
@@ -76,6 +77,14 @@ def looped() -> bytes:
     return pdf(CATALOGUE, b"<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 1000000 >>")
 
 
+def cut() -> bytes:
+    return b"%PDF-1.7\n1 0 obj"
+
+
+def empty() -> bytes:
+    return b""
+
+
 def slow(first: str = "") -> bytes:
     """Pages that take minutes to read, after one with a text."""
     endless = stream(zlib.compress(_shown("x") * 2_000_000, 1), b"/Filter /FlateDecode")
@@ -86,4 +95,4 @@ def in_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-HOSTILE: Sequence[bytes] = (bomb(), looped(), b"%PDF-1.7\n1 0 obj")
+WITHOUT_TEXT = (scanned, encrypted, bomb, looped, cut)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ SIZE = 96, 64
 QUESTION, NEXT = "What happens?", "And then?"
 
 
+@cache
 def _clip(seed: int) -> bytes:
     """Twenty frames on which a bar moves over noise."""
     random = np.random.default_rng(seed)
@@ -48,11 +50,8 @@ def _clip(seed: int) -> bytes:
     return saved(frames, rate=4)
 
 
-CLIP, OTHER = _clip(1), _clip(2)
-
-
-def _request(*texts: str, clip: bytes = CLIP) -> GenerationRequest:
-    given = Attachments(videos=(in_base64(clip),), video_messages=(0,))
+def _request(*texts: str, clip: int = 1) -> GenerationRequest:
+    given = Attachments(videos=(in_base64(_clip(clip)),), video_messages=(0,))
     return asking(ChatPrompt(turns(*texts)), given, max_tokens=TOKENS, sampling=AMONG_SIGNS)
 
 
@@ -73,7 +72,7 @@ async def _compare(
         alone = await answer_to(engine, _request(QUESTION))
         again = await answer_to(engine, _request(QUESTION))
         later = await answer_to(engine, _request(QUESTION, alone.text, NEXT))
-        other = await answer_to(engine, _request(QUESTION, clip=OTHER))
+        other = await answer_to(engine, _request(QUESTION, clip=2))
     async with seeing(path, video_frames=FRAMES) as engine:
         request = asking("Count to 30.", max_tokens=TOKENS, sampling=AMONG_SIGNS)
         beside, *_ = await asyncio.gather(
@@ -97,7 +96,7 @@ async def _compare(
 async def test_a_family_with_video_input_gets_videos(tmp_path: Path, family: str) -> None:
     native = family == "qwen3_vl"
     path = TINY_VISION if native else write_family(tmp_path / family, family)
-    (clip := tmp_path / "clip.mp4").write_bytes(CLIP)
+    (clip := tmp_path / "clip.mp4").write_bytes(_clip(1))
     plain_passes = PlainPasses(path, clip=(clip, FRAMES))
     await _compare(path, plain_passes, [{"type": "video"}], ())
 
@@ -105,7 +104,7 @@ async def test_a_family_with_video_input_gets_videos(tmp_path: Path, family: str
 @pytest.mark.parametrize("family", ["idefics3", *(["gemma3"] if TEST_LONG else [])])
 async def test_another_family_gets_the_frames_as_images(tmp_path: Path, family: str) -> None:
     path = write_family(tmp_path / family, family)
-    (clip := tmp_path / "clip.mp4").write_bytes(CLIP)
+    (clip := tmp_path / "clip.mp4").write_bytes(_clip(1))
     frames, _ = evenly(clip, FRAMES)
     images = [Image.fromarray(frame.transpose(1, 2, 0)) for frame in frames]
     await _compare(path, PlainPasses(path), [{"type": "image"}] * FRAMES, images)
@@ -150,7 +149,7 @@ async def test_an_option_sets_the_number_of_frames() -> None:
 
 async def test_an_invalid_video_ends_only_its_request() -> None:
     async with seeing() as engine:
-        broken = asking(ONE, Attachments(videos=(in_base64(CLIP[:-400]),)))
+        broken = asking(ONE, Attachments(videos=(in_base64(_clip(1)[:-400]),)))
         good = asking(ONE, shown("red"))
         refused, answer = await asyncio.gather(
             answer_to(engine, broken), answer_to(engine, good), return_exceptions=True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from gateway.openai.pdf_part import UNREAD
-from tests.common.pdf_files import HOSTILE, encrypted, in_base64, of_pages, scanned, slow
+from tests.common.pdf_files import WITHOUT_TEXT, in_base64, of_pages, slow
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.test_tolerance import CHAT, MESSAGES, RESPONSES
 
@@ -65,11 +66,11 @@ def test_a_pdf_is_read_as_text_after_its_name(gateway: GatewayProcess, path: str
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-@pytest.mark.parametrize("content", [scanned(), encrypted(), *HOSTILE])
+@pytest.mark.parametrize("written", WITHOUT_TEXT)
 def test_the_model_is_told_of_a_pdf_without_text(
-    gateway: GatewayProcess, path: str, content: bytes
+    gateway: GatewayProcess, path: str, written: Callable[[], bytes]
 ) -> None:
-    tokens, ignored = asked(gateway, path, file(path, content))
+    tokens, ignored = asked(gateway, path, file(path, written()))
     assert tokens == asked(gateway, path, text(path, UNREAD))[0]
     kind = "input_file" if path == RESPONSES else "file"
     assert ignored == f"messages[].content[][{kind}]"
