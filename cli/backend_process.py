@@ -5,25 +5,48 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from os import environ
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 import grpc
 from grpc.experimental import ChannelOptions
 
+from cli import default_model
 from common.launch import command
 from common.process_end import end_of
 from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
+CONTEXT_SIZE = 4096
+STOP_SECONDS = 15.0
+_END_SECONDS = 2.0  # between a lost connection and the end of the backend
+
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def options_for(
+    model: str, report: Callable[[str], None] = default_model.report_on_stderr
+) -> pb.ModelOptions:
+    """Return the load of a folder or a hub id; for "", of the default model.
+
+    report: called with each stage of the download of the default model.
+
+    Raises ModelUnavailable.
+    """
+    reference = model or str(default_model.ensure(report))
+    options = pb.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
+    local = Path(reference).expanduser()
+    if local.exists():
+        options.Model, options.ModelFile = local.absolute().name, str(local.absolute())
+    return options
 
 
 def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.BackendStub:
@@ -50,13 +73,25 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
     return stub
 
 
+def failure_of(error: grpc.RpcError, child: subprocess.Popen[bytes]) -> str:
+    """Return why a call failed: how the backend ended, if it did, else the call's status."""
+    failed: Any = error
+    if failed.code() is grpc.StatusCode.UNAVAILABLE:
+        with suppress(subprocess.TimeoutExpired):
+            return end_of("the backend", child.wait(_END_SECONDS))
+    return f"{failed.code().name}: {failed.details()}"
+
+
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment without the changes of its start script.
+
+    It also lacks the token of a host's backends, without which calls would be refused.
 
     extra: variables to add.
     """
     found = backend_environ(environ, {})
-    found.pop("OPENBLAS_NUM_THREADS", None)
+    for name in ("OPENBLAS_NUM_THREADS", "LOCALAI_GRPC_AUTH_TOKEN"):
+        found.pop(name, None)
     return found | dict(extra)
 
 
@@ -66,11 +101,12 @@ def process(
     stderr: IO[bytes] | None = None,
     port: int | None = None,
     module: str = "backend",
+    arguments: Sequence[str] = (),
 ) -> Iterator[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
     """Start a backend, on a free port without `port`; yields its process and a stub."""
     port = port or free_port()
     child = subprocess.Popen(
-        command("-m", module, "--addr", f"127.0.0.1:{port}"),
+        command("-m", module, "--addr", f"127.0.0.1:{port}", *arguments),
         env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),
         stdin=subprocess.DEVNULL,
         stderr=stderr,
@@ -79,4 +115,8 @@ def process(
         yield child, until_health(child, port)
     finally:
         child.terminate()
-        child.wait()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

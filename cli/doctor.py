@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -24,9 +24,8 @@ from typing import Any, Literal
 
 import grpc
 
-from cli.backend_process import environment_of, process
+from cli.backend_process import STOP_SECONDS, environment_of, failure_of, options_for, process
 from cli.default_model import ModelUnavailable
-from cli.demo import options_for
 from common.launch import ROOT, command
 from common.process_end import end_of
 from common.version import VERSION
@@ -46,8 +45,6 @@ TOGETHER = (4, 16)  # numbers of answers that run at once
 PREFILL_WORDS = 300
 NEAR_TIE = 0.25  # nats; smaller differences between two tokens may be rounding in half precision
 LEAVE_SECONDS = 10.0
-END_SECONDS = 2.0  # between a lost connection and the end of the backend
-STOP_SECONDS = 15.0
 CACHED_TOKENS = "mlx-cached-tokens"
 
 Verdict = Literal["ok", "note", "FAILED"]
@@ -163,12 +160,9 @@ def _guarded(
         return check(stub)
     except grpc.RpcError as error:
         failed: Any = error
-        if failed.code() is grpc.StatusCode.UNAVAILABLE:
-            with suppress(subprocess.TimeoutExpired):
-                return Finding(name, "FAILED", end_of("the backend", child.wait(END_SECONDS)))
         if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
             return Finding(name, "note", f"not checked: {failed.details()}")
-        return Finding(name, "FAILED", f"{failed.code().name}: {failed.details()}")
+        return Finding(name, "FAILED", failure_of(error, child))
 
 
 def _load(options: pb.ModelOptions, stub: BackendStub) -> Finding:

@@ -536,5 +536,6 @@ class Engine:
 def _wrong_kind(rpc: str, facts: ServedModel) -> WrongKind:
     divided = " and is divided among ranks" if facts.division else ""
     return WrongKind(
-        f"{rpc} is not served: the loaded model {shown(facts.name)} {facts.kind.words}{divided}"
+        f"{rpc} is not served: the loaded model {shown(facts.public_name)} {facts.kind.words}"
+        f"{divided}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.engine.load_request import LoadRequest
@@ -79,6 +80,11 @@ class ServedModel:
     media_limits: MediaLimits = field(default_factory=MediaLimits)
     division: str = ""
     request: LoadRequest | None = None
+
+    @property
+    def public_name(self) -> str:
+        """The name for messages, which end users read: only the last part of an absolute path."""
+        return Path(self.name).name if Path(self.name).is_absolute() else self.name
 
     def parser(
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False

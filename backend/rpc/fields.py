@@ -24,7 +24,9 @@ def require_neutral(table: FieldTable, message: Any) -> None:
     """Raise InvalidRequest for a refused field that is set."""
     if name := table.first_refused({name: getattr(message, name) for name in table.refused}):
         row, value = table.refused[name], getattr(message, name)
-        given = f"is {value:g}" if isinstance(value, (int, float)) and value else "is set"
+        # `%g` rounds a large integer. A text may be a user's, and messages are logged.
+        written = f"{value:g}" if isinstance(value, float) else str(value)
+        given = f"is {written}" if isinstance(value, (int, float)) and value else "is set"
         raise InvalidRequest(f"{named(name)} {given}, but {row.why}: {row.instead}")
 
 
@@ -66,7 +68,8 @@ PREDICT_OPTIONS = FieldTable(
         "Audios": "the same for audio and `mlx.audio_messages`",
         "Tools": "rendered by the chat template, sorted by name, or described in text if the"
         " template renders no tools (docs/formats.md); calls in the answer become tool-call deltas;"
-        " for a `strict` tool, a grammar enforces the schema",
+        " for a `strict` tool, a grammar enforces the schema. Without Messages, Tools and"
+        " ToolChoice have no effect: the host has written the tools into Prompt",
         "ToolChoice": "`none` hides the tools; a grammar enforces `required` and a named function,"
         " in the model's own call format",
         "Tokens": "maximum number of tokens to generate; 0, -1 and -2 mean up to the end of the"

@@ -107,13 +107,18 @@ def _token_prompt(
                 f"{named('Metadata mlx.prompt_token_ids')} and {name} are both given: send one of"
                 " them",
             )
-    for place, token in enumerate(ids):
+    require_in_vocabulary("prompt_token_ids", ids, vocabulary_size)
+    return TokenPrompt(ids)
+
+
+def require_in_vocabulary(key: str, ids: tuple[int, ...], vocabulary_size: int) -> None:
+    """Raise InvalidRequest if a `mlx.` key lists a token that the model does not have."""
+    for index, token in enumerate(ids):
         if not 0 <= token < vocabulary_size:
             raise InvalidRequest(
-                f"{named(f'Metadata mlx.prompt_token_ids[{place}]')} is {token}, but the"
-                f" vocabulary ends at {vocabulary_size - 1}",
+                f"{named(f'Metadata mlx.{key}[{index}]')} is {token}, but the vocabulary ends at"
+                f" {vocabulary_size - 1}",
             )
-    return TokenPrompt(ids)
 
 
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:

@@ -19,7 +19,7 @@ from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
 from common.field_names import named
-from common.wording import did_you_mean, shown
+from common.wording import nearest, shown
 
 PREFIX = "mlx."
 _LONGEST_LIST = 2 << 20
@@ -69,7 +69,9 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
             continue
         name = key.removeprefix(PREFIX)
         if name not in KEYS:
-            hint = did_you_mean(name, KEYS) or f": use one of {', '.join(sorted(KEYS))}"
+            similar = nearest(name, KEYS)
+            known = ", ".join(f"{PREFIX}{each}" for each in sorted(KEYS))
+            hint = f"; did you mean '{PREFIX}{similar}'?" if similar else f": use one of {known}"
             raise InvalidRequest(f"unknown {named('Metadata')} key {shown(key)}{hint}")
         try:
             given[name] = KEYS[name].read(text.strip())

@@ -23,7 +23,7 @@ from backend.engine.request import (
 )
 from backend.engine.served_model import ServedModel
 from backend.rpc.fields import PREDICT_OPTIONS, require_neutral
-from backend.rpc.prompt_fields import prompt_of, tool_choice
+from backend.rpc.prompt_fields import prompt_of, require_in_vocabulary, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
 from backend.rpc.sampling_fields import sampling
 from common.field_names import named
@@ -61,6 +61,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
     if budget is not None and isinstance(prompt, ChatPrompt):
         prompt = _with_budget_variables(prompt, budget, facts)
     max_tokens = _max_tokens(options.Tokens)
+    require_in_vocabulary("stop_token_ids", extras.stop_token_ids, facts.vocabulary_size)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
         prompt=prompt,
@@ -138,14 +139,14 @@ def _attachments(
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{named(name)} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(facts.name)} accepts only text: send none, or load a"
+                f" {shown(facts.public_name)} accepts only text: send none, or load a"
                 " vision-language model",
             )
     if not facts.media:
         raise InvalidRequest(
             f"{named('Metadata mlx.image_messages')}, mlx.video_messages and mlx.audio_messages"
-            f" are for media, but the loaded model {shown(facts.name)} accepts only text: leave"
-            " them out",
+            f" are for media, but the loaded model {shown(facts.public_name)} accepts only text:"
+            " leave them out",
         )
     others = {
         "prompt_token_ids": extras.prompt_token_ids is not None,

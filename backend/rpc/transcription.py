@@ -50,7 +50,7 @@ async def transcribe(
     facts = engine.require_model()
     if facts.speech is None and AUDIO not in facts.media:
         raise WrongKind(
-            f"AudioTranscription is not served: the loaded model {shown(facts.name)}"
+            f"AudioTranscription is not served: the loaded model {shown(facts.public_name)}"
             f" {facts.kind.words} and accepts no audio; {_SERVED_BY}"
         )
     abilities = facts.speech or SpeechAbilities(translates=True, samples=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import backend_process, doctor
-from cli.demo import options_for
+from cli.backend_process import options_for
 from cli.doctor import NEAR_TIE, Answer, difference, judged
 from tests.common.test_process_end import ADVICE
 from tests.engine.speech.tiny_speech import write_whisper

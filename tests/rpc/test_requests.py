@@ -83,6 +83,17 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(name: str, value: Any) 
     assert refusal(**{name: value}).startswith(name)
 
 
+def test_a_large_number_is_shown_as_it_was_sent() -> None:
+    assert refusal(Mirostat=2**31 - 1).startswith("Mirostat is 2147483647, but")
+
+
+def test_a_message_shows_no_path_of_the_server() -> None:
+    served = replace(FACTS, name="/srv/models/tiny-text")
+    with pytest.raises(InvalidRequest, match="the loaded model 'tiny-text' accepts only text"):
+        generation_request(predict_options(Images=["aGk="]), served)
+    assert replace(FACTS, name="owner/tiny").public_name == "owner/tiny"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -350,10 +361,13 @@ def test_an_answer_to_continue_is_the_last_message() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("mlx.min_token", "1", "unknown Metadata key 'mlx.min_token'"),
+        ("mlx.min_token", "1", "key 'mlx.min_token'; did you mean 'mlx.min_tokens'?"),
+        ("mlx.zzz", "1", "unknown Metadata key 'mlx.zzz': use one of mlx.adapter, mlx.audio_"),
         ("mlx.min_tokens", "-1", "Metadata mlx.min_tokens is '-1': send a whole number"),
         ("mlx.min_tokens", "9" * 5000, "send a whole number"),
         ("mlx.stop_token_ids", "[2.5]", "send a JSON list of token ids"),
+        ("mlx.stop_token_ids", "[1, 512]", "mlx.stop_token_ids[1] is 512, but the vocabulary"),
+        ("mlx.stop_token_ids", "[-1]", "mlx.stop_token_ids[0] is -1, but the vocabulary ends at"),
         ("mlx.min_tokens", "51", "Metadata mlx.min_tokens is 51, but Tokens is 50"),
         ("mlx.xtc_probability", "nan", "send a number from 0 to 1"),
         ("mlx.xtc_threshold", "2", "send a number from 0 to 1"),

@@ -61,5 +61,7 @@ def _absolute(name: str, text: str) -> Path | None:
         return None
     path = Path(text)
     if "\0" in text or not path.is_absolute() or not path.name:
-        raise InvalidRequest(f"{named(name)} must be an absolute path, but it is {shown(text)}")
+        raise InvalidRequest(
+            f"{named(name)} must be an absolute path of a folder below `/`, but it is {shown(text)}"
+        )
     return path
