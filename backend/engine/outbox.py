@@ -28,8 +28,8 @@ class Outbox:
     text that is waiting. Text can grow until it is delivered.
     deliver: called with publications, in order.
     clock: returns seconds.
-    interval: minimum seconds between two deliveries of text; 0 delivers every token separately.
-        While many answers run, the minimum is at least PER_ANSWER for each of them, up to FOR_ALL.
+    interval: seconds for which text may be collected; 0 delivers every token separately. While many
+        answers run, it is at least PER_ANSWER for each of them, up to FOR_ALL.
     """
 
     def __init__(
@@ -58,17 +58,20 @@ class Outbox:
         """Record that no more events will come for this ticket."""
         self._begun.discard(ticket)
 
-    def flush(self, *, everything: bool = False) -> None:
+    def flush(self, *, everything: bool = False, until_next: float = 0.0) -> None:
         """Deliver the events that are due.
 
         everything: whether to deliver also text that could wait.
+        until_next: expected seconds until the next call that could deliver the text. Text is due
+            now if it would then have been collected for longer than the interval: without this, a
+            step that is slightly shorter than the interval would double the time between tokens.
         """
         if not self._waiting:
             return
         now = self._clock()
         raised = min(PER_ANSWER * len(self._begun), FOR_ALL)
         interval = self.interval and max(self.interval, raised)
-        if everything or self._urgent or now - self._flushed_at >= interval:
+        if everything or self._urgent or now + until_next - self._flushed_at >= interval:
             waiting, self._waiting = self._waiting, []
             self._urgent, self._flushed_at = False, now
             self._deliver(

@@ -68,7 +68,7 @@ Publish = Callable[[int, Undelivered | EngineError], None]
 
 
 class Flush(Protocol):
-    def __call__(self, *, everything: bool = False) -> None: ...
+    def __call__(self, *, everything: bool = False, until_next: float = 0.0) -> None: ...
 
 
 Report = Callable[[str, BaseException], None]
@@ -95,7 +95,7 @@ class Scheduler:
         publish: Publish,
         report: Report,
         gauges: Gauges,
-        flush: Flush = lambda *, everything=False: None,  # noqa: ARG005
+        flush: Flush = lambda *, everything=False, until_next=0.0: None,  # noqa: ARG005
         more: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model = model
@@ -108,6 +108,7 @@ class Scheduler:
         self._plan = StepPlan(0)  # the latest
         self._step_name = ""
         self._latest_seconds = 0.0  # predicted duration of the latest step
+        self._began = 0.0  # time.perf_counter() when the latest step was launched
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
         # Events that the planner need not get at every step: tokens, and times of decode steps.
@@ -277,12 +278,13 @@ class Scheduler:
             self._deliver_early(self.executor.release())
         if not again:
             self._prepare(plan)
-        began = time.perf_counter()
+        before, began = self._began, time.perf_counter()
+        self._began = began
         if started := self.executor.launch(plan):
             self._learn(started, began)
         sampled = self.executor.read()
         self._deliver(sampled)
-        self._flush()
+        self._flush(until_next=began - before)
         # The next plan decides whether completed prompts wait for those that have just arrived.
         arriving = plan.burst or (not plan.decode and self._more())
         self.executor.withholds = arriving and self._model.leader is None

@@ -26,11 +26,13 @@ class Moment:
         self.outbox = Outbox(self.delivered.append, lambda: self.now)
         self.outbox.interval = INTERVAL
 
-    def flush(self, after: float = 0.0, *, everything: bool = False) -> int:
+    def flush(
+        self, after: float = 0.0, *, everything: bool = False, until_next: float = 0.0
+    ) -> int:
         """Returns how many publications were delivered."""
         self.now += after
         before = len(self.delivered)
-        self.outbox.flush(everything=everything)
+        self.outbox.flush(everything=everything, until_next=until_next)
         return sum(map(len, self.delivered[before:]))
 
     def publish(self, *what: tuple[int, Undelivered]) -> None:
@@ -46,6 +48,23 @@ def test_first_text_is_delivered_at_once_and_later_text_collects() -> None:
     assert moment.flush(0.004) == 0
     moment.publish((1, text()))
     assert moment.flush(0.007) == 2
+
+
+@pytest.mark.parametrize(("step", "steps"), [(0.9, 1), (0.6, 1), (0.4, 2), (1.5, 1)])
+def test_text_never_collects_for_longer_than_the_interval_or_a_step(
+    step: float, steps: int
+) -> None:
+    """step: the duration of a step, as a share of the interval."""
+    moment = Moment()
+    moment.publish((1, text()))
+    moment.flush()
+    waited = 0
+    for _ in range(8):
+        moment.publish((1, text()))
+        waited += 1
+        if moment.flush(step * INTERVAL, until_next=step * INTERVAL):
+            assert waited == steps
+            waited = 0
 
 
 @pytest.mark.parametrize(("answers", "seconds"), [(16, 16 * PER_ANSWER), (64, FOR_ALL)])
