@@ -31,6 +31,7 @@ _OFF = ("0", "off", "no", "false")
 _KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
 _INTERRUPTIBLE = ("backend", "gateway", "cli")  # programs that unblock SIGINT
 _OPENBLAS = "libopenblas.so.0"
+_FEW_ROWS = "libfewrows.so.0"
 # Fields of /proc/cpuinfo, on x86 and on ARM.
 _PROCESSOR_FIELDS = (
     *("vendor_id", "cpu family", "model", "flags"),
@@ -57,9 +58,11 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get(SWITCH, "").lower() in _OFF:
         return found
     if folder := openblas_folder():
-        # The name without a path, because the dynamic linker splits LD_PRELOAD at spaces, which a
+        # The names without a path, because the dynamic linker splits LD_PRELOAD at spaces, which a
         # path may contain.
-        for variable, value in (("LD_PRELOAD", _OPENBLAS), ("LD_LIBRARY_PATH", folder)):
+        few_rows = f"{_FEW_ROWS}:" if os.path.exists(os.path.join(folder, _FEW_ROWS)) else ""
+        preload = few_rows + _OPENBLAS
+        for variable, value in (("LD_PRELOAD", preload), ("LD_LIBRARY_PATH", folder)):
             before = environ.get(variable, "")
             found[f"MLX_BACKEND_{variable}_BEFORE"] = before
             found[variable] = f"{value}:{before}" if before else value
@@ -130,8 +133,8 @@ def openblas_folder() -> str | None:
     if not (package or origin):
         return None
     problem = ""
-    name = os.path.basename(package).removesuffix(".dist-info")
-    if package and origin.partition(" ")[0] != name:
+    name = os.path.basename(package).removesuffix(".dist-info") + _few_rows_version()
+    if package and not origin.startswith(name):
         problem = _openblas("build", folder, package)
         origin = _read(os.path.join(folder, "origin"))
     if not problem:
@@ -147,6 +150,14 @@ def openblas_folder() -> str | None:
     slow = "OpenBLAS is not used, so a CPU computes several times more slowly"
     print(f"mlx-backend: {slow}: {problem}", file=sys.stderr)
     return None
+
+
+def _few_rows_version() -> str:
+    """Return the part of the library's origin that names few_rows.c."""
+    import zlib
+
+    source = _read(os.path.join(ROOT, "common", "few_rows.c"))
+    return f"-{zlib.crc32(source.encode()):08x} " if source else ""
 
 
 def _openblas(*arguments: str) -> str:

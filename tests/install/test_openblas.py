@@ -1,5 +1,6 @@
 """The OpenBLAS that is preloaded: built, tried before it is used, and right on every processor."""
 
+import ctypes
 import os
 import platform
 import re
@@ -10,7 +11,10 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common import launch, openblas
 from tests.acceptance.backend import WAIT, Backend
@@ -20,6 +24,8 @@ from wire import backend_pb2 as pb
 
 VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
 LIBRARY = VENV / "lib" / "openblas" / openblas.LIBRARY
+FEW_ROWS = LIBRARY.with_name(openblas.FEW_ROWS)
+compiles = pytest.mark.skipif(not FEW_ROWS.exists(), reason="only x86 with a C compiler")
 pytestmark = pytest.mark.skipif(
     not LIBRARY.exists(), reason="only Linux CPU installs preload a BLAS"
 )
@@ -88,7 +94,8 @@ def test_later_starts_read_the_stored_result(environment: Path) -> None:
     """A stored reason shows that it was read; kernels of another type are tried again."""
     start(environment)
     folder = folder_of(environment)
-    (stored,) = set(folder.iterdir()) - {folder / openblas.ORIGIN, folder / openblas.LIBRARY}
+    built = (openblas.ORIGIN, openblas.LIBRARY, openblas.FEW_ROWS)
+    (stored,) = (path for path in folder.iterdir() if path.name not in built)
     stored.write_text(stored.read_text().rstrip() + "\nstored reason\n")
     assert start(environment) == ("none", EXPLAINED + "stored reason")
     other = next(kind for kind in CORE_TYPES if kind != os.environ.get("OPENBLAS_CORETYPE"))
@@ -195,9 +202,57 @@ if hasattr(process, "cblas_sgemm"):
         for switch in "10"
     )
     file, config = preloaded.stdout.splitlines()
-    assert file == str(LIBRARY)
+    assert file == str(FEW_ROWS if FEW_ROWS.exists() else LIBRARY)
     assert "DYNAMIC_ARCH" in config.split()
     assert (off.returncode, off.stdout) == (0, "")  # MLX's own BLAS is visible to MLX alone
+
+
+def test_without_a_compiler_openblas_computes_alone(environment: Path) -> None:
+    code = "import os; print(os.environ['LD_PRELOAD'])"
+    assert start(environment, code, PATH=str(environment / "bin")) == (openblas.LIBRARY, "")
+
+
+@compiles
+def test_a_library_for_few_rows_that_is_wrong_is_dropped(environment: Path) -> None:
+    start(environment)
+    folder = folder_of(environment)
+    source = environment / "wrong.c"
+    source.write_text("void cblas_sgemm(void) { __builtin_trap(); }\n")
+    build = ("cc", "-shared", "-fPIC", "-o", str(folder / openblas.FEW_ROWS), str(source))
+    subprocess.run(build, check=True)
+    origin = folder / openblas.ORIGIN
+    origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
+    assert start(environment) == (str(folder), "")
+    assert not (folder / openblas.FEW_ROWS).exists()
+
+
+@compiles
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_few_rows_are_multiplied_as_many_are(data: st.DataObject) -> None:
+    """Sizes on both sides of each limit; rows may be parts of longer rows, and results be added."""
+    rows, inner = data.draw(st.integers(1, 6)), data.draw(st.sampled_from([1, 64, 1023, 2048]))
+    most = 3 * 1024 * 1024 // inner
+    columns = data.draw(st.integers(1, min(most, 20_000)) | st.just(most))
+    beta = data.draw(st.sampled_from([0.0, 1.0, -0.5]))
+    spare = [data.draw(st.integers(0, 3)) for _ in range(3)]
+    dice = np.random.default_rng(columns)
+    left = dice.standard_normal((rows, inner + spare[0]), dtype=np.float32)
+    right = dice.standard_normal((columns, inner + spare[1]), dtype=np.float32)
+    product = dice.standard_normal((rows, columns + spare[2]), dtype=np.float32)
+    expected = product.copy()
+    expected[:, :columns] *= beta
+    expected[:, :columns] += 2 * left[:, :inner] @ right[:, :inner].T
+
+    def at(array: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data)
+
+    alpha, added = ctypes.c_float(2), ctypes.c_float(beta)
+    ctypes.CDLL(None).cblas_sgemm(
+        *(101, 111, 112, rows, columns, inner, alpha, at(left), left.shape[1]),
+        *(at(right), right.shape[1], added, at(product), product.shape[1]),
+    )
+    assert np.allclose(product, expected, rtol=1e-4, atol=1e-3)
 
 
 def kernels(core_type: str) -> pytest.MarkDecorator:
