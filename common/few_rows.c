@@ -13,7 +13,7 @@
 
 enum { ROW_MAJOR = 101, NORMAL = 111, TRANSPOSED = 112 };
 
-#define MOST_ROWS 4             /* from 5 rows on, cblas_sgemm is about as fast */
+#define MOST_ROWS 6             /* from 7 rows on, cblas_sgemm is about as fast */
 #define LEAST_ONE (1 << 18)     /* elements of the matrix from which a product of one row gains */
 #define LEAST_MORE (1 << 19)    /* the same for a product of several rows */
 #define BLOCK (1 << 20)         /* elements that stay in the cache while several rows use them */
