@@ -40,7 +40,7 @@ _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has 
 _CHECK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
 # Seconds for which a signal may stop a rank. Ranks that are connected notice each other's silence
 # earlier, unless `rank_timeout` is longer.
-_MOST_STOPPED = 60.0
+_MOST_STOPPED = 45.0
 # seconds; ranks that live shorter than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3

@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from common.prefixes import common_prefix
+
 Message = Mapping[str, Any]
 
 # A noncharacter of Unicode, which never occurs in text.
@@ -52,12 +54,6 @@ def continuations(
 
 def _instructs(message: Message) -> bool:
     return message.get("role") in ("system", "developer")
-
-
-def shared_text(text: str, other: str) -> int:
-    """Return the length of the common prefix, in characters."""
-    shorter = min(len(text), len(other))
-    return bisect_left(range(shorter), True, key=lambda at: text[: at + 1] != other[: at + 1])
 
 
 class TokenPlaces:
@@ -105,9 +101,6 @@ class TokenPlaces:
         if len(between) > _LONGEST_STRETCH:
             return length
         pieces = self._encode(between)
-        following = self._tokens[length : length + len(pieces)]
-        same = bisect_left(
-            range(len(following)), True, key=lambda at: following[: at + 1] != pieces[: at + 1]
-        )
+        same = common_prefix(self._tokens[length : length + len(pieces)], pieces)
         # The last token may merge with text after the cut.
         return length + max(min(same, len(pieces) - 1), 0)

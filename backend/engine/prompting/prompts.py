@@ -19,7 +19,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
-from backend.engine.prompting.prompt_places import TokenPlaces, continuations, shared_text
+from backend.engine.prompting.prompt_places import TokenPlaces, continuations
 from backend.engine.prompting.quoted_text import QuotedText
 from backend.engine.prompting.template_limits import CostlyTemplate
 from backend.engine.prompting.unreadable_text import tokenizing
@@ -33,6 +33,7 @@ from backend.engine.request import (
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.field_names import named, unmarked
+from common.prefixes import common_prefix
 from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ class PromptBuilder:
                 continue
             if items and self._media is not None:
                 other = self._media.surrounded(other, items)
-            yield shared_text(text, other.replace(_END, ""))
+            yield common_prefix(text, other.replace(_END, ""))
 
     def render(self, prompt: ChatPrompt, *, changes: bool = True) -> str:
         """Render a prompt with the chat template. Raises InvalidRequest.

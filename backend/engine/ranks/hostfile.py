@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from backend.engine.ranks.place import TOKEN, Place, Transport
@@ -45,18 +45,14 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
 def _content(path: str) -> bytes:
     """Return the content of a regular file. Raises OSError, Misuse.
 
-    Other files are refused, because a pipe would block, and a device has no end.
+    Other files are refused, because MLX reads the hostfile too, and a pipe can be read only once.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise Misuse(f"the hostfile {path} is not a regular file")
-        content = os.read(file, _MOST_BYTES + 1)
-    finally:
-        os.close(file)
-    if len(content) > _MOST_BYTES:
+    facts = Path(path).stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise Misuse(f"the hostfile {path} is not a regular file")
+    if facts.st_size > _MOST_BYTES:
         raise Misuse(f"the hostfile {path} has more than {_MOST_BYTES} bytes")
-    return content
+    return Path(path).read_bytes()
 
 
 def place_in(

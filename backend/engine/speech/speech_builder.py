@@ -18,7 +18,7 @@ from backend.engine.errors import EngineError, ModelRejected, WrongKind
 from backend.engine.loading.json_files import read_object
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of
+from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of, too_large
 from backend.engine.media.items import SOUND_RATE
 from backend.engine.model import Built
 from backend.engine.prompting.chat import chat_format
@@ -28,7 +28,6 @@ from backend.engine.speech.speech_families import abilities_of, transcriber
 from backend.engine.speech.speech_queue import SpeechQueue
 from backend.engine.speech.transcript import Speech
 from backend.engine.speech.windows import MOST_SECONDS
-from backend.engine.units import MIB
 from common.context_size import context_of
 from common.wording import shown
 
@@ -58,11 +57,7 @@ def build(order: LoadOrder) -> Stages[Built]:
             cast(model, type_)
         size = bytes_of(model)
         if size > limit:
-            raise ModelRejected.because(
-                name,
-                f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
-                " memory_limit_mib or use a smaller or more quantised model",
-            )
+            raise too_large(name, size, limit)
         yield from evaluate(model, size)
     except EngineError:
         raise

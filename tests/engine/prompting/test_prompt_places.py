@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
-from backend.engine.prompting.prompt_places import TokenPlaces, shared_text
+from backend.engine.prompting.prompt_places import TokenPlaces
 from backend.engine.prompting.prompts import BuiltPrompt, PromptBuilder
 from backend.engine.request import ChatPrompt
 from common.prefixes import common_prefix
@@ -208,11 +208,3 @@ def test_a_long_prompt_is_not_tokenised_again() -> None:
     cuts = [len(text) - 2, 100_003, 100_006, 180_000]
     assert places.of(cuts) == (len(tokens) - 3, 1, 100_002)
     assert read < 100
-
-
-@given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
-def test_shared_text_is_the_common_prefix(before: str, one: str, other: str) -> None:
-    first, second = before + one, before + other
-    shared = shared_text(first, second)
-    assert first[:shared] == second[:shared]
-    assert first[shared : shared + 1] != second[shared : shared + 1] or first == second
