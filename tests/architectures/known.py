@@ -46,6 +46,20 @@ fifth.
 | model type | alone | batch | turns | chat | cancelled | quantised |
 |---|---|---|---|---|---|---|
 """
+_SAVED = """
+## Saved by transformers
+
+A model that transformers 5 saved has other names of fields and weights than the published one. Both
+are read, with the logits of PyTorch (`tests/architectures/test_saved_by_transformers.py`,
+`tests/engine/test_saved_weights.py`). The exceptions:
+
+- MiniMax-Text-01 (`minimax`) is refused: mlx-lm's family of this name is MiniMax-M2.
+- Kimi K2.5 (`kimi_k25`) needs the option `type:text`, because mlx-vlm reads only the published
+  names.
+- mlx-lm computes three families a little differently from transformers, whoever saved the model.
+  It rounds the limits of YaRN, which `truncate` in gpt-oss turns off; it has a fixed epsilon of
+  10⁻⁵ in NanoChat; and it does not scale the logits of MiniCPM3 if the embeddings are tied.
+"""
 _SEEING = """
 ## With images
 
@@ -120,7 +134,7 @@ def main() -> None:
         if "refused" in found
     }
     refusals = [f"| {name} | {why} |\n" for name, why in sorted((_by_name() | refused).items())]
-    print("".join((head, _TEXT, *rows, _SEEING, *images, _REFUSED, *refusals)), end="")
+    print("".join((head, _TEXT, *rows, _SAVED, _SEEING, *images, _REFUSED, *refusals)), end="")
 
 
 def _verdicts(cases: Iterable[tuple[str, str, Mapping[str, str]]]) -> str:

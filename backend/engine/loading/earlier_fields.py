@@ -28,15 +28,19 @@ _KINDS = {
     "qwen4_exp_text": {"indexed_attention": _FULL},
 }
 _IF_NULL = {"output_gate_type": "hidden_act"}  # null means the value of the other field
-# Earlier names of fields, beside those in transformers' own tables.
+# Earlier names of fields, beside those in transformers' own tables: of all models, and by type.
 _SAME = {
     "block_dim": "hidden_size",
-    "layernorm_epsilon": "rms_norm_eps",
     "n_ctx": "n_positions",
-    "sliding_window_size": "sliding_window",
-    "swa_head_dim": "head_dim",
-    "swa_num_attention_heads": "num_attention_heads",
-    "swa_v_head_dim": "v_head_dim",
+}
+_SAME_OF_TYPE = {
+    "mimo_v2_flash": {
+        "layernorm_epsilon": "rms_norm_eps",
+        "sliding_window_size": "sliding_window",
+        "swa_head_dim": "head_dim",
+        "swa_num_attention_heads": "num_attention_heads",
+        "swa_v_head_dim": "v_head_dim",
+    },
 }
 # Factors of long RoPE that change nothing.
 _NO_FACTORS = {"type": "longrope", "original_max_position_embeddings": 1 << 40}
@@ -115,8 +119,8 @@ def _unsaved(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if "rope_parameters" in config and "kv_lora_rank" not in config and heads and hidden:
         found["head_dim"] = int(hidden) // int(heads)
-    if heads := config.get("num_key_value_heads"):
-        found["swa_num_key_value_heads"] = 2 * heads  # as transformers does for MiMo
+    if config.get("model_type") == "mimo_v2_flash" and config.get("num_key_value_heads"):
+        found["swa_num_key_value_heads"] = 2 * config["num_key_value_heads"]
     if config.get("expand") and hidden:
         found["intermediate_size"] = int(config["expand"] * hidden)
     return {
@@ -126,7 +130,8 @@ def _unsaved(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any
 
 def _renamed(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the fields that transformers saves under a new name."""
-    names = _SAME | dict(_new_names(str(config.get("model_type"))))
+    model_type = str(config.get("model_type"))
+    names = _SAME | _SAME_OF_TYPE.get(model_type, {}) | dict(_new_names(model_type))
     names |= {name: other for name, other in _IF_NULL.items() if name in config}
     return {
         earlier: config[name]
@@ -160,15 +165,16 @@ def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, An
             found[_BEGUN_PERIOD] = _period(kinds[1:] if kinds[:1] == [_FULL] else [_FULL, *kinds])
     lists: dict[str, Any] = {}
     if isinstance(kinds, list):
+        lists["hybrid_layer_pattern"] = [int(kind == _SLIDING) for kind in kinds]
+    if isinstance(kinds, list) and "linear_num_heads" in config:
         linear = [at for at, kind in enumerate(kinds, 1) if kind == "linear_attention"]
         lists["linear_attn_config"] = {
             "kda_layers": linear,
             "full_attn_layers": [at for at in range(1, len(kinds) + 1) if at not in linear],
-            "num_heads": config.get("linear_num_heads"),
+            "num_heads": config["linear_num_heads"],
             "head_dim": config.get("linear_head_dim"),
             "short_conv_kernel_size": config.get("linear_conv_kernel_dim"),
         }
-        lists["hybrid_layer_pattern"] = [int(kind == _SLIDING) for kind in kinds]
     if isinstance(experts, list):
         sparse = [kind == "sparse" for kind in experts]
         lists[_EXPERTS] = ",".join(str(at) for at, has in enumerate(sparse) if has)

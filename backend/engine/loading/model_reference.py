@@ -19,11 +19,8 @@ from urllib.parse import unquote, urlsplit
 from backend.engine.errors import InvalidRequest, ModelNotFound, ModelRejected
 from common.wording import shown
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,254}", re.ASCII)
-_HUB_SCHEMES = ("huggingface", "hf")
-_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-_FILE_VERBS = ("tree", "blob", "resolve", "raw")
+_HUB_HOSTS = ("huggingface.co/", "hf.co/")
 _MODEL_FILES = ("config.json", "model.safetensors.index.json")
 _exists = os.path.exists  # False, without an error, for a name that is too long
 
@@ -120,72 +117,55 @@ def gguf_rejected(name: str) -> ModelRejected:
 
 def _on_hub(reference: str, name: str, revision: str, environ: Mapping[str, str]) -> HubModel:
     """Return the hub repository that a reference means, in any form in which people write it."""
-    parts, named_revision = _split(reference, name, environ)
-    if parts and parts[-1].lower().endswith(".gguf"):
+    from huggingface_hub.utils import parse_hf_uri
+
+    if reference.partition("@")[0].lower().endswith(".gguf"):
         raise gguf_rejected(name)
-    if len(parts) > 2 and not (len(parts) == 3 and _is_model_file(parts[2])):
+    endpoint = environ.get("HF_ENDPOINT") or None
+    try:
+        found = parse_hf_uri(_uri(reference, name, endpoint), endpoint)
+    except ValueError:
+        raise ModelNotFound(
+            f"model {shown(name)} is neither a folder here nor a hub repository (owner/name)"
+        ) from None
+    file = found.path_in_repo
+    if file.lower().endswith(".gguf"):
+        raise gguf_rejected(name)
+    of_model = file in ("", *_MODEL_FILES) or file.endswith(".safetensors")
+    if found.type != "model" or "/" in file or not of_model:
         raise ModelRejected(
             f"model {shown(name)} names something inside a hub repository; a model must be at the"
             " top of its repository: write owner/name"
         )
-    repository = "/".join(parts[:2])
-    if not _REPOSITORY.fullmatch(repository) or "--" in repository:
-        raise ModelNotFound(
-            f"model {shown(name)} is neither a folder here nor a hub repository (owner/name)"
-        )
-    if named_revision and revision and named_revision != revision:
+    if found.revision and revision and found.revision != revision:
         raise InvalidRequest(
-            f"model {shown(name)} names revision {shown(named_revision)}, but the option revision"
+            f"model {shown(name)} names revision {shown(found.revision)}, but the option revision"
             f" is {shown(revision)}: give one of them"
         )
-    chosen = named_revision or revision
+    chosen = found.revision or revision
     if chosen and not _REVISION.fullmatch(chosen):
         raise InvalidRequest(f"revision {shown(chosen)} is not the name of a branch, tag or commit")
-    return HubModel(repository, chosen, name)
+    return HubModel(found.id, chosen, name)
 
 
-def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[str], str]:
-    """Return the parts of a hub reference's path (owner, name, file …) and its revision."""
+def _uri(reference: str, name: str, endpoint: str | None) -> str:
+    """Return a reference in a form that the hub's library reads: a URL, or hf://owner/name…
+
+    The revision may also be at the end, after the name of a file.
+    """
     scheme, colon, rest = reference.partition("://")
-    if not colon:
-        host, _, path = reference.partition("/")
-        if host.lower() in _HUB_HOSTS:
-            return _of_url(path)
-        return _of_path(reference)
-    if scheme.lower() in _HUB_SCHEMES:
-        return _of_path(rest.removeprefix("models/"))
-    host, mirror = _host(reference) or "", _host(environ.get("HF_ENDPOINT", ""))
-    if scheme.lower() in ("http", "https") and host and host in (*_HUB_HOSTS, mirror):
-        return _of_url(rest.partition("/")[2])
-    raise ModelRejected(
-        f"model {shown(name)} is not at a site that models are downloaded from: name a folder, a"
-        " hub repository (owner/name) or its URL on huggingface.co"
-    )
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:  # for example half of an IPv6 address
-        return None
-
-
-def _of_path(path: str) -> tuple[list[str], str]:
-    """Split `owner/name(/file)(@revision)`."""
-    path, _, revision = path.partition("@")
-    return [part for part in unquote(path).split("/") if part], unquote(revision)
-
-
-def _of_url(path: str) -> tuple[list[str], str]:
-    """Split `owner/name(/tree/revision(/file))`, as copied from a browser."""
-    path = path.partition("?")[0].partition("#")[0]
-    parts = [unquote(part) for part in path.split("/") if part]
-    if len(parts) < 4 or parts[2] not in _FILE_VERBS:
-        return parts, ""
-    owner_and_name, rest = parts[:2], parts[3:]
-    length = 3 if rest[0] == "refs" else 1  # refs/pr/1 is one revision
-    return owner_and_name + rest[length:], "/".join(rest[:length])
-
-
-def _is_model_file(name: str) -> bool:
-    return name in _MODEL_FILES or name.endswith(".safetensors")
+    scheme, path = (scheme.lower(), rest) if colon else ("hf", reference)
+    address = path.lower().removeprefix("www.")
+    if not colon and address.startswith(_HUB_HOSTS):
+        scheme = "https"
+    if scheme in ("huggingface", "hf"):
+        path, _, revision = unquote(path).partition("@")
+        owner, repository, *file = [*path.removeprefix("models/").split("/", 2), ""]
+        return "/".join([f"hf://{owner}/{repository}@{revision}".removesuffix("@"), *file])
+    own = urlsplit(endpoint).netloc if endpoint else "/"
+    if scheme not in ("http", "https") or not address.startswith((*_HUB_HOSTS, f"{own}/")):
+        raise ModelRejected(
+            f"model {shown(name)} is not at a site that models are downloaded from: name a folder,"
+            " a hub repository (owner/name) or its URL on huggingface.co"
+        )
+    return f"https://{path[-len(address) :]}"

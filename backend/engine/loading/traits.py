@@ -70,13 +70,13 @@ class _Form:
 
     batches: whether rows can be batched.
     trims: whether KV can always be cut to a shorter prefix.
-    recurrent: whether some layers have a recurrent state.
+    stateless: whether no layer has a recurrent state.
     known: whether the size of every layer's KV can be measured with one token.
     """
 
     batches: bool
     trims: bool
-    recurrent: bool
+    stateless: bool
     known: bool
 
 
@@ -107,10 +107,11 @@ def measure(
         use_cache_kind(model, kind)
         row = kv.new_row(model)
         form = _Form(
-            kv.can_batch(row), kv.always_trims(row), kv.keeps_states(row), kv.known_sizes(row)
+            kv.can_batch(row), kv.always_trims(row), not kv.keeps_states(row), kv.known_sizes(row)
         )
         if member is not None:
-            form = _agreed(member.agree(asdict(form)))
+            forms = member.agree(asdict(form))
+            form = _Form(**{name: all(form[name] for form in forms) for name in forms[0]})
             if not form.known:
                 raise ModelRejected.because(
                     loaded.name,
@@ -199,7 +200,7 @@ def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
     vocabulary = first.logits.shape[-1]
     cost = kv.cost(model, first.row)
     yield "engine"
-    together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
+    together = form.batches and kv.can_prefill_together(model, tried=not form.stateless)
     yield "engine"
     head = LogitsHead(model, vocabulary, first=first.logits)
     if not head.finite:
@@ -208,16 +209,6 @@ def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
     bounded = hurried and first.ordinary
     passes = pass_cost(model, vocabulary, first, all_logits=not head.found, bounded=bounded)
     return cost, together, vocabulary, head, passes, bounded
-
-
-def _agreed(reports: Sequence[Value]) -> _Form:
-    forms = [_Form(**report) for report in reports]
-    return _Form(
-        all(form.batches for form in forms),
-        all(form.trims for form in forms),
-        any(form.recurrent for form in forms),
-        all(form.known for form in forms),
-    )
 
 
 def _cost_of(value: Value) -> CacheCost:
