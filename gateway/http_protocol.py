@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -103,7 +104,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(app, cycle) if old else app)
 
     def _begin_head(self) -> None:
         if not self._reading_head or self._timer is None:
@@ -128,3 +130,17 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write((head + sentence).encode())
         self.transport.close()
+
+
+def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """Return an application whose responses end with the connection, as HTTP/1.0 has no chunks."""
+    cycle.chunked_encoding = False
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_whole(message: Any) -> None:
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_whole)
+
+    return answer

@@ -42,7 +42,12 @@ class OriginMiddleware:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        refusal = self._refusal(headers, origin)
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, 3.2
+            sentence = f"the request has {len(hosts)} Host headers: send one"
+            refusal: ApiError | None = ApiError(400, sentence)
+        else:
+            refusal = self._refusal(headers, origin)
         if refusal is not None:
             await response_of(refusal, scope)(scope, receive, send)
         elif scope["method"] == "OPTIONS":
@@ -52,8 +57,6 @@ class OriginMiddleware:
             await self._app(scope, receive, _with_cors(send, origin or "") if listed else send)
 
     def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
-        if len(headers.getlist("host")) > 1:  # RFC 9112, 3.2
-            return ApiError(400, "the request has more than one Host header: send one")
         host = headers.get("host", "")
         name = host_name(host)
         if self._hosts is not None and name not in self._hosts and not is_loopback(name):

@@ -117,7 +117,6 @@ COVERED = {
     "rpc/test_requests.py": """
         backend/rpc/json_field backend/rpc/prompt_fields backend/rpc/sampling_fields
     """,
-    "rpc/test_sizes.py": "backend/rpc/long_requests",
 }
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from backend.rpc.statuses import IdentityMismatch
 
-GUARDED = frozenset({
-    "Predict", "PredictStream", "Embedding", "TokenizeString", "Rerank", "TokenClassify", "Score",
+QUEUED = frozenset({
+    "Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify",
     "AudioTranscription", "AudioTranscriptionStream",
 })  # fmt: skip
+"""The methods whose requests wait for the engine, and are refused while its queue is full."""
+GUARDED = QUEUED | {"TokenizeString"}
 
 
 class Identity:

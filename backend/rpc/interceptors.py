@@ -19,8 +19,7 @@ from google.protobuf.message import DecodeError
 
 from backend.engine.errors import Cancelled, InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
-from backend.rpc.identity import Identity
-from backend.rpc.long_requests import LONG, return_memory_soon
+from backend.rpc.identity import QUEUED, Identity
 from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import NotServed, status_of
 from backend.rpc.unsent_requests import UnsentRequests
@@ -28,16 +27,13 @@ from common.machine_memory import return_freed_memory
 
 SERVICE = "backend.Backend"
 REACHED = (("mlx-reached", "1"),)
-QUEUED = frozenset({
-    "Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify",
-    "AudioTranscription", "AudioTranscriptionStream",
-})  # fmt: skip
-"""The methods whose requests wait for the engine, and are refused while its queue is full."""
 _PREFIX = f"/{SERVICE}/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+_LONG = 1 << 20  # bytes of a request whose memory glibc would keep
+_SOON = 0.05  # seconds for gRPC to release a request
 _LONGEST_OTHER = 4096  # bytes of a message: the name of a service, a file or a symbol
 
 
@@ -183,8 +179,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             del message
             return await self._answer(method, handler, raw, context)
         finally:
-            if len(raw) > LONG:
-                return_memory_soon()
+            if len(raw) > _LONG:
+                _return_memory_soon()
 
     async def _serve_other(self, method: str, handler: Any, context: Context) -> None:
         """Serve grpc.health.v1 or reflection.
@@ -195,8 +191,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def requests() -> AsyncIterator[Any]:
             raw = await self._unsent.read(context)
             while raw is not grpc.aio.EOF:
-                if len(raw) > LONG:
-                    return_memory_soon()
+                if len(raw) > _LONG:
+                    _return_memory_soon()
                 if len(raw) > _LONGEST_OTHER:
                     raise InvalidRequest(
                         f"the request of {method} has {len(raw)} bytes: it may have at most"
@@ -227,7 +223,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._closed and method not in self._answered:
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)
-        if len(raw) > LONG:
+        if len(raw) > _LONG:
             # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
             await asyncio.to_thread(return_freed_memory)
         request = _parsed(method, handler, raw)
@@ -255,3 +251,9 @@ def _parsed(method: str, handler: Any, raw: bytes) -> Any:
 
 def _without_request(method: str) -> InvalidRequest:
     return InvalidRequest(f"{method} was called without a request: send one message")
+
+
+def _return_memory_soon() -> None:
+    """Return the memory of the current call to the system, on a thread because it takes time."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(_SOON, loop.run_in_executor, None, return_freed_memory)

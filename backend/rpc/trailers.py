@@ -15,24 +15,8 @@ from collections.abc import Sequence
 from backend.engine.engine_state import EngineMetrics, GuessReport
 from backend.engine.events import Finished
 
-FINISH_REASON = "mlx-finish-reason"
-CACHED_TOKENS = "mlx-cached-tokens"
-REASONING_TOKENS = "mlx-reasoning-tokens"
-STOP_SEQUENCE = "mlx-stop-sequence-bin"
-ENDED_BY = "mlx-ended-by"
 CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
 TRUNCATED_TOKENS = "mlx-truncated-tokens"  # Embedding and Rerank; absent if none was cut off
-DRAFT_WIDTH = "mlx-draft-width"
-DRAFTED = "mlx-draft-tokens"
-ACCEPTED = "mlx-draft-accepted-tokens"
-GAIN = "mlx-draft-gain"
-GUESSERS = "mlx-draft-guessers"
-EXPERT_SLOTS = "mlx-expert-slots"
-EXPERT_HITS = "mlx-expert-hits"
-EXPERT_MISSES = "mlx-expert-misses"
-EXPERT_BYTES = "mlx-expert-read-bytes"
-EXPERT_SECONDS = "mlx-expert-wait-seconds"
-RANK = "mlx-rank"  # Status: a line for each rank
 
 _UNPRINTABLE = re.compile("[^ -~]")
 
@@ -40,14 +24,14 @@ _UNPRINTABLE = re.compile("[^ -~]")
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
     """Return the trailers for this end of an answer."""
     trailers: list[tuple[str, str | bytes]] = [
-        (FINISH_REASON, end.reason),
-        (CACHED_TOKENS, str(end.usage.cached_tokens)),
-        (REASONING_TOKENS, str(reasoning_tokens)),
+        ("mlx-finish-reason", end.reason),
+        ("mlx-cached-tokens", str(end.usage.cached_tokens)),
+        ("mlx-reasoning-tokens", str(reasoning_tokens)),
     ]
     if end.stop_sequence:
-        trailers.append((STOP_SEQUENCE, end.stop_sequence.encode()))
+        trailers.append(("mlx-stop-sequence-bin", end.stop_sequence.encode()))
     if end.repeated:
-        trailers.append((ENDED_BY, "repetition"))
+        trailers.append(("mlx-ended-by", "repetition"))
     return tuple(trailers)
 
 
@@ -58,11 +42,11 @@ def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
         return _of_guessing(metrics.guessing)
     return (
         *_of_guessing(metrics.guessing),
-        (EXPERT_SLOTS, str(experts.slots)),
-        (EXPERT_HITS, str(experts.hits)),
-        (EXPERT_MISSES, str(experts.misses)),
-        (EXPERT_BYTES, str(experts.read_bytes)),
-        (EXPERT_SECONDS, f"{experts.wait_seconds:.3f}"),
+        ("mlx-expert-slots", str(experts.slots)),
+        ("mlx-expert-hits", str(experts.hits)),
+        ("mlx-expert-misses", str(experts.misses)),
+        ("mlx-expert-read-bytes", str(experts.read_bytes)),
+        ("mlx-expert-wait-seconds", f"{experts.wait_seconds:.3f}"),
     )
 
 
@@ -70,14 +54,14 @@ def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
     if report is None:
         return ()
     return (
-        (DRAFT_WIDTH, str(report.width)),
-        (DRAFTED, str(report.proposed)),
-        (ACCEPTED, str(report.accepted)),
-        (GAIN, f"{report.gain:.2f}"),
-        (GUESSERS, report.guessers),
+        ("mlx-draft-width", str(report.width)),
+        ("mlx-draft-tokens", str(report.proposed)),
+        ("mlx-draft-accepted-tokens", str(report.accepted)),
+        ("mlx-draft-gain", f"{report.gain:.2f}"),
+        ("mlx-draft-guessers", report.guessers),
     )
 
 
 def of_ranks(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the trailers of Status about ranks. gRPC sends only printable ASCII in them."""
-    return tuple((RANK, _UNPRINTABLE.sub("?", line)) for line in lines)
+    return tuple(("mlx-rank", _UNPRINTABLE.sub("?", line)) for line in lines)

@@ -98,10 +98,15 @@ class AnswerStream:
         return f"{self._start}{_encode(entry)}{self._end}"
 
     def _reported(self, entry: Json, progress: Progress) -> str:
-        numbers = {
-            "total": progress.total,
-            "cache": progress.cached,
-            "processed": progress.processed,
-            "time_ms": round(progress.ms),
-        }
-        return f'{self._start}{_encode(entry)}],"prompt_progress":{_encode(numbers)}}}\n\n'
+        numbers = _encode(progress_of(progress))
+        return f'{self._start}{_encode(entry)}],"prompt_progress":{numbers}}}\n\n'
+
+
+def progress_of(progress: Progress) -> Json:
+    """Return llama.cpp's `prompt_progress`."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(progress.ms),
+    }

@@ -57,8 +57,10 @@ class ContentPart(Strict):
     @property
     def url(self) -> str | None:
         """The URL of an image, a video or audio."""
-        given = self.image_url or self.source or self.video_url or self.audio_url
-        return given if given is None or isinstance(given, str) else given.url
+        for given in (self.image_url, self.source, self.video_url, self.audio_url):
+            if given is not None:
+                return given if isinstance(given, str) else given.url
+        return None
 
 
 class CalledFunction(Strict):

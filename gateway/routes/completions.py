@@ -12,11 +12,13 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from pydantic_core import to_json
 
+from gateway import exchange
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai import other_fields
+from gateway.openai.answer_stream import progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
 from gateway.openai.completion_answer import completion as whole_completion
@@ -90,6 +92,8 @@ async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
 @router.post("/completion")
 async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
     """Return the text after `prompt`, in one piece or as a stream."""
+    if body.stream_options is not None:
+        exchange.current().ignore("stream_options")
     answer = _answer(body, gateway)
     if body.stream:
         return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
@@ -119,6 +123,8 @@ async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json,
                 if limit > 0 and time.monotonic() - first > limit:
                     yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
                     return
+            elif body.return_progress:
+                yield _part("") | {"prompt_progress": progress_of(event)}
             elif not begun:
                 begun = True
                 yield _part("")

@@ -115,7 +115,9 @@ class EmbeddingRequest(Request):
     encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
     dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
     truncate: Truncate = about(TRUNCATE)
-    prompt_name: str | None = about("Which of the model's prompts is put in front of each text.")
+    prompt_name: str | None = about(
+        "Which of the model's prompts is put in front of each text.", max_length=256
+    )
 
 
 @router.post("/embedding", include_in_schema=False)

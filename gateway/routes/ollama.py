@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from common.device_memory import has_graphics
-from gateway import sse
+from gateway import exchange, sse
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Event
@@ -101,7 +101,7 @@ async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
         lambda: EmbeddingRequest.model_validate(body.model_dump(exclude={"keep_alive"}))
     )
     vectors, tokens = await vectors_of(asked, gateway)
-    if body.keep_alive in _NOW:
+    if _leaves(body.keep_alive):
         await _unload_if_idle(body.model, gateway)
     others = {"model": body.model, "prompt_eval_count": tokens}
     return in_parts("embeddings", map(list, vectors), others)
@@ -220,7 +220,7 @@ async def _answered(
 ) -> Response:
     streams = body.stream is not False
     reply = OllamaAnswer(body.model, part, streams=streams)
-    leaves = body.keep_alive in _NOW
+    leaves = _leaves(body.keep_alive)
     if (translation := await apart(chat_request, body)) is None:
         if leaves:
             await gateway.supervisor.unload(body.model)
@@ -245,6 +245,13 @@ async def _answered(
     async with aclosing(events):
         *_, last = [line async for event in events for line in reply.take(event)]
     return JSONResponse(last)
+
+
+def _leaves(keep_alive: str | float | None) -> bool:
+    """Return whether the model is unloaded at once; another time is that of the model's file."""
+    if keep_alive is not None and keep_alive not in _NOW:
+        exchange.current().ignore("keep_alive")
+    return keep_alive in _NOW
 
 
 async def _then_unload(

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import grpc
+
+from gateway.calls import is_cancelled
+from gateway.generation import Stub
 from gateway.models.config import OWN_BACKENDS, ModelConfig
-from gateway.supervisor.connection import Connection
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
 from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
 
+_CONTEXT_SIZE = "mlx-context-size"
+_TOKENS = re.compile("[1-9][0-9]{0,8}")  # other backends may report anything
+_CLOSE_GRACE = 5.0  # seconds for calls to end with the status that the backend gives them
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 _START_LIMIT = 60.0  # seconds from the start to the first successful Health
 _REACH_LIMIT = 5.0  # seconds to Health for a backend that should already be running
 _PROBE_LIMIT = 2.0  # for one Health call while it starts
@@ -23,20 +43,48 @@ _SILENT_GRACE = 1.0  # for a backend that has never answered
 _END_LIMIT = 1.0  # seconds between a lost connection and the end of the process
 
 
-class Backend:
-    """One backend and the connection to it; `process` is None if it was not started here."""
+class _Authorized:
+    """A channel for a stub, whose calls carry one more metadata key.
 
-    def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
+    Interceptors would do the same, at a cost for every message of every stream.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        entry = (("authorization", f"Bearer {token}"),) if token else ()
+
+        def wrapped(kind: Callable[..., Any]) -> Callable[..., Any]:
+            def method(*path: Any, **serializers: Any) -> Callable[..., Any]:
+                call = kind(*path, **serializers)
+
+                def start(request: Any, *, metadata: Any = (), **given: Any) -> Any:
+                    return call(request, metadata=(*(metadata or ()), *entry), **given)
+
+                return start
+
+            return method
+
+        self.unary_unary = wrapped(channel.unary_unary)
+        self.unary_stream = wrapped(channel.unary_stream)
+        self.stream_unary = wrapped(channel.stream_unary)
+        self.stream_stream = wrapped(channel.stream_stream)
+
+
+class Backend:
+    """One backend and the channel to it; `process` is None if it was not started here."""
+
+    def __init__(self, process: BackendProcess | None, address: str, token: str) -> None:
         self.process = process
-        self.connection = connection
         self.doubted = False  # a request found that the backend is dead
         self.emptied = False  # a request was answered with "no model is loaded"
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        channel: Any = _Authorized(self._channel, token)
+        self.stub: Stub = backend_pb2_grpc.BackendStub(channel)
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str) -> Backend:
         """Return a backend that answers Health. Raises LoadFailed, with nothing left running."""
         if config.address:
-            backend = cls(None, Connection(config.address, os.environ.get(TOKEN, "")))
+            backend = cls(None, config.address, os.environ.get(TOKEN, ""))
         else:
             run = OWN_RUN if config.backend in OWN_BACKENDS else Path(config.backend)
             environ = backend_environ(os.environ, config.env)
@@ -46,7 +94,7 @@ class Backend:
             except BaseException:
                 await process.stop(0)
                 raise
-            backend = cls(process, Connection(f"127.0.0.1:{port}", process.token))
+            backend = cls(process, f"127.0.0.1:{port}", process.token)
         try:
             await backend._until_healthy()
         except BaseException:
@@ -58,7 +106,7 @@ class Backend:
         limit = _START_LIMIT if self.process else _REACH_LIMIT
         try:
             async with asyncio.timeout(limit):
-                while not await self.connection.healthy(_PROBE_LIMIT):
+                while not await self.healthy(_PROBE_LIMIT):
                     await self.raise_if_ended(_PROBE_PAUSE)
         except TimeoutError:
             raise LoadFailed(f"the backend does not answer Health within {limit:.0f} s") from None
@@ -72,42 +120,88 @@ class Backend:
         if self.process.exited.done():
             raise LoadFailed(self.process.exited.result())
 
+    @property
+    def up(self) -> bool:
+        """Whether the socket is currently connected."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def healthy(self, limit: float) -> bool:
+        """Return whether Health answers `OK`. Raises LoadFailed for a wrong token."""
+        try:
+            reply: pb.Reply = await self.stub.Health(pb.HealthMessage(), timeout=limit)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise LoadFailed(
+                    "the backend requires a token other than LOCALAI_GRPC_AUTH_TOKEN"
+                ) from None
+            return False
+        except grpc.aio.UsageError:  # closed meanwhile
+            return False
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return False
+        return reply.message == b"OK"
+
     async def load(self, model: pb.ModelOptions) -> int:
-        """Send LoadModel. Returns the context in tokens; 0 if the backend does not report it.
+        """Send LoadModel, without a time limit. Returns the context in tokens; 0 if it is unknown.
 
         Raises LoadFailed, which says how the process ended if it has.
         """
+        call = self.stub.LoadModel(model)
         try:
-            return await self.connection.load(model)
-        except ConnectionError:
-            await self.raise_if_ended(_PROBE_LIMIT)
-            raise LoadFailed("the connection to the backend was lost during the load") from None
+            result: pb.Result = await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                await self.raise_if_ended(_PROBE_LIMIT)
+                lost = "the connection to the backend was lost during the load"
+                raise LoadFailed(lost) from None
+            reason = error.details() or f"LoadModel failed with {error.code().name}"
+            busy = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise LoadFailed(reason, busy=busy) from None
+        if not result.success:
+            raise LoadFailed(result.message or "LoadModel failed without saying why")
+        tokens = str(dict(await call.trailing_metadata() or ()).get(_CONTEXT_SIZE, ""))
+        return int(tokens) if _TOKENS.fullmatch(tokens) else 0
+
+    async def memory(self, limit: float) -> int:
+        """Return the bytes that the backend uses; 0 if it does not report them."""
+        try:
+            status: pb.StatusResponse = await self.stub.Status(pb.HealthMessage(), timeout=limit)
+        except grpc.aio.AioRpcError:
+            return 0
+        return status.memory.total
 
     @property
     def alive(self) -> bool:
         """Whether a request sent now can be answered, as far as the system knows."""
         running = self.process is None or self.process.alive
-        return running and self.connection.up and not self.doubted and not self.emptied
+        return running and self.up and not self.doubted and not self.emptied
 
     async def answers(self, limit: float) -> bool:
         """Return whether it still runs, has its model, and answers Health within `limit` s."""
         if self.emptied or (self.process is not None and not self.process.alive):
             return False
         try:
-            self.doubted = not await self.connection.healthy(limit)
+            self.doubted = not await self.healthy(limit)
         except LoadFailed:
             self.doubted = True
         return not self.doubted
 
     async def stop(self, free: bool, grace: float = _STOP_GRACE) -> None:
-        """Call Free if requested; then end the process, then close the connection."""
+        """Call Free if requested; then end the process, then close the connection.
+
+        Closing it cancels its open calls, and their readers would report that the client has
+        disconnected. The end of the process ends them before.
+        """
         try:
             if free:
-                await self.connection.free(_FREE_LIMIT)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await self.stub.Free(pb.HealthMessage(), timeout=_FREE_LIMIT)
             if self.process is not None:
                 await self.process.stop(grace)
         finally:
-            await self.connection.close()
+            await self._channel.close(_CLOSE_GRACE)
 
     async def end(self) -> str:
         """Kill a backend that does not answer. Returns a message that says what was wrong."""

@@ -207,7 +207,7 @@ class ModelInstance:
             self.state = State.LOADING
             _log.info("%s: loading %s", self.key, self.config.parameters.model)
             self.context_size = await backend.load(self._request)
-            self.memory = await backend.connection.memory(_STATUS_LIMIT)
+            self.memory = await backend.memory(_STATUS_LIMIT)
         except BaseException:
             self.backend = None
             await backend.stop(free=False)
@@ -236,13 +236,13 @@ class ModelInstance:
         while True:
             try:
                 await backend.raise_if_ended(_POLL)
-                healthy = await backend.connection.healthy(_HEALTH_LIMIT)
+                healthy = await backend.healthy(_HEALTH_LIMIT)
             except LoadFailed as end:
                 self._lost(backend, str(end))
                 return
             if healthy:
                 misses = 0
-                self.memory = await backend.connection.memory(_STATUS_LIMIT) or self.memory
+                self.memory = await backend.memory(_STATUS_LIMIT) or self.memory
                 continue
             misses += 1
             if misses == _MISSES:

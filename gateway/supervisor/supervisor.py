@@ -138,7 +138,7 @@ class Supervisor:
         instance = self._instances.get(Key(name))
         if instance is None or instance.backend is None or instance.state is not State.READY:
             return None
-        return instance.backend.connection.stub
+        return instance.backend.stub
 
     async def start(self, warm_prompts: WarmPrompts | None = None) -> None:
         """Start watching, and start to preload models. SIGHUP rereads the folder immediately.
@@ -206,10 +206,8 @@ class Supervisor:
                 backend.doubted = True
                 backend.emptied = backend.emptied or emptied
 
-            stub, identity = backend.connection.stub, config.parameters.model
-            yield Lease(
-                config, stub, identity, doubt, lambda: backend.connection.up, backend.ending
-            )
+            stub, identity = backend.stub, config.parameters.model
+            yield Lease(config, stub, identity, doubt, lambda: backend.up, backend.ending)
         finally:
             self._release(instance)
 
@@ -444,7 +442,7 @@ class Supervisor:
                 continue
             prompt.ModelIdentity = instance.config.parameters.model
             try:
-                async for _ in generate(backend.connection.stub, prompt):
+                async for _ in generate(backend.stub, prompt):
                     pass
             except ApiError as problem:
                 if instance.state is not State.STOPPING:

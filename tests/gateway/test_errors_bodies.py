@@ -217,6 +217,8 @@ def test_nesting_is_counted_exactly(depth: int) -> None:
             None,
         ),
         ("/v1/detokenize", {"tokens": [1, "2"]}, "tokens[1]", None),
+        # Metadata of a call to the backend, which is limited.
+        ("/v1/embeddings", {"input": "x", "prompt_name": "x" * 257}, "prompt_name", None),
     ],
 )
 def test_an_invalid_field_is_named_by_its_path(

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import http_protocol
@@ -90,6 +90,26 @@ async def test_an_old_client_that_leaves_is_noticed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(http_protocol, "_OLD_SECONDS", 0.01)
     async with listening(silent) as port:
         assert await half_closed(port, HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n") == b""
+
+
+async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers in two parts."""
+
+    async def parts() -> AsyncIterator[str]:
+        yield "one "
+        yield "two"
+
+    await StreamingResponse(parts())(scope, receive, send)
+
+
+@pytest.mark.parametrize(("version", "body"), [("1.0", b"one two"), ("1.1", b"4\r\none \r\n")])
+async def test_a_stream_for_an_old_client_has_no_chunks(version: str, body: bytes) -> None:
+    head = f"GET / HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    async with listening(streaming) as port:
+        found, _, rest = (await answer_to(port, head)).partition(b"\r\n\r\n")
+    assert (b"transfer-encoding" in found) == (version == "1.1")
+    assert rest.startswith(body)
+    assert b"connection: close" in found
 
 
 async def test_an_endless_head_is_refused() -> None:

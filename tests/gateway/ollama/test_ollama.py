@@ -169,7 +169,8 @@ def test_a_model_is_unloaded_after_an_answer_that_asks_for_it(
 ) -> None:
     asked = {"messages": user_message(ADDITION), "think": False}
     body = {"model": "tiny", "stream": stream, "options": COLD, **asked}
-    assert gateway.client.post("/api/chat", json=body | {"keep_alive": "5m"}).status_code == 200
+    longer = gateway.client.post("/api/chat", json=body | {"keep_alive": "5m"})
+    assert (longer.status_code, longer.headers["x-ignored-fields"]) == (200, "keep_alive")
     assert gateway.client.get("/api/ps").json()["models"]
     answer = gateway.client.post("/api/chat", json=body | {"keep_alive": 0})
     assert json.loads(answer.text.splitlines()[-1])["done_reason"] == "stop"

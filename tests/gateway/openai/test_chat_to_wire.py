@@ -272,6 +272,14 @@ def test_any_seed_is_valid_and_only_minus_one_draws_a_random_one(seed: int, choi
 OFF: dict[str, Any] = {"t_max_predict_ms": -1, "truncate_prompt_tokens": -1, "modalities": ["text"]}
 
 
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
+def test_an_empty_medium_is_refused(kind: str) -> None:
+    content = [{"type": kind, kind: ""}]
+    with pytest.raises(ApiError, match="is empty") as caught:
+        translated({"messages": [{"role": "user", "content": content}]})
+    assert (caught.value.status, caught.value.param) == (400, f"messages[0].content[0].{kind}")
+
+
 @pytest.mark.parametrize("name", other_fields.CHAT.refused)
 def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None:
     offs: list[Any] = [None, 0, "", [], OFF.get(name)]

@@ -18,7 +18,7 @@ from gateway.generation import Piece
 from gateway.models.config import ModelConfig
 from gateway.supervisor import instance
 from gateway.supervisor import supervisor as supervisor_module
-from gateway.supervisor.connection import Connection
+from gateway.supervisor.backend import Backend as Served
 from gateway.supervisor.status import State
 from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
@@ -156,7 +156,7 @@ async def test_memory_is_limited_by_default(
     monkeypatch.setattr(supervisor_module, "device_memory", lambda: 1000 << 20)
     models = {name: tiny(memory_mib=600) for name in ("one", "two", "three")}
     # A loaded model counts with what its backend reports, which is little.
-    monkeypatch.setattr(Connection, "memory", _measured)
+    monkeypatch.setattr(Served, "memory", _measured)
     with caplog.at_level("INFO", "gateway.supervisor"):
         async with supervising(tmp_path, models) as supervisor:
             assert "may take 1000 MiB together" in caplog.text
@@ -195,7 +195,7 @@ async def test_a_backends_context_counts_if_it_can_be_one(
     far.close()
 
 
-async def _measured(_connection: Connection, _limit: float) -> int:
+async def _measured(_backend: Served, _limit: float) -> int:
     return 600 << 20
 
 
