@@ -29,7 +29,7 @@ def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> J
     }
 
 
-def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> Json:
+def usage_of(answers: Sequence[Usage], per_prompt: int) -> Json:
     """Return the usage of a request: every prompt counts once, however many answers it has.
 
     per_prompt: how many answers in a row have the same prompt.

@@ -88,6 +88,7 @@ def test_a_file_of_text_is_read(ask: Any, part: Json, read: str) -> None:
         (responses, {"type": "input_file", "filename": "a", "file_data": ZIP}, "send its text"),
         (responses, {"type": "input_file", "file_url": "https://x.y/z"}, "send its text"),
         (chat, {"type": "unheard", "audio_url": "data:"}, "unheard is not served"),
+        (anthropic, {"type": "unheard", "source": SOURCE | {"data": ZIP}}, "unheard is not served"),
     ],
 )
 def test_any_other_file_is_refused_with_what_to_send(ask: Any, part: Json, words: str) -> None:
