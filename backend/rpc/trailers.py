@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from backend.engine.engine_state import EngineMetrics, GuessReport
+from backend.engine.engine_state import DraftReport, EngineMetrics
 from backend.engine.events import Finished
 
 FINISH_REASON = "mlx-finish-reason"
@@ -26,7 +26,7 @@ DRAFT_WIDTH = "mlx-draft-width"
 DRAFTED = "mlx-draft-tokens"
 ACCEPTED = "mlx-draft-accepted-tokens"
 GAIN = "mlx-draft-gain"
-GUESSERS = "mlx-draft-guessers"
+DRAFTERS = "mlx-drafters"
 EXPERT_SLOTS = "mlx-expert-slots"
 EXPERT_HITS = "mlx-expert-hits"
 EXPERT_MISSES = "mlx-expert-misses"
@@ -55,9 +55,9 @@ def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
     """Return the trailers of Status and GetMetrics about drafting, and about experts in files."""
     experts = metrics.experts
     if experts is None:
-        return _of_guessing(metrics.guessing)
+        return _of_drafting(metrics.drafting)
     return (
-        *_of_guessing(metrics.guessing),
+        *_of_drafting(metrics.drafting),
         (EXPERT_SLOTS, str(experts.slots)),
         (EXPERT_HITS, str(experts.hits)),
         (EXPERT_MISSES, str(experts.misses)),
@@ -66,7 +66,7 @@ def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
+def _of_drafting(report: DraftReport | None) -> tuple[tuple[str, str], ...]:
     if report is None:
         return ()
     return (
@@ -74,7 +74,7 @@ def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
         (DRAFTED, str(report.proposed)),
         (ACCEPTED, str(report.accepted)),
         (GAIN, f"{report.gain:.2f}"),
-        (GUESSERS, report.guessers),
+        (DRAFTERS, report.drafters),
     )
 
 
