@@ -109,10 +109,9 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
     def ready(port: int) -> None:
         ms = (time.monotonic() - started) * 1000
-        place = f"{address.host}:{port}"
         logs.always(
             "listening",
-            addr=place,
+            addr=f"{address.host}:{port}",
             auth=bool(token),
             parent_watch=watched,
             version=VERSION,

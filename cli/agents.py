@@ -249,13 +249,13 @@ def folder() -> Path:
 def placed(setup: Setup, where: Path) -> Setup:
     """Return the set-up with its files in a folder."""
 
-    def place(text: str) -> str:
+    def filled(text: str) -> str:
         return text.replace(FOLDER, str(where))
 
     return Setup(
-        {name: place(value) for name, value in setup.environ.items()},
-        tuple(map(place, setup.arguments)),
-        {str(where / name): place(content) for name, content in setup.files.items()},
+        {name: filled(value) for name, value in setup.environ.items()},
+        tuple(map(filled, setup.arguments)),
+        {str(where / name): filled(content) for name, content in setup.files.items()},
         setup.before,
     )
 

@@ -374,7 +374,7 @@ class Engine:
             tokens_generated=gauges.tokens_generated,
             prompt_tokens_processed=gauges.prompt_tokens_processed,
             tokens_per_second=gauges.tokens_per_second,
-            guessing=gauges.guessing,
+            drafting=gauges.drafting,
             experts=gauges.experts,
         )
 
@@ -533,9 +533,9 @@ class Engine:
             self._failure.set_result(cause)
 
 
-def _wrong_kind(rpc: str, facts: ServedModel) -> WrongKind:
-    divided = " and is divided among ranks" if facts.division else ""
+def _wrong_kind(rpc: str, served: ServedModel) -> WrongKind:
+    divided = " and is divided among ranks" if served.division else ""
     return WrongKind(
-        f"{rpc} is not served: the loaded model {shown(facts.public_name)} {facts.kind.words}"
+        f"{rpc} is not served: the loaded model {shown(served.public_name)} {served.kind.words}"
         f"{divided}"
     )

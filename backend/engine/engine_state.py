@@ -30,20 +30,20 @@ class EngineStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class GuessReport:
+class DraftReport:
     """The current state of drafting.
 
     width: maximum number of draft tokens that a step checks for each sequence.
     proposed, accepted: number of draft tokens since the load.
     gain: measured tokens per second, as a multiple of those of steps without draft tokens.
-    guessers: names of the guessers, for logs.
+    drafters: names of the drafters, for logs.
     """
 
     width: int = 0
     proposed: int = 0
     accepted: int = 0
     gain: float = 1.0
-    guessers: str = ""
+    drafters: str = ""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class ExpertCounts:
 class EngineMetrics:
     """Totals since the process started, and the speed of the latest decode step.
 
-    guessing: the results of drafting; None if the model does not draft.
+    drafting: the results of drafting; None if the model does not draft.
     experts: None unless experts stay in the checkpoint's files.
     """
 
@@ -81,5 +81,5 @@ class EngineMetrics:
     tokens_generated: int
     prompt_tokens_processed: int
     tokens_per_second: float
-    guessing: GuessReport | None = None
+    drafting: DraftReport | None = None
     experts: ExpertCounts | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backend.engine.engine_state import ExpertCounts, GuessReport
+from backend.engine.engine_state import DraftReport, ExpertCounts
 from backend.engine.heartbeat import Heartbeat
 
 
@@ -17,7 +17,7 @@ class Gauges:
     tokens_per_second: of the latest decode step, without the time of prefill.
     preemptions: sequences that were preempted to free memory.
     unstored: number of answers whose KV was larger than the whole prompt cache.
-    guessing: the results of drafting, if the model drafts.
+    drafting: the results of drafting, if the model drafts.
     experts: the use of experts, if they stay in the checkpoint's files.
     heartbeat: the record of the current step.
     """
@@ -28,6 +28,6 @@ class Gauges:
     running: int = 0
     preemptions: int = 0
     unstored: int = 0
-    guessing: GuessReport | None = None
+    drafting: DraftReport | None = None
     experts: ExpertCounts | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

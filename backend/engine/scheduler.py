@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from backend.engine.commands import Submit
-from backend.engine.engine_state import GuessReport
+from backend.engine.engine_state import DraftReport
 from backend.engine.errors import (
     EngineError,
     EngineFailed,
@@ -118,7 +118,7 @@ class Scheduler:
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
-        self._guess_report: GuessReport | None = None  # the latest report that the gauges have
+        self._draft_report: DraftReport | None = None  # the latest report that the gauges have
         self.executor = (
             Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
         )
@@ -141,7 +141,7 @@ class Scheduler:
         )
         self._adapter_bytes = 0 if model.adapters is None else model.adapters.nbytes
         gauges.experts = None if model.experts is None else model.experts.counts
-        self._show_guessing()
+        self._show_drafting()
 
     @property
     def busy(self) -> bool:
@@ -228,7 +228,7 @@ class Scheduler:
     def _draft_tokens(self, command: Submit) -> int:
         """Return the maximum number of draft tokens at a time for a sequence.
 
-        It is 0 for a prompt with media, which guessers do not read.
+        It is 0 for a prompt with media, which drafters do not read.
         """
         if self._model.drafting is None or command.media is not None:
             return 0
@@ -502,7 +502,7 @@ class Scheduler:
         gauges.prompt_tokens_processed += self.executor.prompt_tokens
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
-        self._show_guessing()
+        self._show_drafting()
         self.remove_adapters()
         unstored = self.planner.entries.unstored
         if unstored.bit_length() > gauges.unstored.bit_length():  # at 1, 2, 4, 8 …
@@ -519,11 +519,11 @@ class Scheduler:
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
-    def _show_guessing(self) -> None:
+    def _show_drafting(self) -> None:
         drafting, report = self._model.drafting, self.planner.widths.report
-        if drafting is not None and report is not self._guess_report:
-            self._guess_report = report
-            self._gauges.guessing = replace(report, guessers=drafting.names)
+        if drafting is not None and report is not self._draft_report:
+            self._draft_report = report
+            self._gauges.drafting = replace(report, drafters=drafting.names)
 
     def shed(self) -> None:
         """Drop the prompt cache and freed buffers, because an allocation failed."""

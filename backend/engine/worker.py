@@ -352,7 +352,7 @@ class Worker:
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = self._later = None
-            self.gauges.guessing = self.gauges.experts = None
+            self.gauges.drafting = self.gauges.experts = None
             release_memory()
 
     def _report(self, where: str, fault: BaseException) -> None:

@@ -72,13 +72,13 @@ def require_free(address: Address) -> None:
     """
     if address.port == 0:
         return
-    for family, _, _, _, place in _interfaces(address):
+    for family, _, _, _, interface in _interfaces(address):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
-                probe.bind(place)
+                probe.bind(interface)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise AddressInUse(

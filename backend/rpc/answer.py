@@ -26,13 +26,13 @@ class Answer:
 
     def __init__(
         self,
-        facts: ServedModel,
+        served: ServedModel,
         request: GenerationRequest,
         generation: Generation,
         *,
         partial_calls: bool,
     ) -> None:
-        self._facts = facts
+        self._facts = served
         self._request = request
         self._generation = generation
         self._partial_calls = partial_calls

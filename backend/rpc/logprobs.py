@@ -38,9 +38,9 @@ def _of_prompt(
     unknown: dict[str, Any] = {"logprob": None, "top_logprobs": []}
     first = _token(prompt.first, bytes_of) | unknown
     entries = [first, *(_entry(entry, bytes_of) for entry in prompt.rest)]
-    for place, entry in enumerate(entries, 1):
+    for count, entry in enumerate(entries, 1):
         written = text.add(entry["id"])
-        yield entry | {"text": written + text.finish() if place == len(entries) else written}
+        yield entry | {"text": written + text.finish() if count == len(entries) else written}
 
 
 def _entry(entry: TokenLogprob, bytes_of: BytesOf) -> dict[str, Any]:

@@ -75,10 +75,10 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
 
 def _require_begun(options: pb.PredictOptions) -> None:
     last = options.Messages[-1]
-    place = f"Messages[{len(options.Messages) - 1}]"
+    field = f"Messages[{len(options.Messages) - 1}]"
     if last.role != "assistant" or not last.content or last.tool_calls:
         raise InvalidRequest(
-            f"{named(place)} cannot be continued: Metadata mlx.continue_final_message needs an"
+            f"{named(field)} cannot be continued: Metadata mlx.continue_final_message needs an"
             " assistant's text there, without tool calls",
         )
 

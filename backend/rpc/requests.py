@@ -49,26 +49,26 @@ _UNLIMITED = (0, -1, -2)  # values that hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
+def generation_request(options: pb.PredictOptions, served: ServedModel) -> GenerationRequest:
     """Return the validated request. Raises InvalidRequest with the field at fault."""
     require_neutral(PREDICT_OPTIONS, options)
-    extras = extras_of(options.Metadata, facts.defaults)
-    prompt = prompt_of(options, extras, facts.vocabulary_size)
+    extras = extras_of(options.Metadata, served.defaults)
+    prompt = prompt_of(options, extras, served.vocabulary_size)
     constraint = _constraint(options, prompt, extras)
     if constraint is not None and extras.continue_final_message:
         raise _cannot_constrain_continuation(constraint)
-    budget = _thinking_budget(options, prompt, extras, facts)
+    budget = _thinking_budget(options, prompt, extras, served)
     if budget is not None and isinstance(prompt, ChatPrompt):
-        prompt = _with_budget_variables(prompt, budget, facts)
+        prompt = _with_budget_variables(prompt, budget, served)
     max_tokens = _max_tokens(options.Tokens)
-    require_in_vocabulary("stop_token_ids", extras.stop_token_ids, facts.vocabulary_size)
+    require_in_vocabulary("stop_token_ids", extras.stop_token_ids, served.vocabulary_size)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
         prompt=prompt,
-        sampling=sampling(options, extras, facts.vocabulary_size),
+        sampling=sampling(options, extras, served.vocabulary_size),
         max_tokens=max_tokens,
         stop=_stop_strings(list(options.StopPrompts)),
-        min_tokens=_min_tokens(options, extras, max_tokens or facts.default_max_tokens),
+        min_tokens=_min_tokens(options, extras, max_tokens or served.default_max_tokens),
         ignore_eos=options.IgnoreEOS,
         stop_tokens=frozenset(extras.stop_token_ids),
         logprobs=_logprobs(options),
@@ -85,19 +85,19 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
             answer=options.PromptCacheAll,
             read_only=options.PromptCacheRO,
         ),
-        adapter=_adapter(options, extras, facts),
-        attachments=_attachments(options, extras, facts),
+        adapter=_adapter(options, extras, served),
+        attachments=_attachments(options, extras, served),
     )
 
 
-def _adapter(options: pb.PredictOptions, extras: Extras, facts: ServedModel) -> str:
+def _adapter(options: pb.PredictOptions, extras: Extras, served: ServedModel) -> str:
     """Return the adapter that the request chooses. Raises InvalidRequest for an unknown one."""
     name, field = extras.adapter, named("Metadata mlx.adapter")
-    if name and name not in facts.adapters:
-        listed = f"use one of {', '.join(facts.adapters)}"
-        hint = did_you_mean(name, facts.adapters) or (
+    if name and name not in served.adapters:
+        listed = f"use one of {', '.join(served.adapters)}"
+        hint = did_you_mean(name, served.adapters) or (
             f": {listed}"
-            if facts.adapters
+            if served.adapters
             else ": the model has none, because its option adapters is empty"
         )
         raise InvalidRequest(f"{field} is {shown(name)}, but the model has no such adapter{hint}")
@@ -122,7 +122,7 @@ def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest
 
 
 def _attachments(
-    options: pb.PredictOptions, extras: Extras, facts: ServedModel
+    options: pb.PredictOptions, extras: Extras, served: ServedModel
 ) -> Attachments | None:
     """Return the media of the prompt, still encoded; a prompt thread decodes them."""
     given = Attachments(
@@ -136,16 +136,16 @@ def _attachments(
     if given == Attachments():
         return None
     for name in ("Images", "Videos", "Audios"):
-        if getattr(options, name) and not facts.media:
+        if getattr(options, name) and not served.media:
             raise InvalidRequest(
                 f"{named(name)} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(facts.public_name)} accepts only text: send none, or load a"
+                f" {shown(served.public_name)} accepts only text: send none, or load a"
                 " vision-language model",
             )
-    if not facts.media:
+    if not served.media:
         raise InvalidRequest(
             f"{named('Metadata mlx.image_messages')}, mlx.video_messages and mlx.audio_messages"
-            f" are for media, but the loaded model {shown(facts.public_name)} accepts only text:"
+            f" are for media, but the loaded model {shown(served.public_name)} accepts only text:"
             " leave them out",
         )
     others = {
@@ -226,7 +226,7 @@ def _constraint(
 
 
 def _thinking_budget(
-    options: pb.PredictOptions, prompt: Prompt, extras: Extras, facts: ServedModel
+    options: pb.PredictOptions, prompt: Prompt, extras: Extras, served: ServedModel
 ) -> int | None:
     """Return the maximum number of reasoning tokens; None for no limit.
 
@@ -247,19 +247,19 @@ def _thinking_budget(
         variable, effort = arguments.get("thinking_budget"), arguments.get("reasoning_effort")
         if type(variable) is int:
             given = variable
-        elif isinstance(effort, str) and "reasoning_effort" not in facts.template_words:
+        elif isinstance(effort, str) and "reasoning_effort" not in served.template_words:
             given = EFFORT_BUDGETS.get(effort, given)
     return given if given >= 0 else None
 
 
-def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
+def _with_budget_variables(prompt: ChatPrompt, budget: int, served: ServedModel) -> ChatPrompt:
     """Return the prompt with the template variables that express the budget.
 
     With a budget of 0, thinking is disabled: templates then open no reasoning or close it
     immediately.
     """
     arguments = dict(prompt.template_arguments)
-    if "thinking_budget" in facts.template_words:
+    if "thinking_budget" in served.template_words:
         arguments.setdefault("thinking_budget", budget)
     if budget == 0:
         arguments.setdefault("enable_thinking", False)

@@ -70,20 +70,22 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         async with self._loading:
             before = self._engine.loaded
             try:
-                facts = await self._load(request.Model, wanted)
+                served = await self._load(request.Model, wanted)
             finally:
                 if (after := self._engine.loaded) is None:
                     self._last_load.forget()  # the load dropped the old model and failed
                 elif after is not before:
                     self._last_load.remember(request)
-        note(type=facts.model_type, context=facts.context_size)
-        context.set_trailing_metadata(((trailers.CONTEXT_SIZE, str(facts.context_size)),))
-        words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
-        if facts.division:
-            words += f" on {facts.division}"
-        if before is not None and before.epoch == facts.epoch:
-            words = f"requests to {facts.name} may choose the adapters {', '.join(facts.adapters)}"
-            words = words if facts.adapters else f"{facts.name} has no adapters to choose from"
+        note(type=served.model_type, context=served.context_size)
+        context.set_trailing_metadata(((trailers.CONTEXT_SIZE, str(served.context_size)),))
+        words = f"loaded {served.name} ({served.model_type}, context {served.context_size} tokens)"
+        if served.division:
+            words += f" on {served.division}"
+        if before is not None and before.epoch == served.epoch:
+            words = (
+                f"requests to {served.name} may choose the adapters {', '.join(served.adapters)}"
+            )
+            words = words if served.adapters else f"{served.name} has no adapters to choose from"
         return pb.Result(success=True, message=words)
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
@@ -150,11 +152,11 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     def _submit(
         self, options: pb.PredictOptions, *, partial_calls: bool
     ) -> tuple[Generation, Answer]:
-        facts = self._engine.require_text_model("Predict")
-        request = generation_request(options, facts)
+        served = self._engine.require_text_model("Predict")
+        request = generation_request(options, served)
         note(id=request.request_id)
         generation = self._engine.submit(request)
-        return generation, Answer(facts, request, generation, partial_calls=partial_calls)
+        return generation, Answer(served, request, generation, partial_calls=partial_calls)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context
@@ -199,8 +201,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def ModelMetadata(
         self, _: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
-        facts = self._engine.require_model()
-        chat = facts.format_of(tools=True)
+        served = self._engine.require_model()
+        chat = served.format_of(tools=True)
         markers = pb.ToolFormatMarkers()
         if chat.reasoning_markers is not None:
             markers.reasoning_start, markers.reasoning_end = chat.reasoning_markers
@@ -209,9 +211,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             markers.section_start, markers.section_end = chat.tool_call_markers
         return pb.ModelMetadataResponse(
             supports_thinking=chat.thinks,
-            rendered_template=facts.rendered_template,
+            rendered_template=served.rendered_template,
             tool_format=markers,
-            media_marker=facts.media_marker,
+            media_marker=served.media_marker,
         )
 
     async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
@@ -221,9 +223,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return result
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        facts = self._engine.require_text_model("Score")
+        served = self._engine.require_text_model("Score")
         logprobs = await self._engine.score(scores.score_request(request))
-        return scores.response(request, logprobs, facts.token_bytes)
+        return scores.response(request, logprobs, served.token_bytes)
 
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
         switches = text_readings.input_switches(context.invocation_metadata())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from backend.engine.engine_state import EngineMetrics, GuessReport
+from backend.engine.engine_state import DraftReport, EngineMetrics
 from backend.engine.events import Finished
 
 CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
@@ -39,9 +39,9 @@ def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
     """Return the trailers of Status and GetMetrics about drafting, and about experts in files."""
     experts = metrics.experts
     if experts is None:
-        return _of_guessing(metrics.guessing)
+        return _of_drafting(metrics.drafting)
     return (
-        *_of_guessing(metrics.guessing),
+        *_of_drafting(metrics.drafting),
         ("mlx-expert-slots", str(experts.slots)),
         ("mlx-expert-hits", str(experts.hits)),
         ("mlx-expert-misses", str(experts.misses)),
@@ -50,7 +50,7 @@ def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
+def _of_drafting(report: DraftReport | None) -> tuple[tuple[str, str], ...]:
     if report is None:
         return ()
     return (
@@ -58,7 +58,7 @@ def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
         ("mlx-draft-tokens", str(report.proposed)),
         ("mlx-draft-accepted-tokens", str(report.accepted)),
         ("mlx-draft-gain", f"{report.gain:.2f}"),
-        ("mlx-draft-guessers", report.guessers),
+        ("mlx-drafters", report.drafters),
     )
 
 

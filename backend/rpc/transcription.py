@@ -47,29 +47,29 @@ async def transcribe(
     """Yield the text in pieces, and the result at the end. Raises WrongKind, InvalidRequest, …."""
     from backend.engine.media.items import SOUND_RATE
 
-    facts = engine.require_model()
-    if facts.speech is None and AUDIO not in facts.media:
+    served = engine.require_model()
+    if served.speech is None and AUDIO not in served.media:
         raise WrongKind(
-            f"AudioTranscription is not served: the loaded model {shown(facts.public_name)}"
-            f" {facts.kind.words} and accepts no audio; {_SERVED_BY}"
+            f"AudioTranscription is not served: the loaded model {shown(served.public_name)}"
+            f" {served.kind.words} and accepts no audio; {_SERVED_BY}"
         )
-    abilities = facts.speech or SpeechAbilities(translates=True, samples=True)
+    abilities = served.speech or SpeechAbilities(translates=True, samples=True)
     _require_transcribable(request, abilities)
-    if facts.speech and len(request.prompt) > _LONGEST_PROMPT:
+    if served.speech and len(request.prompt) > _LONGEST_PROMPT:
         raise InvalidRequest(
             f"{named('prompt')} has {len(request.prompt)} characters: send at most"
             f" {_LONGEST_PROMPT}"
         )
-    language = _language(request.language, abilities if facts.speech else None)
+    language = _language(request.language, abilities if served.speech else None)
     segments: list[Segment] = []
     text = ""
     async with engine.recording(request.dst) as samples:
         request.ClearField("dst")  # it may be large, and transcribing may take long
-        _require_unchanged(engine, facts)
+        _require_unchanged(engine, served)
         pieces = (
             _by_speech_model(engine, request, language, samples)
-            if facts.speech
-            else _by_prompts(engine, facts, request, language, samples)
+            if served.speech
+            else _by_prompts(engine, served, request, language, samples)
         )
         async with aclosing(pieces):
             async for piece in pieces:
@@ -108,7 +108,7 @@ async def _by_speech_model(
 
 async def _by_prompts(
     engine: Engine,
-    facts: ServedModel,
+    served: ServedModel,
     request: pb.TranscriptRequest,
     language: str,
     samples: np.ndarray,
@@ -129,9 +129,9 @@ async def _by_prompts(
             Tokens=_MOST_TOKENS,
             Metadata={"enable_thinking": "false"},
         )
-        _require_unchanged(engine, facts)
+        _require_unchanged(engine, served)
         text = ""
-        async with aclosing(_answer(engine, facts, options)) as pieces:
+        async with aclosing(_answer(engine, served, options)) as pieces:
             async for piece in pieces:
                 delta = piece if text or not start else f" {piece.lstrip()}"
                 text += delta
@@ -141,20 +141,20 @@ async def _by_prompts(
         )
 
 
-def _require_unchanged(engine: Engine, facts: ServedModel) -> None:
+def _require_unchanged(engine: Engine, served: ServedModel) -> None:
     """Raise Cancelled if another model has been loaded since the request began, or NotLoaded."""
-    if engine.require_model().epoch != facts.epoch:
+    if engine.require_model().epoch != served.epoch:
         raise Cancelled("another model was loaded")
 
 
 async def _answer(
-    engine: Engine, facts: ServedModel, options: pb.PredictOptions
+    engine: Engine, served: ServedModel, options: pb.PredictOptions
 ) -> AsyncGenerator[str, None]:
     """Yield the content of an answer in pieces, without reasoning."""
-    request = generation_request(options, facts)
+    request = generation_request(options, served)
     note(id=request.request_id)
     async with engine.submit(request) as generation:
-        answer = Answer(facts, request, generation, partial_calls=False)
+        answer = Answer(served, request, generation, partial_calls=False)
         async for event in generation:
             match event:
                 case TextDelta():

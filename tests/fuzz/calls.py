@@ -23,7 +23,7 @@ from backend.rpc.last_load import LastLoad
 from backend.rpc.servicer import Servicer
 from tests.common.grammar_walks import byte_tokenizer
 from tests.fuzz.messages import fill
-from tests.rpc.fake_engine import FACTS, FakeEngine
+from tests.rpc.fake_engine import SERVED, FakeEngine
 from wire import backend_pb2_grpc
 
 LIMITS = Limits(context=64, vocabulary=257)
@@ -67,7 +67,7 @@ class _Engine(FakeEngine):
     """Reads all fields of a request, and answers with meaningless numbers."""
 
     def __init__(self, shape_of: Callable[[Piece], tuple[int, ...]]) -> None:
-        super().__init__(FACTS)
+        super().__init__(SERVED)
         self.shape_of = shape_of
 
     def reader(self, asked: type[Asked]) -> Asked:

@@ -40,7 +40,7 @@ from tests.common.grammar_walks import byte_tokenizer
 from tests.fuzz import calls
 from tests.fuzz.kept_trial import KeptTrial
 from tests.fuzz.messages import fill
-from tests.rpc.fake_engine import FACTS
+from tests.rpc.fake_engine import SERVED
 from wire import backend_pb2 as pb
 
 Target = Callable[[bytes], None]
@@ -142,7 +142,7 @@ def sound(given: bytes) -> None:
 
 def predict(given: bytes) -> None:
     with contextlib.suppress(EngineError):
-        generation_request(_filled(pb.PredictOptions(), given), FACTS)
+        generation_request(_filled(pb.PredictOptions(), given), SERVED)
 
 
 def load(given: bytes) -> None:
@@ -153,7 +153,7 @@ def load(given: bytes) -> None:
 def wire(given: bytes) -> None:
     with contextlib.suppress(EngineError, DecodeError):
         require_bounded(pb.PredictOptions, given)
-        generation_request(pb.PredictOptions.FromString(given), FACTS)
+        generation_request(pb.PredictOptions.FromString(given), SERVED)
 
 
 def rpc(given: bytes) -> None:

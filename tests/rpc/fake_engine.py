@@ -16,11 +16,11 @@ from typing import cast
 
 from backend.engine.engine import Asked, Engine
 from backend.engine.engine_state import (
+    DraftReport,
     EngineMetrics,
     EngineState,
     EngineStatus,
     ExpertCounts,
-    GuessReport,
 )
 from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
@@ -36,7 +36,7 @@ from common.chat_format import ChatFormat
 
 CHAT = ChatFormat.named("hermes", "qwen3")
 WRITTEN = [b"%d" % token for token in range(512)]
-FACTS = ServedModel(
+SERVED = ServedModel(
     name="tiny",
     model_type="qwen3",
     context_size=2048,
@@ -109,9 +109,9 @@ class FakeGeneration(Generation):
 class FakeEngine(Engine):
     """One scripted model slot. The threading events are for the test's own thread."""
 
-    def __init__(self, facts: ServedModel | None = FACTS) -> None:
+    def __init__(self, served: ServedModel | None = SERVED) -> None:
         self._heartbeat = Heartbeat.fresh()
-        self.facts = facts
+        self.served = served
         self.script = Script()
         self.fault: Exception | None = None
         self.load_fault: BaseException | None = None
@@ -125,7 +125,7 @@ class FakeEngine(Engine):
         self.state = EngineState.READY
         self.ranks: tuple[str, ...] = ()
         self.stopping = False
-        self.guessing: GuessReport | None = None
+        self.drafting: DraftReport | None = None
         self.experts: ExpertCounts | None = None
 
     def start(self, before_load: Callable[[], None] = lambda: None) -> None: ...
@@ -136,12 +136,12 @@ class FakeEngine(Engine):
 
     @property
     def loaded(self) -> ServedModel | None:
-        return self.facts
+        return self.served
 
     def require_model(self) -> ServedModel:
-        if self.facts is None:
+        if self.served is None:
             raise NotLoaded
-        return self.facts
+        return self.served
 
     def reader(self, asked: type[Asked]) -> Asked:
         self.require_model()
@@ -151,17 +151,17 @@ class FakeEngine(Engine):
         self.loads.append(request)
         if self.load_fault:
             raise self.load_fault
-        self.facts = replace(FACTS, epoch=FACTS.epoch + len(self.loads))
+        self.served = replace(SERVED, epoch=SERVED.epoch + len(self.loads))
         if self.hold_load:
             self.holding.set()
             try:
                 await asyncio.Event().wait()
             finally:
                 self.left.set()
-        return self.facts
+        return self.served
 
     async def free(self) -> bool:
-        had, self.facts = self.facts is not None, None
+        had, self.served = self.served is not None, None
         return had
 
     def refuse_when_full(self) -> None:
@@ -186,7 +186,7 @@ class FakeEngine(Engine):
         return EngineStatus(self.state, 300, {"weights": 200, "cache": 100}, self.ranks)
 
     def metrics(self) -> EngineMetrics:
-        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.guessing, self.experts)
+        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.drafting, self.experts)
 
     async def stop(self, grace: float) -> None:
         self.stopping = True

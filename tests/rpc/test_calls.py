@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from backend.engine.engine_state import EngineState, ExpertCounts, GuessReport
+from backend.engine.engine_state import DraftReport, EngineState, ExpertCounts
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
@@ -186,7 +186,7 @@ def test_free_succeeds_with_and_without_a_model(stub: BackendStub) -> None:
 def test_without_a_model_that_is_reported_before_any_other_error(
     stub: BackendStub, engine: FakeEngine, method: str, request_: object
 ) -> None:
-    engine.facts = None
+    engine.served = None
     failure = failure_of(lambda: getattr(stub, method)(request_))
     assert failure.code is grpc.StatusCode.FAILED_PRECONDITION
     assert "model not loaded" in failure.sentence
@@ -239,13 +239,13 @@ def test_metrics_report_drafting(
         return {key: value for key, value in call.trailing_metadata() if "draft" in key}
 
     assert shown() == {}
-    engine.guessing = GuessReport(4, 20, 15, 1.5, "prompt lookup, draft model")
+    engine.drafting = DraftReport(4, 20, 15, 1.5, "prompt lookup, draft model")
     assert shown() == {
         "mlx-draft-width": "4",
         "mlx-draft-tokens": "20",
         "mlx-draft-accepted-tokens": "15",
         "mlx-draft-gain": "1.50",
-        "mlx-draft-guessers": "prompt lookup, draft model",
+        "mlx-drafters": "prompt lookup, draft model",
     }
 
 
@@ -297,7 +297,7 @@ def test_methods_that_the_loaded_model_does_not_support_say_so(
     failure = failure_of(lambda: getattr(stub, method)(request_))
     assert failure.code is grpc.StatusCode.UNIMPLEMENTED
     assert failure.sentence.startswith(f"{method} is not served")
-    engine.facts = None
+    engine.served = None
     failure = failure_of(lambda: getattr(stub, method)(request_))
     assert failure.code is grpc.StatusCode.FAILED_PRECONDITION
 

@@ -15,7 +15,7 @@ from backend.rpc.request_metadata import KEYS
 from backend.rpc.requests import generation_request
 from backend.rpc.statuses import status_of
 from common.field_table import FieldTable
-from tests.rpc.fake_engine import FACTS
+from tests.rpc.fake_engine import SERVED
 from wire import backend_pb2 as pb
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "fields.md"
@@ -46,5 +46,5 @@ def test_the_document_holds_the_tables() -> None:
 
 def test_the_examples_message_is_that_of_the_code() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        generation_request(pb.PredictOptions(Prompt="The sea is", Temperature=-1), FACTS)
+        generation_request(pb.PredictOptions(Prompt="The sea is", Temperature=-1), SERVED)
     assert f"  Message: {status_of(refused.value).sentence}\n" in DOCUMENT.read_text("utf-8")

@@ -16,7 +16,7 @@ from backend.engine.served_model import ServedModel
 from backend.rpc.identity import Identity
 from backend.rpc.last_load import FILE, LastLoad
 from backend.rpc.servicer import Servicer
-from tests.rpc.fake_engine import FACTS, FakeEngine
+from tests.rpc.fake_engine import SERVED, FakeEngine
 from tests.tasks import begun
 from wire import backend_pb2 as pb
 
@@ -27,30 +27,30 @@ CONTEXT: Any = SimpleNamespace(set_trailing_metadata=lambda _: None)
 class DroppingEngine(FakeEngine):
     """An engine whose loads first drop the current model, as they do with ranks.
 
-    served: what is served when the load fails; "current" if it is refused before that.
+    still_served: what is served when the load fails; "current" if it is refused before that.
     """
 
-    served: ServedModel | Literal["current"] | None = "current"
+    still_served: ServedModel | Literal["current"] | None = "current"
 
     async def load(self, request: LoadRequest) -> ServedModel:
         if self.load_fault is None:
             return await super().load(request)
-        if self.served != "current":
-            self.facts = self.served
+        if self.still_served != "current":
+            self.served = self.still_served
         raise self.load_fault
 
 
 @pytest.mark.parametrize(
-    ("fault", "served", "remembered"),
+    ("fault", "still_served", "remembered"),
     [
         (ModelRejected("its disk is on fire"), None, None),
         (ModelRejected("its options are wrong"), "current", "first"),
-        (asyncio.CancelledError(), replace(FACTS), "second"),  # just before the end
+        (asyncio.CancelledError(), replace(SERVED), "second"),  # just before the end
     ],
 )
 def test_ranks_load_again_what_was_served(
     fault: BaseException,
-    served: ServedModel | Literal["current"] | None,
+    still_served: ServedModel | Literal["current"] | None,
     remembered: str | None,
     tmp_path: Path,
 ) -> None:
@@ -62,7 +62,7 @@ def test_ranks_load_again_what_was_served(
         await servicer.LoadModel(pb.ModelOptions(Model=model), CONTEXT)
 
     asyncio.run(load("first"))
-    engine.served, engine.load_fault = served, fault
+    engine.still_served, engine.load_fault = still_served, fault
     with pytest.raises(type(fault)):
         asyncio.run(load("second"))
     request = last_load.request()

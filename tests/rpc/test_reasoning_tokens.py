@@ -15,7 +15,7 @@ from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt
 from backend.rpc.answer import Answer
 from common.chat_events import ChatEvent, ChatMessage, message_of
-from tests.rpc.fake_engine import FACTS
+from tests.rpc.fake_engine import SERVED
 
 ASKED = ChatPrompt(({"role": "user", "content": "How deep is it?"},))
 
@@ -27,7 +27,7 @@ def _read(
 
     async def read() -> tuple[int, ChatMessage]:
         generation = Generation(lambda: None)
-        answer = Answer(FACTS, GenerationRequest("depth", prompt), generation, partial_calls=False)
+        answer = Answer(SERVED, GenerationRequest("depth", prompt), generation, partial_calls=False)
         written = list(enumerate(texts, 1))
         paces = itertools.chain(behind, itertools.repeat(1))
         arriving = aiter(generation)

@@ -17,7 +17,7 @@ from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.request_metadata import RESERVED, template_arguments
 from backend.rpc.requests import generation_request
 from common.field_names import written
-from tests.rpc.fake_engine import FACTS
+from tests.rpc.fake_engine import SERVED
 from tests.rpc.recorder import Recorder
 from tests.rpc.requests_of_hosts import predict_options
 from wire import backend_pb2 as pb
@@ -29,7 +29,7 @@ CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
 def request_of(options: pb.PredictOptions) -> GenerationRequest:
-    return generation_request(options, FACTS)
+    return generation_request(options, SERVED)
 
 
 def refusal(**changes: Any) -> str:
@@ -88,10 +88,10 @@ def test_a_large_number_is_shown_as_it_was_sent() -> None:
 
 
 def test_a_message_shows_no_path_of_the_server() -> None:
-    served = replace(FACTS, name="/srv/models/tiny-text")
+    served = replace(SERVED, name="/srv/models/tiny-text")
     with pytest.raises(InvalidRequest, match="the loaded model 'tiny-text' accepts only text"):
         generation_request(predict_options(Images=["aGk="]), served)
-    assert replace(FACTS, name="owner/tiny").public_name == "owner/tiny"
+    assert replace(SERVED, name="owner/tiny").public_name == "owner/tiny"
 
 
 @pytest.mark.parametrize(
@@ -309,29 +309,29 @@ def test_metadata_overrides_the_models_defaults() -> None:
     options.Metadata.update({"mlx.presence_window": "20", "mlx.frequency_window": "30"})
     options.Metadata["mlx.stop_token_ids"] = "[2, 7]"
     defaults = Extras(min_tokens=1, xtc_probability=0.1, xtc_threshold=0.3)
-    request = generation_request(options, replace(FACTS, defaults=defaults))
+    request = generation_request(options, replace(SERVED, defaults=defaults))
     assert request.min_tokens == 7
     assert request.stop_tokens == {2, 7}
     assert request.sampling.xtc_probability == 0.5
     assert request.sampling.xtc_threshold == 0.2
     assert (request.sampling.presence_window, request.sampling.frequency_window) == (20, 30)
-    request = generation_request(predict_options(), replace(FACTS, defaults=defaults))
+    request = generation_request(predict_options(), replace(SERVED, defaults=defaults))
     assert (request.min_tokens, request.sampling.xtc_probability) == (1, 0.1)
 
 
 def test_the_models_least_tokens_give_way_to_the_limit_of_an_answer() -> None:
     """A request did not send them, so they cannot be what is wrong with it."""
-    facts = replace(FACTS, defaults=Extras(min_tokens=100))
-    assert generation_request(predict_options(Tokens=10), facts).min_tokens == 10
-    assert generation_request(predict_options(Tokens=0), facts).min_tokens == 100
-    short = replace(facts, default_max_tokens=20)
+    served = replace(SERVED, defaults=Extras(min_tokens=100))
+    assert generation_request(predict_options(Tokens=10), served).min_tokens == 10
+    assert generation_request(predict_options(Tokens=0), served).min_tokens == 100
+    short = replace(served, default_max_tokens=20)
     assert generation_request(predict_options(Tokens=0), short).min_tokens == 20
     options = predict_options(Tokens=0, Metadata={"mlx.min_tokens": "30"})
     with pytest.raises(InvalidRequest, match="is 30, but the model's max_tokens is 20"):
         generation_request(options, short)
     options.Tokens = 20
     with pytest.raises(InvalidRequest) as refused:
-        generation_request(options, facts)
+        generation_request(options, served)
     assert refused.value.fields == ("Metadata mlx.min_tokens", "Tokens")
     assert written(refused.value.message, str.upper).count("TOKENS is 20") == 1
 
@@ -509,24 +509,24 @@ def test_thinking_is_true_or_false(value: str) -> None:
 def test_thinking_budget(
     metadata: dict[str, str], words: tuple[str, ...], budget: int | None
 ) -> None:
-    facts = replace(FACTS, template_words=frozenset(words))
-    request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), facts)
+    served = replace(SERVED, template_words=frozenset(words))
+    request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), served)
     assert request.thinking_budget == budget
-    default = replace(facts, defaults=Extras(thinking_budget=3))
+    default = replace(served, defaults=Extras(thinking_budget=3))
     request = generation_request(predict_options(Messages=[HELLO], Metadata=metadata), default)
     silent = "mlx.thinking_budget" not in metadata and budget is None
     assert request.thinking_budget == (3 if silent and "max" not in str(metadata) else budget)
 
 
 def test_a_template_gets_the_budget_under_its_own_argument_name() -> None:
-    facts = replace(FACTS, template_words=frozenset({"thinking_budget"}))
+    served = replace(SERVED, template_words=frozenset({"thinking_budget"}))
     for most, variables in (("0", {"enable_thinking": False}), ("7", {})):
         options = predict_options(Messages=[HELLO], Metadata={"mlx.thinking_budget": most})
-        prompt = generation_request(options, facts).prompt
+        prompt = generation_request(options, served).prompt
         assert isinstance(prompt, ChatPrompt)
         assert prompt.template_arguments == {"thinking_budget": int(most), **variables}
         options.Metadata["enable_thinking"] = "true"
-        prompt = generation_request(options, FACTS).prompt
+        prompt = generation_request(options, SERVED).prompt
         assert isinstance(prompt, ChatPrompt)
         assert prompt.template_arguments == {"enable_thinking": True}
 
@@ -587,15 +587,15 @@ def test_other_grammars_replace_the_tool_constraint() -> None:
 
 
 def test_a_request_chooses_an_adapter_that_the_model_has() -> None:
-    facts = replace(FACTS, adapters={"sql": 1, "french": 2})
+    served = replace(SERVED, adapters={"sql": 1, "french": 2})
     options = predict_options(Metadata={"mlx.adapter": "sql"})
-    assert generation_request(options, facts).adapter == "sql"
-    assert generation_request(predict_options(), facts).adapter == ""
+    assert generation_request(options, served).adapter == "sql"
+    assert generation_request(predict_options(), served).adapter == ""
     unknown = predict_options(Metadata={"mlx.adapter": "sqll"})
     with pytest.raises(InvalidRequest, match=r"mlx.adapter is 'sqll'.*did you mean 'sql'"):
-        generation_request(unknown, facts)
+        generation_request(unknown, served)
     with pytest.raises(InvalidRequest, match="the model has none, because its option adapters"):
-        generation_request(options, FACTS)
+        generation_request(options, SERVED)
     stored = predict_options(Metadata={"mlx.adapter": "sql"}, PromptCachePath="/tmp/a")
     with pytest.raises(InvalidRequest, match="PromptCachePath are both given"):
-        generation_request(stored, facts)
+        generation_request(stored, served)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backend.engine.engine_state import GuessReport
+from backend.engine.engine_state import DraftReport
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with draft tokens feeds to a sequence for the second time
@@ -77,7 +77,7 @@ class GuessWidth:
         self._resting: Mapping[int, _Mean] | None = None
         self._rested = (0, 0)  # number of sequences, and the unreported steps that are left
         self._refresh = _FIRST_REFRESH
-        self.report = GuessReport()
+        self.report = DraftReport()
 
     def skips_guesses(self, rows: int) -> bool:
         """Return whether the next step of `rows` sequences is plain and need not be reported.
@@ -120,7 +120,7 @@ class GuessWidth:
             self._plain += 1
         was, gain = self.report, self._gain(known, width)
         if (width, gain) != (was.width, was.gain):
-            self.report = GuessReport(width, was.proposed, was.accepted, gain)
+            self.report = DraftReport(width, was.proposed, was.accepted, gain)
         return width
 
     def learn(
@@ -174,7 +174,7 @@ class GuessWidth:
             # a test continues as long as all draft tokens are accepted
             self._trial = width, max(self._trial[1], 1)
         was = self.report
-        self.report = GuessReport(
+        self.report = DraftReport(
             was.width, was.proposed + proposed, was.accepted + sum(right), was.gain
         )
 

@@ -177,7 +177,7 @@ async def test_answers_with_adapters_and_files_are_those_without_guesses(
                 reused += one is not None and one.cached_tokens > 0
         while (await engine.status()).breakdown["draft_kv_cache"]:
             pass
-        guessing = engine.metrics().guessing
+        guessing = engine.metrics().drafting
         assert guessing is not None
         assert guessing.proposed > 20 * COURSES
         await engine.stop(10)

@@ -128,7 +128,7 @@ async def test_a_model_with_a_window_or_a_state_can_undo_guesses(
     engine.start()
     try:
         await engine.load(_load(model_file=str(model), settings={"prompt_lookup": True}))
-        assert engine.metrics().guessing is not None
+        assert engine.metrics().drafting is not None
     finally:
         await engine.stop(10)
 

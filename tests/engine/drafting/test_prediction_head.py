@@ -24,7 +24,7 @@ from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.head_weights import HeadError
 from backend.engine.drafting.state_guesser import HeadGuesser
 from backend.engine.engine import Engine
-from backend.engine.engine_state import GuessReport
+from backend.engine.engine_state import DraftReport
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.speculation import Speculation
@@ -188,7 +188,7 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
 async def answers_of(checkpoint: Path, **settings: Any) -> tuple[str, float]:
     """What a loaded model says, and the share of its guesses that were right."""
     async with seeing(checkpoint, **settings) as engine:
-        guessing = engine.metrics().guessing
+        guessing = engine.metrics().drafting
         return str((await engine.status()).breakdown["weights"]), (
             guessing.accepted / max(guessing.proposed, 1) if guessing else -1
         )
@@ -232,7 +232,7 @@ async def test_the_head_of_a_published_model_guesses_right(
         # The last step's guesses are counted in the one after it, in which all rows leave.
         while (await engine.status()).breakdown["draft_kv_cache"]:
             pass
-        guessing = engine.metrics().guessing
+        guessing = engine.metrics().drafting
     assert [one.tokens for one in answers] == [one.tokens for one in plain]
     whole = [
         [*cast(TokenPrompt, request.prompt).tokens, *answer.tokens]
@@ -256,7 +256,7 @@ async def test_a_load_reads_the_head_and_counts_its_weights(trained: Checkpoint)
 
 async def answers(
     path: Path, draft_model: str = "", **settings: Any
-) -> tuple[list[tuple[int, ...]], GuessReport | None]:
+) -> tuple[list[tuple[int, ...]], DraftReport | None]:
     """The tokens of requests of which some run together, and what drafting did."""
     requests = some_requests()
     engine = Engine()
@@ -268,7 +268,7 @@ async def answers(
         found += [await answer_to(engine, request) for request in requests[6:]]
         while (await engine.status()).breakdown.get("draft_kv_cache"):
             pass
-        return [outcome.tokens for outcome in found], engine.metrics().guessing
+        return [outcome.tokens for outcome in found], engine.metrics().drafting
     finally:
         await engine.stop(10)
 
@@ -289,7 +289,7 @@ async def test_a_head_that_mlx_vlm_has_split_from_its_model_guesses_right(
     found, report = await answers(model, str(head) if place == "named" else "")
     assert found == plain
     assert report is not None
-    assert report.guessers == "prediction head"
+    assert report.drafters == "prediction head"
     assert report.accepted > 0.7 * report.proposed > 40
 
 

@@ -113,7 +113,7 @@ async def test_a_drafter_guesses_right_and_changes_nothing(
     # The last step's guesses are counted in the one after it, in which all rows leave.
     while (await engine.status()).breakdown["draft_kv_cache"]:
         pass
-    guessing = engine.metrics().guessing
+    guessing = engine.metrics().drafting
     await engine.stop(10)
     assert [one.tokens for one in answers] == [one.tokens for one in plain]
     whole = [
@@ -123,7 +123,7 @@ async def test_a_drafter_guesses_right_and_changes_nothing(
     assert guessing is not None
     assert [guessing.proposed, guessing.accepted] == noted.counted(whole)
     assert guessing.accepted > 0.6 * guessing.proposed > 60
-    assert guessing.guessers == ("DFlash" if form == "dflash" else "EAGLE-3")
+    assert guessing.drafters == ("DFlash" if form == "dflash" else "EAGLE-3")
 
 
 def _drafting(drafter: Path, model: Path) -> tuple[Any, Drafting]:
