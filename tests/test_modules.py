@@ -105,7 +105,7 @@ COVERED = {
     "gateway/supervisor/test_supervisor.py": "gateway/supervisor/backend",
     "gateway/supervisor/test_supervisor_warden.py": "gateway/supervisor/warden_process",
     "gateway/test_errors_bodies.py": "gateway/openai/base gateway/tagged",
-    "gateway/test_errors_table.py": "gateway/anthropic/errors gateway/calls",
+    "gateway/test_errors_table.py": "gateway/calls",
     "gateway/test_logs.py": "gateway/access gateway/logs",
     "gateway/test_metrics.py": "gateway/model_metrics",
     "gateway/test_safety_doors.py": "gateway/auth gateway/origins",

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway import exchange
 from gateway.anthropic.request import MessagesRequest
 from gateway.blocks import Block, Blocks, Step
+from gateway.errors import ApiError
 from gateway.generation import Done, Event, Progress, Usage
 from gateway.openai.anthropic_parts import SEAL
+from gateway.refusals import TEXT, ErrorForm, schema_of
 
 Json = dict[str, Any]
 # For each kind of block: the name of its type, of its deltas, and of their field.
@@ -26,6 +28,17 @@ _KINDS = {
     "call": ("tool_use", "input_json_delta", "partial_json"),
 }
 _LATE = 60.0  # seconds
+# By HTTP status (API reference, "Errors").
+_ERRORS: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class MessageAnswer:
@@ -159,3 +172,22 @@ def _usage(used: Usage) -> Json:
         "service_tier": "standard",
         "inference_geo": None,
     }
+
+
+def _error_type(status: int) -> str:
+    """Return Anthropic's error type for an HTTP status."""
+    return _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Return the error object; the message begins with the field at fault."""
+    described = {"type": _error_type(error.status), "message": error.sentence}
+    request_id = exchange.current().request_id
+    return {"type": "error", "error": described, "request_id": request_id}
+
+
+ERRORS = ErrorForm(
+    "AnthropicError",
+    schema_of(type={"const": "error"}, error=schema_of(type=TEXT, message=TEXT), request_id=TEXT),
+    error_body,
+)

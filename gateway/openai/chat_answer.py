@@ -1,15 +1,15 @@
-"""The options of a chat answer, and the answer in one piece: `chat.completion`."""
+"""Answers of `/chat/completions`, in one piece and as a stream: `chat.completion` objects."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from gateway.blocks import Block, Blocks, consume
-from gateway.generation import Event, Piece
+from gateway.blocks import Block, Blocks, Step, consume
+from gateway.generation import Done, Event, Piece
+from gateway.openai.answer_stream import AnswerStream
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.envelope import usage_of
+from gateway.openai.envelope import Json, usage_of
 from gateway.openai.tools import CustomTool
 from gateway.openai.tools_to_wire import is_legacy
 
@@ -58,20 +58,17 @@ def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
     return reason
 
 
-def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def chat_logprobs(entries: Iterable[Json]) -> Json:
     """Return the backend's log-probabilities in OpenAI's form, which has no token ids."""
     return {"content": [token_logprob(entry) for entry in entries], "refusal": None}
 
 
-def token_logprob(entry: dict[str, Any]) -> dict[str, Any]:
+def token_logprob(entry: Json) -> Json:
     """Return one log-probability in OpenAI's form."""
     names = ("token", "bytes", "logprob")
     others = entry.get("top_logprobs") or ()
     top = [{name: other[name] for name in names} for other in others]
     return {**{name: entry[name] for name in names}, "top_logprobs": top}
-
-
-Json = dict[str, Any]
 
 
 async def chat_completion(
@@ -128,3 +125,65 @@ def called(block: Block, text: str, *, first: bool = True) -> Json:
     """Return the function or the custom tool of a call."""
     named = {"name": block.call.name} if first else {}
     return named | {"input" if block.custom else "arguments": text}
+
+
+def chat_stream(head: Json, form: ChatForm) -> AnswerStream:
+    choices = [_Streamed(index, form) for index in range(form.choices)]
+    return AnswerStream(
+        head, choices, usage=form.usage, progress=form.progress, per_prompt=form.choices
+    )
+
+
+class _Streamed:
+    """One answer of the stream: a chunk with the role, deltas, a chunk with the finish reason."""
+
+    def __init__(self, index: int, form: ChatForm) -> None:
+        self._index = index
+        self._form = form
+        self._begun = False
+        self._blocks = Blocks(form.custom)
+        self._logprobs: list[Json] = []
+
+    def begin(self) -> list[Json]:
+        """Return the item for the first chunk; empty if it has been sent."""
+        if self._begun:
+            return []
+        self._begun = True
+        return [self.nothing({"role": "assistant", "content": ""})]
+
+    def nothing(self, delta: Json | None = None) -> Json:
+        """Return an item that adds nothing to the answer."""
+        return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
+
+    def chunks(self, event: Piece | Done) -> Iterator[Json]:
+        if isinstance(event, Piece):
+            self._logprobs.extend(event.logprobs)
+        for step in self._blocks.take(event):
+            if delta := self._delta(step):
+                yield self._choice(delta, None)
+        if isinstance(event, Done):
+            reason = finish_reason(
+                event.finish_reason, called=bool(self._blocks.calls), legacy=self._form.legacy
+            )
+            yield self._choice({}, reason)
+
+    def _choice(self, delta: Json, reason: str | None) -> Json:
+        logprobs = None
+        if self._form.logprobs and self._logprobs:
+            logprobs = chat_logprobs(self._logprobs)
+            self._logprobs = []
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _delta(self, step: Step) -> Json:
+        """Return what a step adds; empty if nothing."""
+        block, first = step.block, step.verb == "begin"
+        if step.verb == "end" and not step.text:
+            return {}
+        if block.kind != "call":
+            shown = block.kind == "text" or self._form.reasoning
+            name = "content" if block.kind == "text" else "reasoning_content"
+            return {name: step.text} if shown else {}
+        if self._form.legacy:
+            return {"function_call": called(block, step.text, first=first)}
+        call = {"index": block.call.index, **({"id": block.call.id} if first else {})}
+        return {"tool_calls": [call | typed(block, step.text, first=first)]}

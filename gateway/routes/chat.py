@@ -12,9 +12,8 @@ from pydantic_core import to_json
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.answering import events_of
-from gateway.openai.chat_answer import chat_completion, form_of
+from gateway.openai.chat_answer import chat_completion, chat_stream, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_stream import chat_stream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
 from gateway.openapi import streamed

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway import sse
-from gateway.anthropic import errors
-from gateway.anthropic.answer import MessageAnswer
+from gateway.anthropic.answer import ERRORS, MessageAnswer, error_body
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
@@ -19,7 +18,7 @@ from gateway.openapi import streamed
 from gateway.refusals import FORMS
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
-FORMS["messages"] = errors.ERRORS
+FORMS["messages"] = ERRORS
 _ANSWER = streamed("Anthropic's message.", "Anthropic's events.")
 
 
@@ -37,7 +36,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
             lambda event: sse.written(reply.take(event)),
             gateway.settings,
             lambda: sse.written(reply.beat()),
-            errors.event,
+            lambda error: sse.written([error_body(error)]),
         )
     async with aclosing(events):
         async for event in events:

@@ -8,8 +8,7 @@ from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.openai.answer_stream import AnswerStream
-from gateway.openai.chat_answer import ChatForm
-from gateway.openai.chat_stream import chat_stream
+from gateway.openai.chat_answer import ChatForm, chat_stream
 
 ENDED = Done("stop", Usage(prompt_tokens=5, completion_tokens=1))
 

@@ -24,9 +24,8 @@ from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import other_fields
-from gateway.openai.chat_answer import chat_completion, form_of
+from gateway.openai.chat_answer import chat_completion, chat_stream, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_stream import chat_stream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
