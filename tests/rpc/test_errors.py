@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import grpc
@@ -180,6 +181,25 @@ def test_the_same_words_of_another_error_are_not_mixed_up() -> None:
     wanted = IdentityMismatch("a", "b")
     for error, kept in ((wanted, True), (errors.InvalidRequest(str(wanted)), False)) * 2:
         assert ("model identity mismatch" in status_of(error).sentence) is kept
+
+
+@pytest.mark.parametrize(
+    ("fault", "refusal"),
+    [
+        (OSError(errno.EMFILE, "too many"), errors.REFUSED),
+        (OSError(errno.ENOSPC, "full"), errors.REFUSED),
+        (OSError(errno.EFBIG, "too large"), errors.FILES_TOO_SMALL),
+        (RuntimeError("can't start new thread"), errors.REFUSED),
+        (MemoryError(), errors.REFUSED),
+        (OSError(errno.ENOENT, "no file"), None),
+        (RuntimeError("another"), None),
+    ],
+)
+def test_only_what_the_system_lacks_is_a_refusal_by_it(
+    fault: Exception, refusal: str | None
+) -> None:
+    found = errors.refused_by_system(fault)
+    assert (found and str(found)) == refusal
 
 
 @pytest.mark.parametrize("method", ["Predict", "PredictStream", "Health"])

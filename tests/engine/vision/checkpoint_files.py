@@ -33,6 +33,32 @@ TEXT = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+}
+"""Attention of DeepSeek's kind, which stores latent vectors."""
+EXPERTS = {
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+MOONVIT = {
+    "model_type": "moonvit",
+    "depth": 2,
+    "embed_dim": 32,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "init_pos_emb_height": 8,
+    "init_pos_emb_width": 8,
+}
 QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 

@@ -25,6 +25,9 @@ from tests.engine.vision import (
     recent_families,
 )
 from tests.engine.vision.checkpoint_files import (
+    EXPERTS,
+    LATENT,
+    MOONVIT,
     PIXELS,
     SIGLIP,
     TEXT,
@@ -339,21 +342,7 @@ def write_mistral4(path: Path) -> None:
     """Ministral 3 with latent attention and experts."""
     write_ministral3(path)
     config = read(path, "config.json")
-    config["text_config"] |= {
-        "model_type": "mistral4",
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "qk_head_dim": 32,
-        "v_head_dim": 32,
-        "num_key_value_heads": 4,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "first_k_dense_replace": 1,
-    }
+    config["text_config"] |= LATENT | EXPERTS | {"model_type": "mistral4", "qk_head_dim": 32}
     write(path, "config.json", config)
 
 
@@ -533,32 +522,13 @@ def write_kimi_vl(path: Path) -> None:
     write_config(path, ids, {
         "model_type": "kimi_vl",
         "media_placeholder_token_id": ids["<|media_pad|>"],
-        "text_config": TEXT | {
+        "text_config": TEXT | LATENT | EXPERTS | {
             "model_type": "deepseek_v3",
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 64,
-            "n_shared_experts": 1,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
             "n_group": 1,
             "topk_group": 1,
-            "first_k_dense_replace": 1,
             "q_lora_rank": None,
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 32,
         },
-        "vision_config": {
-            "model_type": "moonvit",
-            "depth": 2,
-            "embed_dim": 32,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "intermediate_size": 64,
-            "init_pos_emb_height": 8,
-            "init_pos_emb_width": 8,
-        },
+        "vision_config": MOONVIT,
     })  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.architectures.shapes import configuration
 from tests.architectures.vlm_shapes import text_arguments
 from tests.engine.vision.checkpoint_files import (
+    EXPERTS,
+    LATENT,
     PIXELS,
     SIGLIP,
     TEXT,
@@ -569,24 +571,9 @@ def write_mistral_large3(path: Path) -> None:
     ids = {token["content"]: token["id"] for token in read(path, "tokenizer.json")["added_tokens"]}
     size = max(ids.values()) + 1
     config["image_token_id"] = ids["[IMG]"]
-    config["text_config"] = (
-        TEXT
-        | _ROPE
-        | {
-            "model_type": "mistral_large3",
-            "vocab_size": size,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 64,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 32,
-        }
-    )
+    kind = {"model_type": "mistral_large3", "vocab_size": size}
+    config["text_config"] = TEXT | LATENT | EXPERTS | _ROPE | kind
+    del config["text_config"]["n_shared_experts"]
     write(path, "config.json", config)
 
 

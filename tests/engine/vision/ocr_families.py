@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.vision.checkpoint_files import TEXT, add_tokens, begin_with, write, write_config
+from tests.engine.vision.checkpoint_files import (
+    EXPERTS,
+    LATENT,
+    TEXT,
+    add_tokens,
+    begin_with,
+    write,
+    write_config,
+)
 
 _WIDTH = 1024  # between the towers, in mlx-vlm's code
 
@@ -40,20 +48,10 @@ def write_deepseek_vl_v2(path: Path) -> None:
         "model_type": "deepseek_vl_v2",
         "image_token_index": ids["<image>"],
         "pad_id": 0,
-        "language_config": TEXT | {
+        "language_config": TEXT | LATENT | EXPERTS | {
             "model_type": "deepseek_v2",
             "vocab_size": size,
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 64,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "first_k_dense_replace": 1,
-            "kv_lora_rank": 32,
             "q_lora_rank": None,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 32,
         },
         "vision_config": {
             "model_type": "vision",
@@ -87,21 +85,20 @@ def _write(path: Path, family: str, other: dict[str, int]) -> None:
     ids = add_tokens(path, [*marks, "<|grounding|>", "<|User|>", "<|Assistant|>"], "<image>\n")
     (path / "preprocessor_config.json").unlink()
     size = max(ids.values()) + 1
-    text = TEXT | {
-        "model_type": "deepseek_v2",
-        "vocab_size": size,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 64,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": None,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 0,
-        "qk_nope_head_dim": 0,
-        "v_head_dim": 0,
-    }
+    text = (
+        TEXT
+        | EXPERTS
+        | {
+            "model_type": "deepseek_v2",
+            "vocab_size": size,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": None,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 0,
+            "qk_nope_head_dim": 0,
+            "v_head_dim": 0,
+        }
+    )
     write_config(path, ids, {
         "model_type": family,
         "image_token_index": ids["<image>"],

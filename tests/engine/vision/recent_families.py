@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from tests.engine.vision.checkpoint_files import (
+    EXPERTS,
+    LATENT,
+    MOONVIT,
     PIXELS,
     QWEN_MARKER,
     SIGLIP,
@@ -177,32 +180,12 @@ def write_kimi_k25(path: Path) -> None:
     write_config(path, ids, {
         "model_type": "kimi_k25",
         "media_placeholder_token_id": ids["<|media_pad|>"],
-        "text_config": TEXT | _ROPE | {
+        "text_config": TEXT | LATENT | EXPERTS | _ROPE | {
             "model_type": "kimi_k2",
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 64,
-            "n_shared_experts": 1,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
             "n_group": 1,
             "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 32,
         },
-        "vision_config": {
-            "model_type": "moonvit",
-            "depth": 2,
-            "embed_dim": 32,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "intermediate_size": 64,
-            "init_pos_emb_height": 8,
-            "init_pos_emb_width": 8,
-        },
+        "vision_config": MOONVIT,
     })  # fmt: skip
     write(path, "preprocessor_config.json", {
         "processor_class": "KimiK25Processor",
@@ -368,15 +351,9 @@ def write_youtu_vl(path: Path) -> None:
     """Latent attention, with the text's configuration on the top level; no processor."""
     config = read(path, "config.json")
     ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
-    write(path, "config.json", TEXT | _ROPE | ids | {
+    write(path, "config.json", TEXT | LATENT | _ROPE | ids | {
         "model_type": "youtu_vl",
         "vocab_size": config["text_config"]["vocab_size"],
-        "num_key_value_heads": 4,
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 32,
         "eos_token_id": 2,
         "vision_config": {
             "model_type": "siglip2_vision_model",

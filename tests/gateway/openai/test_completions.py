@@ -31,6 +31,7 @@ def test_a_prompt_of_tokens_equals_its_text(gateway: GatewayProcess) -> None:
     tokens = complete(gateway, prompt=COUNT_TOKENS)
     assert tokens["choices"] == text["choices"]
     assert tokens["usage"]["prompt_tokens"] == len(COUNT_TOKENS)
+    assert complete(gateway, prompt=[0, 1])["usage"]["prompt_tokens"] == 2  # 0 is one too
     both = complete(gateway, prompt=[COUNT_TOKENS, [VOCABULARY["1"]]], max_tokens=4)
     assert both["choices"][0]["text"] == text["choices"][0]["text"][:4]
     mixed = complete(gateway, prompt=[COUNT_TOKENS, COUNT])["choices"]
