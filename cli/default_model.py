@@ -6,6 +6,7 @@ directory stays in the cache.
 """
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from common.cache_folder import cache_folder
@@ -23,6 +25,8 @@ LOCK = Path(__file__).resolve().parent.parent / "requirements" / "default-model.
 # Part of the directory's name, so that the result of an older converter is replaced.
 CONVERSION = "1"
 CONVERSION_FILE = ".conversion"
+# At the usual temperature of 1, and even at 0.2, a model of this size often writes nonsense.
+SAMPLING = {"do_sample": False}
 
 
 class ModelUnavailable(Exception):
@@ -60,7 +64,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
     """
     target = location()
     if is_ready(target):
-        return target
+        return _with_sampling(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=target.parent) as scratch:
@@ -72,7 +76,19 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
             "(MLX_BACKEND_CACHE names another folder; about 600 MB are needed)"
         ) from error
     report(f"model: {target} is ready")
-    return target
+    return _with_sampling(target)
+
+
+def _with_sampling(model: Path) -> Path:
+    """Add its sampling to a model, which an older version may have converted."""
+    file = model / "generation_config.json"
+    with suppress(OSError):
+        found = json.loads(file.read_bytes())
+        if found | SAMPLING != found:
+            fresh = file.with_suffix(".new")
+            fresh.write_text(json.dumps(found | SAMPLING, indent=2))
+            fresh.replace(file)
+    return model
 
 
 def build(scratch: Path, report: Callable[[str], None]) -> Path:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from cli import default_model, gguf_to_mlx
+from cli import default_model, gguf_to_mlx, local_models
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,11 @@ def test_weights_are_dense_float16_with_tied_embeddings(directory: Path) -> None
 def test_both_end_tokens_stop_an_answer(directory: Path, tokenizer: Any) -> None:
     assert content(directory, "generation_config.json")["eos_token_id"] == [2, 0]
     assert tokenizer.eos_token_ids == {0, 2}
+
+
+def test_it_writes_sense_by_default(directory: Path) -> None:
+    shown = local_models.description(local_models.LocalModel(directory))
+    assert shown["sampling"] == "temperature 0"
 
 
 def test_special_tokens_are_single_ids(tokenizer: Any) -> None:
