@@ -52,6 +52,7 @@ class BatchGuesser:
         self._least_probability = least_probability
         self._cache = kv.BatchCache()
         self._sequences: list[int] = []  # in the order of the cache
+        self._guessed: dict[int, list[int]] = {}  # by sequence, draft tokens at the end of its KV
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +63,8 @@ class BatchGuesser:
         places = [at for at, number in enumerate(self._sequences) if number in gone]
         self._sequences = [number for number in self._sequences if number not in gone]
         self._cache.leave(places)
+        for number in gone:
+            self._guessed.pop(number, None)
 
     def _join(self, rows: Mapping[int, kv.RowCache]) -> None:
         """Add the KV of sequences to the batch."""
@@ -84,7 +87,8 @@ class BatchGuesser:
     ) -> dict[int, list[int]]:
         """Guess one token after another, each from those before it.
 
-        A sequence has enough at its number in `most`, or when a guess is too improbable.
+        A sequence has enough at its number in `most`, or when a guess is too improbable. Guesses
+        that are fed remain in its KV, and in `_guessed`, until the next call.
 
         fed: what each sequence of the batch is fed first.
         run: feeds, and returns what `_run` does.
@@ -102,6 +106,7 @@ class BatchGuesser:
                     own.append(best[at])
                 if sure and len(own) < most[number]:
                     following[at] = [best[at]]
+                    self._guessed.setdefault(number, []).append(best[at])
                 else:
                     active.remove(number)
             fed = following

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -36,20 +36,6 @@ class DraftModel:
     cost: CacheCost
 
 
-@dataclass(eq=False, slots=True)
-class _DraftSequence:
-    """A sequence in the draft model's KV.
-
-    cached: number of its tokens in that KV.
-    guessed: number of draft tokens after them.
-    row: the sequence's own KV while it catches up; None once it is in the batch.
-    """
-
-    row: kv.RowCache | None
-    cached: int = 0
-    guessed: list[int] = field(default_factory=list)
-
-
 class ModelGuesser(BatchGuesser):
     """A `Guesser` with a draft model.
 
@@ -65,18 +51,18 @@ class ModelGuesser(BatchGuesser):
         super().__init__(draft.model, choices, least_probability)
         self._draft = draft
         self._pace = pace
-        self._known: dict[int, _DraftSequence] = {}
+        self._cached: dict[int, int] = {}  # by sequence, how many of its tokens are in its KV
+        self._behind: dict[int, kv.RowCache] = {}  # the KV of sequences that catch up, in order
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + sum(
-            kv.nbytes(sequence.row or []) for sequence in self._known.values()
-        )
+        return super().nbytes + sum(map(kv.nbytes, self._behind.values()))
 
     def forget(self, sequences: Collection[int]) -> None:
         super().forget(sequences)
         for sequence in sequences:
-            self._known.pop(sequence, None)
+            self._cached.pop(sequence, None)
+            self._behind.pop(sequence, None)
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         able = {request.sequence: request for request in requests if self._can_follow(request)}
@@ -90,8 +76,7 @@ class ModelGuesser(BatchGuesser):
 
     def _can_follow(self, request: GuessRequest) -> bool:
         """Return whether the draft model knows these token ids and has memory for another token."""
-        known = self._known.get(request.sequence)
-        new = request.tokens[known.cached if known else 0 :]
+        new = request.tokens[self._cached.get(request.sequence, 0) :]
         return (
             len(request.tokens) < self._draft.longest
             and max(new, default=0) < self._draft.vocabulary
@@ -105,66 +90,50 @@ class ModelGuesser(BatchGuesser):
         dropped = [0] * len(self._sequences)
         for at, number in enumerate(self._sequences):
             if number in requests:
-                sequence, tokens = self._known[number], requests[number].tokens
-                right = common_prefix(sequence.guessed, tokens[sequence.cached :])
-                kept = min(sequence.cached + right, len(tokens) - 1)
-                dropped[at] = sequence.cached + len(sequence.guessed) - kept
-                sequence.cached, sequence.guessed = kept, []
+                tokens, cached = requests[number].tokens, self._cached[number]
+                guessed = self._guessed.pop(number, [])
+                right = common_prefix(guessed, tokens[cached:])
+                self._cached[number] = min(cached + right, len(tokens) - 1)
+                dropped[at] = cached + len(guessed) - self._cached[number]
         self._cache.drop(dropped)
 
     def _catch_up(self, requests: dict[int, GuessRequest]) -> None:
         """Prefill a chunk of one sequence that is behind; those that have caught up join."""
-        for number, request in requests.items():
-            sequence = self._known.get(number)
-            if sequence is None:
-                self._known[number] = _DraftSequence(kv.new_row(self._head))
-            elif sequence.row is None and len(request.tokens) - sequence.cached > NEAR:
-                del self._known[number]
-                sequence.row = self._take_out(number)
-                self._known[number] = sequence  # the last in the queue of those behind
-        behind = {
-            number: sequence
-            for number, sequence in self._known.items()
-            if sequence.row is not None and number in requests
-        }
-        for number, sequence in behind.items():
-            self._feed(sequence, requests[number].tokens)
-            break
-        ready: dict[int, kv.RowCache] = {}
-        for number, sequence in behind.items():
-            if sequence.row is not None and len(requests[number].tokens) - sequence.cached <= NEAR:
-                ready[number], sequence.row = sequence.row, None
+        for number in requests:
+            if number not in self._cached:
+                self._cached[number], self._behind[number] = 0, kv.new_row(self._head)
+            elif number not in self._behind and self._missing(requests[number]) > NEAR:
+                self._behind[number] = self._take_out(number)
+        behind = [requests[number] for number in self._behind if number in requests]
+        for request in behind[:1]:
+            self._feed(request)
+        ready = [request.sequence for request in behind if self._missing(request) <= NEAR]
         if ready:
-            self._join(ready)
+            self._join({number: self._behind.pop(number) for number in ready})
 
-    def _feed(self, sequence: _DraftSequence, tokens: Sequence[int]) -> None:
-        chunk = tokens[sequence.cached : -1][: self._pace.tokens(running=True)]
+    def _missing(self, request: GuessRequest) -> int:
+        """Return how many of a sequence's tokens are not in its KV."""
+        return len(request.tokens) - self._cached[request.sequence]
+
+    def _feed(self, request: GuessRequest) -> None:
+        number, row = request.sequence, self._behind[request.sequence]
+        chunk = request.tokens[self._cached[number] : -1][: self._pace.tokens(running=True)]
         if chunk:
             started = time.perf_counter()
-            self._head(mx.array([chunk]), cache=sequence.row)
-            kv.evaluate(sequence.row or [])
+            self._head(mx.array([chunk]), cache=row)
+            kv.evaluate(row)
             self._pace.measured(len(chunk), time.perf_counter() - started)
-            sequence.cached += len(chunk)
+            self._cached[number] += len(chunk)
 
     def _guess(self, requests: dict[int, GuessRequest]) -> dict[int, list[int]]:
         """Return the guesses for the sequences in the batch."""
-        able = {number: requests[number] for number in self._sequences if number in requests}
-        batch = [self._known[number] for number in self._sequences]
-        most = {
-            n: min(sequence.most, self._draft.longest - len(sequence.tokens))
-            for n, sequence in able.items()
-        }
-        first = [
-            list(able[number].tokens[sequence.cached :]) if number in able else []
-            for number, sequence in zip(self._sequences, batch, strict=True)
-        ]
-
-        def run(fed: Sequence[Sequence[int]]) -> mx.array:
-            for sequence, own in zip(batch, fed, strict=True):
-                if fed is first:
-                    sequence.cached += len(own)
-                else:
-                    sequence.guessed += own
-            return self._run(fed)
-
-        return self._guess_in_turn(first, most, run)
+        most: dict[int, int] = {}
+        first: list[Sequence[int]] = []
+        for number in self._sequences:
+            request = requests.get(number)
+            first.append([] if request is None else request.tokens[self._cached[number] :])
+            if request is not None:
+                most[number] = min(request.most, self._draft.longest - len(request.tokens))
+        found = self._guess_in_turn(first, most, self._run)
+        self._cached |= {number: len(requests[number].tokens) for number in most}
+        return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.batch_guesser import NEAR, BatchGuesser, Choices, padded
+from backend.engine.drafting.batch_guesser import NEAR, BatchGuesser, padded
 from backend.engine.drafting.block_head import BlockHead
 from backend.engine.drafting.drafter import GuessRequest
 
@@ -31,7 +30,7 @@ class StateGuesser(BatchGuesser, ABC):
                 able[request.sequence], unread[request.sequence] = request, states
         if not able:
             return [None for _ in requests]
-        self._drop_guesses()
+        self._cache.drop([len(self._guessed.pop(number, ())) for number in self._sequences])
         for number, states in unread.items():
             if number not in self._sequences or states.shape[0] > NEAR:
                 unread[number] = self._catch_up(able[number], states)
@@ -47,9 +46,6 @@ class StateGuesser(BatchGuesser, ABC):
             self._read(request.tokens[-count:-1], states[:-1], row)
         self._join({request.sequence: row})
         return states[-1:]
-
-    def _drop_guesses(self) -> None:
-        """Remove from the KV what was guessed in the previous step, if it contains guesses."""
 
     @abstractmethod
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
@@ -67,21 +63,8 @@ class HeadGuesser(StateGuesser):
 
     The head reads tokens with the model's states, and its draft tokens with the head's own states.
 
-    head: called like `PredictionHead` and `EagleHead`.
+    The head is called like `PredictionHead` and `EagleHead`.
     """
-
-    def __init__(self, head: Any, choices: Choices) -> None:
-        super().__init__(head, choices)
-        # by sequence, how many of its latest tokens in the cache were guesses
-        self._guessed: dict[int, int] = {}
-
-    def forget(self, sequences: Collection[int]) -> None:
-        super().forget(sequences)
-        for number in sequences:
-            self._guessed.pop(number, None)
-
-    def _drop_guesses(self) -> None:
-        self._cache.drop([self._guessed.pop(number, 0) for number in self._sequences])
 
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
         self._head(mx.array([list(tokens)]), states[None], cache=row)
@@ -101,8 +84,6 @@ class HeadGuesser(StateGuesser):
             states = unread
             if latest is not None:
                 states = [latest[at] if own else None for at, own in enumerate(fed)]
-                for number, own in zip(self._sequences, fed, strict=True):
-                    self._guessed[number] = self._guessed.get(number, 0) + len(own)
             latest = self._run(fed, states)
             return latest
 
