@@ -148,7 +148,7 @@ def machine() -> Finding:
         detail += ", products by OpenBLAS"
         if platform.machine() == "x86_64" and FEW_ROWS not in preloaded:
             detail += (
-                " (without the part for few rows, which needs a C compiler when it is installed)"
+                " (no C compiler was found for the part for few rows)"
             )
     figures = {"device": device, "system": system, "versions": versions, "cores": os.cpu_count()}
     return Finding("machine", "ok", detail, figures)
