@@ -29,7 +29,7 @@ EVERYWHERE = {
     "403": "A web page or host that is not allowed.",
     "404": "There is no such model.",
     "405": "The path does not accept this method.",
-    "408": "The body stopped arriving.",
+    "408": "The body stopped arriving, or arrived too slowly.",
     "413": "The body is larger than the gateway accepts.",
     "429": "The model's queue is full: retry after the given seconds.",
     "500": "The gateway or a backend failed.",

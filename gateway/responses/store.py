@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +76,7 @@ class Store:
         # several items, so those that they named are found only in their own conversation.
         self._responses: dict[str, str] = {}
         self._bytes = 0
+        self._parts: defaultdict[str, float] = defaultdict(float)  # of the limits, by owner
 
     def put(self, stored: Stored) -> None:
         """Store a response, and remove others to stay within the limit.
@@ -88,18 +89,15 @@ class Store:
         name = stored.response["id"]
         self._kept[name] = (stored, size, self._clock())
         self._bytes += size
+        self._parts[stored.owner] += self._part(size)
         self._responses |= {item["id"]: name for item in stored.named_here()}
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
-            owner = self._largest_owner()
+            owner = max(self._parts, key=lambda owner: self._parts[owner])
             self._drop(next(key for key, row in self._kept.items() if row[0].owner == owner))
 
-    def _largest_owner(self) -> str:
-        """Return the owner whose responses use the largest part of the limits."""
-        shares: dict[str, float] = {}
-        for stored, size, _ in self._kept.values():
-            share = size / self._most_bytes + 1 / self._most
-            shares[stored.owner] = shares.get(stored.owner, 0) + share
-        return max(shares, key=lambda owner: shares[owner])
+    def _part(self, size: int) -> float:
+        """Return which part of the limits a response of this size uses."""
+        return size / self._most_bytes + 1 / self._most
 
     def forget_old(self) -> None:
         """Remove responses that have not been used for too long."""
@@ -171,6 +169,7 @@ class Store:
     def _drop(self, name: str) -> None:
         stored, freed, _ = self._kept.pop(name)
         self._bytes -= freed
+        self._parts[stored.owner] -= self._part(freed)
         for item in stored.named_here():
             self._responses.pop(item["id"], None)
 
