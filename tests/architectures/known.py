@@ -51,14 +51,16 @@ _SAVED = """
 
 A model that transformers 5 saved has other names of fields and weights than the published one. Both
 are read, with the logits of PyTorch (`tests/architectures/test_saved_by_transformers.py`,
-`tests/engine/test_saved_weights.py`). The exceptions:
+`tests/engine/test_saved_weights.py`), and so are models whose experts are saved with
+`save_original_format=False`, except those of Qwen3-Next. Other exceptions:
 
 - MiniMax-Text-01 (`minimax`) is refused: mlx-lm's family of this name is MiniMax-M2.
 - Kimi K2.5 (`kimi_k25`) needs the option `type:text`, because mlx-vlm reads only the published
   names.
-- mlx-lm computes three families a little differently from transformers, whoever saved the model.
+- mlx-lm computes four families a little differently from transformers, whoever saved the model.
   It rounds the limits of YaRN, which `truncate` in gpt-oss turns off; it has a fixed epsilon of
-  10⁻⁵ in NanoChat; and it does not scale the logits of MiniCPM3 if the embeddings are tied.
+  10⁻⁵ in NanoChat; it leaves out the bias of routers in ERNIE 4.5; and it does not scale the logits
+  of MiniCPM3 if the embeddings are tied.
 """
 _SEEING = """
 ## With images

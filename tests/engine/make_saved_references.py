@@ -80,9 +80,21 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo_hybrid": _SIZES | _LINEAR | {"linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }  # fmt: skip
+_SPARSE = _SIZES | _EXPERTS
+# Saved under the names of transformers' code, with all experts of a layer in one matrix.
+COMPUTED: dict[str, dict[str, Any]] = {
+    "dots1": _SPARSE | {"n_shared_experts": 1, "head_dim": 16},
+    "granitemoe": _SPARSE | {"embedding_multiplier": 2.0, "tie_word_embeddings": True},
+    "laguna": _SPARSE | {"num_experts": 4, "shared_expert_intermediate_size": 16, "head_dim": 16,
+                         "sliding_window": 24},
+    "longcat_flash": CASES["longcat_flash"],
+    "mimo_v2_flash": CASES["mimo_v2_flash"],
+    "mixtral": _SPARSE | {"sliding_window": None},
+    "qwen3_moe": _SPARSE | {"num_experts": 4, "head_dim": 16},
+}  # fmt: skip
 
 
-def reference(family: str, stated: dict[str, Any]) -> dict[str, Any]:
+def reference(family: str, stated: dict[str, Any], *, published: bool) -> dict[str, Any]:
     import torch  # type: ignore[import-not-found]
     import transformers
 
@@ -92,7 +104,9 @@ def reference(family: str, stated: dict[str, Any]) -> dict[str, Any]:
     config = transformers.AutoConfig.for_model(family, **stated)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        kind.from_config(config, dtype=torch.float32).save_pretrained(
+            folder, save_original_format=published
+        )
         file = folder / "model.safetensors"
         shapes = {name: list(value.shape) for name, value in load_file(file).items()}
         weights = {name: drawn(name, shape) for name, shape in sorted(shapes.items())}
@@ -109,5 +123,9 @@ def reference(family: str, stated: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = {family: reference(family, stated) for family, stated in CASES.items()}
+    found = {family: reference(family, stated, published=True) for family, stated in CASES.items()}
+    found |= {
+        f"{family} as computed": reference(family, stated, published=False)
+        for family, stated in COMPUTED.items()
+    }
     REFERENCES.write_text(json.dumps(found, separators=(",", ":")))

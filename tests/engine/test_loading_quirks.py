@@ -353,6 +353,7 @@ QUIRKS: dict[str, Change] = {
         auto_map={"AutoConfig": "configuration_own.C", "AutoModelForCausalLM": "modeling_own.M"}
     ),
     "an empty text part": config(text_config={}, vision_config=None),
+    "a text part that is none": config(text_config=["llama"]),
     "a tower without weights": config(vision_config={"depth": 1}, image_token_id=5),
     "a larger vocabulary": of_type("llama", vocab_size=320),
     "a window": of_type(

@@ -7,7 +7,7 @@ other names, or with experts in another layout; nearly all fine-tuned models hav
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlx.utils import tree_flatten
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 _RENAMED: Mapping[str, Sequence[tuple[str, str]]] = {
     "bailing_hybrid": [(r"\.attention\.dense\.", ".attention.o_proj.")],
     "gpt2": [(r"^transformer\.", "")],
+    "granitemoe": [(r"\.router\.weight$", ".router.layer.weight")],
+    "granitemoehybrid": [(r"\.router\.weight$", ".router.layer.weight")],
     "kimi_k25": [(r"^language_model\.model\.blocks\.", "language_model.model.layers.")],
     "kimi_linear": [(r"\.block_sparse_moe\.((?:gate|up|down)_proj)\.", r".mlp.\1.")],
+    "laguna": [(r"\.mlp\.shared_experts\.", ".mlp.shared_expert.")],
     "llama4": [(r"^(model|lm_head)\.", r"language_model.\1.")],
     "llama4_text": [(r"^lm_head\.", "output.")],
+    "mimo_v2_flash": [(r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias")],
     "nanochat": [
         (r"^model\.embed_tokens\.", "transformer.wte."),
         (r"^model\.layers\.", "transformer.h."),
@@ -37,6 +41,7 @@ _RENAMED: Mapping[str, Sequence[tuple[str, str]]] = {
         (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
     ],
 }
+_DOWN, _GATES_AND_VALUES = ".down_proj.weight", ".experts.gate_up_proj"
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -44,11 +49,12 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
     """Return a subclass of a family of mlx-lm that reads all of its forms."""
     model_type = str(config["model_type"])
     text = config.get("text_config")
-    tied = any(part.get("tie_word_embeddings") for part in (config, text or {}))
+    parts = (config, text if isinstance(text, dict) else {})
+    tied = any(part.get("tie_word_embeddings") for part in parts)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         held: Any = tree_flatten(self.parameters())
-        own = {name for name, _ in held}
+        own: dict[str, mx.array] = dict(held)
         weights = {_own_name(name, model_type, own): each for name, each in weights.items()}
         if model_type == "deepseek_v3":
             # mlx-lm drops the head for multi-token prediction, which is one more layer, if its
@@ -71,6 +77,7 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             }
         elif model_type == "olmo_hybrid":
             weights |= _divided(weights)
+        weights = _own_experts(weights, own)
         if hasattr(family, "sanitize"):
             weights = family.sanitize(self, weights)
         head = next((name for name in own if name.endswith("lm_head.weight")), "")
@@ -87,12 +94,43 @@ def _is_embedding(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "word_embeddings.weight"))
 
 
-def _own_name(name: str, model_type: str, own: set[str]) -> str:
+def _own_name(name: str, model_type: str, own: Collection[str]) -> str:
     if f"{name.rpartition('.')[0]}.weight" in own:
         return name
     for pattern, replacement in _RENAMED.get(model_type, ()):
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def _own_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights with all experts of a layer as the model's layers have them.
+
+    transformers computes with such matrices too, but has one for gates and values, [experts, 2 ×
+    inner, hidden]. It saves them with `save_original_format=False`, under the names that its own
+    code has for the parts of the layer.
+    """
+    of_experts = [name for name in own if name.endswith(_DOWN) and own[name].ndim == 3]
+    found = dict(weights)
+    for name in [name for name in weights if name.endswith(_GATES_AND_VALUES)]:
+        block = name.removesuffix(_GATES_AND_VALUES)
+        layer = block.rpartition(".")[0]
+        fitting = [down for down in of_experts if down.startswith(f"{layer}.")]
+        down = f"{block}.experts.down_proj"
+        if len(fitting) != 1 or down not in weights:
+            continue
+        base = fitting[0].removesuffix(_DOWN)
+        count, _, inner = own[fitting[0]].shape
+        if weights[name].shape[1] != 2 * inner:
+            continue
+        parts = weights[name][:count].split(2, axis=1)
+        found[f"{base}.gate_proj.weight"], found[f"{base}.up_proj.weight"] = parts
+        found[f"{base}{_DOWN}"] = weights[down][:count]
+        del found[name], found[down]
+        for other in [other for other in found if other.startswith(f"{block}.")]:
+            named = base.rpartition(".")[0] + other.removeprefix(block)
+            if other not in own and named in own:
+                found[named] = found.pop(other)
+    return found
 
 
 def _divided(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:

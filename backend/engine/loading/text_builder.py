@@ -202,8 +202,8 @@ def build(
         )
 
     yield "engine"
-    parts = (loaded.config, loaded.config.get("text_config") or {})
-    selects = any(part.get("index_topk") for part in parts)
+    parts = (loaded.config, loaded.config.get("text_config"))
+    selects = any(isinstance(part, dict) and part.get("index_topk") for part in parts)
     prefill_chunk = device.prefill_chunk(here, settings, selects=selects)
     engine = EngineModel(
         model=loaded.model,
