@@ -26,7 +26,9 @@ def converse(prompt: str, model: str, ranks: str) -> None:
     """Load a model, ask it and print the answer. Raises ModelUnavailable or RuntimeError."""
     options = options_for(model, say)
     say("starting the backend")
-    with process(arguments=["--ranks", ranks] if ranks else []) as (child, stub):
+    # A download takes long: the log shows its progress.
+    log = {} if options.ModelFile else {"MLX_BACKEND_LOG": "info"}
+    with process(log, arguments=["--ranks", ranks] if ranks else []) as (child, stub):
         try:
             say(f"loading {options.Model}")
             started = time.monotonic()
