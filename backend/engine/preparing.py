@@ -141,8 +141,8 @@ class Preparer:
             generation.prompt_tail = prompt.tail
             if bare.stream_progress:
                 self._publish([(ticket, Progress(Usage(len(prompt.tokens))))])
-            room = served.context_size - len(prompt.tokens)
-            limit = min(bare.max_tokens or served.default_max_tokens or room, room)
+            remaining = served.context_size - len(prompt.tokens)
+            limit = min(bare.max_tokens or served.default_max_tokens or remaining, remaining)
             self._worker.send(
                 Submit(
                     served.epoch,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from backend.engine.errors import InvalidRequest
@@ -10,7 +12,6 @@ from backend.rpc.request_metadata import template_arguments
 from common.field_names import BadField, named
 from common.messages import template_messages
 from common.tools import (
-    Tool,
     ToolChoice,
     corrected_choice,
     offered_tools,
@@ -52,14 +53,12 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         )
     if chats:
         _require_bounded(options)
-        try:
+        with _bad_fields_refused():
             messages = template_messages(options.Messages)
-        except BadField as error:
-            raise InvalidRequest(error.message) from None
-        if extras.continue_final_message:
-            _require_begun(options)
-        arguments = template_arguments(options.Metadata)
-        tools = _offered_tools(options)
+            if extras.continue_final_message:
+                _require_begun(options)
+            arguments = template_arguments(options.Metadata)
+            tools = sorted_tools(offered_tools(parse_tools(options.Tools), tool_choice(options)))
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
     if text := options.Prompt:  # every access copies the text
         return RawPrompt(text)
@@ -123,22 +122,15 @@ def require_in_vocabulary(key: str, ids: tuple[int, ...], vocabulary_size: int) 
 
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:
     """Return whether the model may, must or must not call a tool. Raises InvalidRequest."""
-    try:
+    with _bad_fields_refused():
         choice = parse_tool_choice(options.ToolChoice)
-    except BadField as error:
-        raise InvalidRequest(error.message) from None
-    return corrected_choice(choice, _tools(options)) if choice.name else choice
+        return corrected_choice(choice, parse_tools(options.Tools)) if choice.name else choice
 
 
-def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
+@contextmanager
+def _bad_fields_refused() -> Iterator[None]:
+    """Raise InvalidRequest for a BadField of the block."""
     try:
-        return sorted_tools(offered_tools(_tools(options), tool_choice(options)))
-    except BadField as error:
-        raise InvalidRequest(error.message) from None
-
-
-def _tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
-    try:
-        return parse_tools(options.Tools)
+        yield
     except BadField as error:
         raise InvalidRequest(error.message) from None
