@@ -44,6 +44,9 @@ def clip(kind: str, seed: int = 0) -> str:
     return base64.b64encode(wav(sound(kind, seed))).decode()
 
 
+ONE_SAMPLE = base64.b64encode(wav(sound("low")[:1])).decode()
+
+
 def sound_request(*kinds: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
     return chat(question, Audios=[clip(kind, seed) for seed, kind in enumerate(kinds)], **fields)
 
@@ -144,6 +147,10 @@ def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
         (chat(ONE, Audios=[clip("low"), "aGk="]), "Audios[1] "),
         (chat(ONE, Audios=[clip("low"), clip("low")[:40]]), "Audios[1] "),
         (chat(ONE, Audios=["/etc/hostname"]), "Audios[0] "),
+        (
+            chat(ONE, Audios=[ONE_SAMPLE]),
+            "Audios[0] cannot be prepared: this model's own processor",
+        ),
         (sound_request("low", "low", "low"), "Audios has 3 items, but a prompt may have 2"),
     ],
 )

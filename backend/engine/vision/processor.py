@@ -188,11 +188,11 @@ class ItemProcessor:
             try:
                 with _untiled(processor) if untiled else nullcontext():
                     item = self._prepared(given)
-            except Exception as fault:
+            except Exception:
                 _log.warning("the processor failed on an item", exc_info=True)
                 raise InvalidRequest(
-                    f"{name} cannot be prepared for this model ({type(fault).__name__}): send it in"
-                    " another size or length"
+                    f"{name} cannot be prepared: this model's own processor failed on its size or"
+                    " length; send it in another one"
                 ) from None
             self._recent.put(item.digest, item, item.nbytes)
             return item
