@@ -188,9 +188,9 @@ def _play(
     cancelled: set[int] = set()
     planner, executor = rounds.scheduler.planner, rounds.scheduler.executor
     plenty = planner.limits
-    one = model.cost.of(LONGEST)
+    one = model.cost.copied(LONGEST)
     if model.drafting is not None and model.drafting.cost is not None:
-        one += model.drafting.cost.of(LONGEST)
+        one += model.drafting.cost.copied(LONGEST)
     with (
         patch.object(executor, "launch", wraps=executor.launch) as launch,
         patch.object(BatchCache, "arrange", arrange),

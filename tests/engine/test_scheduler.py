@@ -244,7 +244,7 @@ def test_rows_wait_for_memory_and_stored_prefixes_are_dropped_for_them() -> None
 
 def test_a_row_that_outgrows_the_memory_ends_with_a_reason() -> None:
     model = engine_model(random_model("full"))
-    limit = model.cost.of(3 + 512)
+    limit = model.cost.copied(3 + 512)
     rounds = Rounds(engine_model(random_model("full"), memory_limit=limit + 1000))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
     rounds.drain()
@@ -348,7 +348,7 @@ def _thinking(most: int | None) -> ThinkingBudget | None:
 def test_preempted_sequences_are_recomputed_and_get_the_same_tokens(kind: str) -> None:
     """Memory runs short at random; no request is ended and no token changes."""
     whole = engine_model(random_model(kind))
-    one = whole.cost.of(700)
+    one = whole.cost.copied(700)
     preempted = 0
     seeds = 12 if TEST_LONG else 2
     for seed in range(seeds):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import mlx.core as mx
@@ -147,6 +148,35 @@ def nbytes(cache: RowCache) -> int:
     return sum(layer.nbytes for layer in cache)
 
 
+def start_copies(caches: Sequence[RowCache]) -> None:
+    """Start to compute caches that have been copied from others. Raises what MLX raises.
+
+    An array is freed when all copies of it are computed and nothing else refers to it. If the
+    memory limit leaves too little for all copies beside their sources, the same array of all caches
+    is copied before the next one, as soon as there is memory for it.
+    caches: all copies of the same sources, with the layers of the same model.
+    """
+    turns: list[list[mx.array]] = []
+    for layer in zip(*map(leaves, caches), strict=True):
+        parts = zip_longest(*map(_arrays, layer))
+        turns += [[part for part in turn if part is not None] for turn in parts]
+    limit, whole = mx.get_memory_limit(), [part for turn in turns for part in turn]
+    if mx.get_active_memory() + sum(part.nbytes for part in whole) <= limit:
+        turns = [whole]
+    for turn in turns:
+        if mx.get_active_memory() + sum(part.nbytes for part in turn) > limit:
+            mx.synchronize()
+        mx.async_eval(turn)
+
+
+def _arrays(layer: Any) -> list[mx.array]:
+    """Return the arrays of a layer, with all tokens in place."""
+    if getattr(layer, "keys", layer) is None:
+        return []  # in this case, some of mlx-lm's caches cannot return their state
+    found: Any = tree_flatten([layer.parts if isinstance(layer, LayerKV) else layer.state])
+    return [array for _, array in found if isinstance(array, mx.array)]
+
+
 class BatchCache:
     """The KV of sequences that are processed together; methods name a sequence by its index.
 
@@ -167,12 +197,13 @@ class BatchCache:
     rows: how many rows the buffers may have after the next `arrange`, including unused rows.
     keeps_unused: whether rows that sequences have left may stay in passes, up to the share
         MOST_UNUSED, for sequences that will join; `pass_rows` returns the rows of a pass.
+    copied: whether the layers are copies that nothing has started to compute (`start_copies`).
     """
 
     def __init__(self, rows: Sequence[RowCache] = ()) -> None:
         """Take over the rows; a single one is used without a copy."""
         self._layers: list[Any] = []
-        self.rows, self.keeps_unused = 0, False
+        self.rows, self.keeps_unused, self.copied = 0, False, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._width = 0  # rows of `_layers`
         # Rows, with unused ones, of the buffers of layers that grow with their sequences.
@@ -193,15 +224,28 @@ class BatchCache:
 
         Their rows are the sequences, in order, unless `pass_rows` returns another order.
         """
+        self.settle()
+        return self._layers
+
+    def settle(self) -> None:
+        """Copy the sequences that remain after a leave, so that the larger arrays are freed."""
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
-        return self._layers
 
     def expect(self, tokens: int) -> None:
         """Let buffers that grow become large enough for this many tokens of each sequence."""
         for leaf in leaves(self.layers):
             if isinstance(leaf, LayerKV):
                 leaf.expected = tokens
+
+    def reserve(self, tokens: int) -> None:
+        """Let the buffers grow for a pass of this many tokens, if they must.
+
+        They would also grow in the pass, where more arrays are copied at the same time.
+        """
+        layers = self.layers
+        if [leaf for leaf in leaves(layers) if isinstance(leaf, LayerKV) and leaf.reserve(tokens)]:
+            start_copies([layers])
 
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove the last `tokens[i]` tokens of each sequence i; recurrent states are left alone.
@@ -265,11 +309,6 @@ class BatchCache:
         return self._width == 1
 
     @property
-    def settled(self) -> bool:
-        """Whether the layers hold exactly these sequences."""
-        return self._settled
-
-    @property
     def arranged(self) -> bool:
         """Whether there is nothing for `arrange` to do unless sequences join."""
         count = len(self._rows)
@@ -301,6 +340,7 @@ class BatchCache:
         if not len(self) and list(places) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
             self._width, self._depth = other._width, other._depth
+            self.copied = other.copied
         elif len(order) == 1 < len(other):
             self.join([(other.extract(places[0]), 0)])
         else:
@@ -371,14 +411,15 @@ class BatchCache:
         if not self._rows:
             self._layers, self._width, self._depth, self._settled = [], 0, 0, True
 
-    def extract(self, place: int) -> RowCache:
+    def extract(self, place: int, *, start: bool = True) -> RowCache:
         """Return a copy of a sequence, in buffers that are no larger than their contents.
 
         The buffers of a running sequence are larger, and may be shared with a longer sequence.
-        Raises what MLX raises; the copy may still be under way when this returns.
+        start: whether to start the copy now; otherwise the caller must, before the next pass.
         """
         alone = [extracted((layer, self._rows[place])) for layer in self._layers]
-        mx.async_eval([layer.state for layer in alone])
+        if start:
+            start_copies([alone])
         return alone
 
     def snapshot(self, place: int) -> Snapshot:
@@ -400,13 +441,8 @@ class BatchCache:
         copy them in full when the next tokens are written. The tokens of the latest pass are moved
         into the windows, so that they do not use memory until the next pass.
         """
-        buffers = [
-            leaf.parts if isinstance(leaf, LayerKV) else getattr(leaf, "keys", leaf.state)
-            for leaf in leaves(self._layers)
-        ]
-        kept = [layer.state for snapshot in snapshots for layer in snapshot if layer is not None]
-        found: Any = tree_flatten([kept, buffers])
-        arrays = [array for _, array in found if array is not None]
+        kept = [layer for snapshot in snapshots for layer in snapshot if layer is not None]
+        arrays = [part for leaf in leaves([*kept, *self._layers]) for part in _arrays(leaf)]
         latest = arrays[-1]
         mark: mx.array = latest[tuple(slice(-1, None) for _ in latest.shape)] * 1
         mx.async_eval(arrays, mark)
@@ -450,7 +486,7 @@ class BatchCache:
             else:
                 layers = [gathered(own, depth) for own in by_layer]
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
-        self._width, self._depth = len(members), depth
+        self._width, self._depth, self.copied = len(members), depth, True
 
 
 def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
@@ -544,7 +580,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     if row is None:
         row = new_row(model)
         feed(model, row, 1)
-    per_token = fixed = 0
+    per_token = fixed = largest = 0
     windowed: list[tuple[int, int]] = []
     # What a pass dequantises, for each layer: of all tokens, and of a window.
     dense: list[int] = []
@@ -560,7 +596,8 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
             if isinstance(layer, QuantizedWindowKV):
                 dense_windows.append((layer.packing.dense_bytes(layer), most))
         elif isinstance(layer, LayerKV):
-            per_token += layer.nbytes // layer.parts[0].shape[2] if layer.parts else 0
+            sizes = [part.nbytes // part.shape[2] for part in layer.parts]
+            per_token, largest = per_token + sum(sizes), max(largest, *sizes, 0)
             if isinstance(layer, QuantizedKV):
                 dense.append(layer.packing.dense_bytes(layer))
         elif hasattr(layer, "keys"):
@@ -579,7 +616,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     # MLX allocates arrays for a layer while it still computes another.
     per_token += sum(sorted(dense)[-2:])
     windowed += [window for window in sorted(dense_windows)[-2:] if window[0]]
-    return CacheCost(per_token, fixed, tuple(windowed))
+    return CacheCost(per_token, fixed, tuple(windowed), largest)
 
 
 def _is_measured(layer: Any) -> bool:

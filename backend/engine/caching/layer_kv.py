@@ -170,14 +170,21 @@ class LayerKV:
         old = self.parts
         if old and columns <= old[0].shape[2]:
             return old
-        used = self.columns_of(self.lengths.longest) if old else 0
-        more = self.buffer_columns(max(columns, self.expected)) - used
+        wide = self.buffer_columns(max(columns, self.expected))
         depth = old[0].shape[0] if old else new[0].shape[0]
-        grown = [mx.zeros((depth, part.shape[1], more, part.shape[3]), part.dtype) for part in new]
-        if old:
-            pairs = zip(old, grown, strict=True)
-            grown = [mx.concatenate([part[:, :, :used], added], axis=2) for part, added in pairs]
+        grown = [mx.zeros((depth, part.shape[1], wide, part.shape[3]), part.dtype) for part in new]
+        used = self.columns_of(self.lengths.longest)
+        for source, target in zip(old, grown, strict=False):
+            target[:, :, :used] = source[:, :, :used]
         return tuple(grown)
+
+    def reserve(self, tokens: int) -> bool:
+        """Let the buffers grow for more tokens; returns whether they had to."""
+        old, columns = self.parts, self.columns_of(self.lengths.longest + tokens)
+        if not old or columns <= old[0].shape[2]:
+            return False
+        self.parts = self.grown(old, columns)
+        return True
 
     def keys_and_values(self) -> tuple[Any, Any]:
         used = self.columns_of(self.lengths.longest)
@@ -208,7 +215,6 @@ class LayerKV:
         self.parts = tuple(part[:, :, :used] for part in parts)
         if parts and oversized(used, parts[0].shape[2]):
             self.parts = tuple(map(mx.contiguous, self.parts))  # a slice keeps the buffer alive
-            mx.async_eval(self.parts)
 
     @property
     def offset(self) -> Any:

@@ -155,8 +155,7 @@ class DecodeBatch(Rows):
             planner does not learn from the step.
         before_start: called when the graph is built, before the device gets any part of it.
         """
-        if not self.cache.arranged:
-            self.cache.arrange()
+        self.settle()
         self.reported, self.width = width is not None, width or 0
         self.proposed, self.behind, self.right = 0, 0, []
         self.ahead = None
@@ -214,6 +213,11 @@ class DecodeBatch(Rows):
         self.leave([sequence])
         return _delivered([sampled])
 
+    def settle(self) -> None:
+        """Prepare the cache for a pass."""
+        if not self.cache.arranged:
+            self.cache.arrange()
+
     def take(self, sequence: ExecutorSequence) -> kv.RowCache:
         """Return the KV of a sequence that will leave; a copy, unless the sequence is alone."""
         return self.cache.layers if len(self.sequences) == 1 else self.extract(sequence)
@@ -259,6 +263,7 @@ class DecodeBatch(Rows):
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
         """Return the logits, [sequences, tokens, vocabulary]."""
+        self.cache.reserve(tokens.shape[1])
         sequences = self.sequences
         if (rows := self.cache.pass_rows) is not None:
             tokens = tokens[mx.array(rows[0])]

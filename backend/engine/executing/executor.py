@@ -22,7 +22,7 @@ from backend.engine.executing.failure import GRAMMAR, Failure
 from backend.engine.executing.kept_entries import KeptEntries, KeptEntry
 from backend.engine.executing.prefill_passes import PrefillPass, PrefillPasses
 from backend.engine.executing.prefix_files import PrefixFiles
-from backend.engine.executing.rows import Rows
+from backend.engine.executing.rows import Rows, start_copies
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import (
@@ -167,10 +167,10 @@ class Executor:
                 joins.setdefault(join.batch, []).append(sequence)
         for number, joining in joins.items():
             self._join(number, joining, plan)
-        self._settle_groups()
         for number in plan.decode:
             if number in self._batches:
                 self._allow(self._batches[number], number, plan)
+        self._start_copies()
         self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
         self._prefills, self._scores = plan.prefill, plan.score
         self._passes.ahead = plan.ahead
@@ -284,14 +284,21 @@ class Executor:
         """Allow unused rows while a prompt is prefilled, because that prompt may join in one."""
         batch.allow(plan.rows.get(number, 0), unused=bool(plan.prefill))
 
-    def _settle_groups(self) -> None:
-        """Free the KV of sequences that have left the shared arrays of a prefill group."""
-        for group in self._rows():
+    def _start_copies(self) -> None:
+        """Start to compute all KV that was copied because sequences start, join or leave."""
+        changed: list[Rows] = []
+        for rows in self._rows():
             try:
-                if not isinstance(group, DecodeBatch):
-                    group.settle()
+                rows.settle()
+                changed.append(rows)
             except Exception as fault:
-                self._failed(list(group.sequences), "prefill", fault)
+                self._break(rows, fault)
+        try:
+            start_copies(changed, self._entries.new)
+        except Exception as fault:
+            for rows in changed:
+                if rows.cache.copied:
+                    self._break(rows, fault)
 
     def _rows(self) -> list[Rows]:
         """Return the rows in which the KV of the sequences is."""
@@ -315,11 +322,11 @@ class Executor:
             self._passes.wait_for_earlier()
             self._times.decode_starts()
 
-    def _break(self, batch: Rows, fault: Exception) -> None:
-        """End a batch whose decode step failed: the KV of all its sequences is undefined."""
-        broken, batch.sequences = batch.sequences, []
-        self._batches = {n: other for n, other in self._batches.items() if other is not batch}
-        self._failed(broken, "decode", fault)
+    def _break(self, rows: Rows, fault: Exception) -> None:
+        """End rows of which a pass or a copy failed: the KV of all their sequences is undefined."""
+        broken, rows.sequences = rows.sequences, []
+        self._batches = {n: other for n, other in self._batches.items() if other is not rows}
+        self._failed(broken, "decode" if isinstance(rows, DecodeBatch) else "prefill", fault)
 
     # Prefill.
 

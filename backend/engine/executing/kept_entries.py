@@ -79,6 +79,11 @@ class KeptEntries:
         self._lost += [] if number is None else [number]
 
     @property
+    def new(self) -> list[kv.RowCache]:
+        """The KV of the cached prefixes that the next `settle` waits for."""
+        return [self.by_number[number].cache for number in self._new if number in self.by_number]
+
+    @property
     def unsettled(self) -> bool:
         """Whether `settle` has something to wait for or to report."""
         return bool(self._new or self._lost)

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _TOKENS = 8
 _SEEN = 2048
+_BUSY = 1024  # rows of a product that takes a CPU longer than it takes to launch a short pass
 # Longer passes use other kernels and have more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
 # Bytes of a head for a pair of tokens without a fused kernel: scores and weights in float32, their
@@ -180,9 +181,17 @@ def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
 
 
 def _peak_bytes(run: Callable[[], None]) -> int:
-    """Return the bytes that a computation uses at its peak, without those of its results."""
+    """Return the bytes that a computation uses at its peak, without those of its results.
+
+    MLX allocates memory ahead of the device, the further the longer the device takes. Here the
+    device is busy at first, so that MLX allocates as far ahead as in a long pass, every time.
+    """
+    square = mx.zeros((_BUSY, _BUSY))
+    mx.eval(square)
     mx.synchronize()
     mx.clear_cache()
+    busy = square @ square
+    mx.async_eval(busy)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     run()

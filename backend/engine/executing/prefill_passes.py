@@ -222,6 +222,7 @@ class PrefillPasses:
                 logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
             return logits
 
+        group.cache.reserve(len(tokens))
         launched = PrefillPass(len(tokens), len(tokens), start, (sequence,), self._times.clock())
         run = self._keeping_states(run, [len(tokens)], launched)
         last: mx.array | None = None
@@ -251,6 +252,7 @@ class PrefillPasses:
         texts = [sequence.tokens[part.start : end] for sequence, part, end in ends]
         counts = [len(text) for text in texts]
         width = max(counts)
+        group.cache.reserve(width)
         padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
 
         def run() -> mx.array:
@@ -357,6 +359,7 @@ class PrefillPasses:
             if part.start < last_token <= end and self._files.want_prompt(sequence):
                 row = group.extract(sequence)
                 kv.trim(row, end - last_token)
+                kv.start_copies([row])
                 launched.saves.append((sequence, sequence.tokens[:last_token], row))
             events.append(Prefilled(sequence.number, end, kept))
         launched.marks.append(group.cache.marker(snapshots))

@@ -24,7 +24,7 @@ def longest_alone(
     window = max((size for _, size in cost.windowed), default=0)
 
     def needed(tokens: int) -> int:
-        kv = cost.of(tokens) + (draft.of(tokens) if draft else 0)
+        kv = cost.copied(tokens) + (draft.copied(tokens) if draft else 0)
         masked = min(tokens, window and window + SMALLEST_STEP)
         prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
         return kv + passes.chosen(1, tokens) + prefill
@@ -64,8 +64,8 @@ class Charges:
         These are the bytes of its KV, of a draft model's KV, and of its share of the temporary
         memory of a decode step.
         """
-        draft = self._draft.of(tokens) if self._draft else 0
-        return self._cost.of(tokens) + draft + self._passes.chosen(1, tokens)
+        draft = self._draft.copied(tokens) if self._draft else 0
+        return self._cost.copied(tokens) + draft + self._passes.chosen(1, tokens)
 
     def rectangle(self, members: Collection[SequenceState]) -> int:
         """Return the bytes of sequences that share arrays: each needs as many as the longest."""
@@ -90,7 +90,7 @@ class Charges:
 
     def unused_rows(self, members: Collection[SequenceState], rows: int) -> int:
         """Return the bytes of unused rows in the arrays that these sequences share."""
-        return rows * self._cost.of(max(sequence.charged for sequence in members))
+        return rows * self._cost.copied(max(sequence.charged for sequence in members))
 
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
         """Return the bytes of the snapshots that these sequences have or will take."""
@@ -104,7 +104,7 @@ class Charges:
 
     def entry(self, sequence: SequenceState, filled: int) -> int:
         """Return the bytes of a cached prefix with a sequence's first tokens and its snapshots."""
-        return self._cost.of(filled) + len(sequence.snapshots) * self._cost.snapshot(
+        return self._cost.copied(filled) + len(sequence.snapshots) * self._cost.snapshot(
             sequence.prompt
         )
 

@@ -25,16 +25,27 @@ class CacheCost:
     per_token: bytes per token, in layers that store every token.
     fixed: bytes of recurrent state.
     windowed: (bytes per token, maximum tokens) of each layer with a sliding window.
+    largest: bytes per token of the largest array, in layers that store every token.
     """
 
     per_token: int
     fixed: int
     windowed: tuple[tuple[int, int], ...] = ()
+    largest: int = 0
 
     def of(self, tokens: int) -> int:
         """Return the bytes for `tokens` tokens, rounded up to the caches' growth step."""
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
         return self.snapshot(steps) + steps * self.per_token
+
+    def copied(self, tokens: int) -> int:
+        """Return the bytes for `tokens` tokens and for a copy of the largest array.
+
+        Arrays are copied one after the other when they grow, and when sequences join or leave.
+        """
+        steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
+        windows = (size * min(steps, most) for size, most in self.windowed)
+        return self.of(tokens) + max(self.largest * steps, *windows, 0)
 
     def snapshot(self, tokens: int) -> int:
         """Return the bytes of layers that cannot be truncated: recurrent state, sliding windows."""

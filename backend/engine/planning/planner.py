@@ -183,8 +183,9 @@ class Planner:
         free = left - self.entries.copied_bytes
         prefill, score, computing = self._turns.choose(prefilling, now, free, running=bool(decode))
         ahead = not (decode or score) and self._runs_ahead(prefill, computing, free)
+        in_flight = self._computing if ahead else 0
         self._computing = computing
-        left -= max(computing, self._charges.least_pass(prefilling))
+        left -= max(computing + in_flight, self._charges.least_pass(prefilling))
         if prefilling:
             used = self._used()  # sequences that share a pass now share arrays
         # Cached prefixes are evicted for texts to embed, if these can then run.

@@ -137,7 +137,7 @@ def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> No
     per_head = 64 * bits // 8 + 64 // group * 8
     per_token = LAYERS * 2 * 2 * per_head
     cost = kv.cost(model)
-    assert cost == CacheCost(per_token, 0)
+    assert cost == CacheCost(per_token, 0, largest=2 * 64 * bits // 8)
     plain = kv.cost(model_of(CacheKind()))
     assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
     row = prefilled(model, list(range(1, 40)))
@@ -271,7 +271,7 @@ def test_a_pair_costs_the_bytes_of_its_parts() -> None:
     full = sum(type(layer) is QuantizedKV for layer in row)
     windows = sum(type(layer) is QuantizedWindowKV for layer in row)
     assert min(full, windows) > 0
-    assert cost == CacheCost(full * per_token, 0, ((per_token, 24),) * windows)
+    assert cost == CacheCost(full * per_token, 0, ((per_token, 24),) * windows, largest=2 * 64)
     assert kv.nbytes(kv.BatchCache([row]).extract(0)) == per_token * (39 * full + 24 * windows)
 
 
