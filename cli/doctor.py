@@ -147,9 +147,7 @@ def machine() -> Finding:
     if device["kind"] == "cpu" and LIBRARY in preloaded:
         detail += ", products by OpenBLAS"
         if platform.machine() == "x86_64" and FEW_ROWS not in preloaded:
-            detail += (
-                " (no C compiler was found for the part for few rows)"
-            )
+            detail += " (no C compiler was found for the part for few rows)"
     figures = {"device": device, "system": system, "versions": versions, "cores": os.cpu_count()}
     return Finding("machine", "ok", detail, figures)
 

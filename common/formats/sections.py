@@ -51,7 +51,7 @@ class Section:
 
     unmarked: whether a call's marker may be missing.
     tags: the tags of the calls, if they have any.
-    between: words between a name and the arguments, such as ReAct's `Action Input:`.
+    between: the text between a name and the arguments, such as ReAct's `Action Input:`.
     """
 
     openers: tuple[str, ...]
@@ -143,11 +143,11 @@ class Section:
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
         ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
-        yield from cursor.until(markers_of(*ends, "\n\n"), words.append)
+        yield from cursor.until(markers_of(*ends, "\n\n", self.between), words.append)
+        yield from cursor.accept(self.between)
         yield from cursor.space()
         begun = yield from cursor.at(ends)
-        text = "".join(words).rstrip().removesuffix(self.between)
-        name, identity = _named(text, reading.tools)
+        name, identity = _named("".join(words), reading.tools)
         if not (name and begun):
             raise cursor.unreadable()
         reading.begin(name, identity)

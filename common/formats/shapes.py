@@ -22,7 +22,8 @@ from common.formats.tool_schema import Undeclared
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
 _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
-_FIRST_TAG = re.compile(r"<[^<>]*>")
+_FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
+_TOKEN_OR_FENCE = re.compile("[|｜`]")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -141,7 +142,7 @@ class JsonShape:
     def section(self) -> Section:
         """The markers around calls with names outside the JSON."""
         before, after = self.call.strip().partition("{name}")[::2]
-        tag = _FIRST_TAG.match(before)
+        tag = _FIRST_TOKEN.match(before)
         call = tag[0] if tag else before.partition("{index}")[0]
         between, _, call_end = (part.strip() for part in after.partition("{arguments}"))
         return Section(
@@ -150,7 +151,7 @@ class JsonShape:
             _written(call),
             _written(call_end.removeprefix("```")),
             unmarked=bool(self.opening.strip()),
-            between=between if between.endswith(":") else "",
+            between="" if _TOKEN_OR_FENCE.search(between) else between,
         )
 
 
@@ -193,7 +194,7 @@ class TagShape:
         common: dict[str, Any] = {
             "call": head[1],
             "call_close": self.call_end.strip(),
-            "parameter": parameter[1],
+            "parameter": parameter[1].lstrip(),
             "parameter_close": self.value_end.strip(),
             "block": self.opening.strip(),
             "block_close": self.closing.strip(),
