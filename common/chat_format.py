@@ -101,6 +101,13 @@ class ChatFormat:
         return bool(self.grammar.tags)
 
     @property
+    def markers(self) -> frozenset[str]:
+        """The markers around reasoning and calls."""
+        grammar = self.grammar
+        tags = [marker for pair in grammar.tags for marker in (pair.opening, pair.closing)]
+        return frozenset((*tags, *grammar.openers, *grammar.closers))
+
+    @property
     def reasoning_markers(self) -> tuple[str, str] | None:
         """The start and end tags of reasoning."""
         tags = self.grammar.tags

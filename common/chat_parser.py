@@ -26,6 +26,7 @@ from common.chat_events import (
 from common.chat_format import ChatFormat
 from common.formats.answer import Answer
 from common.formats.cursor import Cursor
+from common.formats.end_tokens import EndTokens
 from common.formats.reading import FinishReason, Reading, Tags
 from common.formats.tool_schema import ToolSchemas
 from common.prefixes import common_prefix
@@ -65,6 +66,7 @@ class ChatParser:
     ) -> None:
         self._answer = Answer()
         self._cursor = Cursor()
+        self._ends = EndTokens(format.markers)
         # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
@@ -74,7 +76,7 @@ class ChatParser:
         self._begun_text = ""  # text of `begun` that is still to be removed from events
         if begun:
             self.feed(begun)
-            self._begun_text = self._answer.pending + self._cursor.pending
+            self._begun_text = self._answer.pending + self._pending
         self._answer.partial = partial_calls
 
     @property
@@ -90,7 +92,7 @@ class ChatParser:
         been written and only the following text can show that it is not a quotation. A code block
         is closed first, because inside it the closing tag would be a quotation.
         """
-        reading, written = self._reading, self._cursor.pending
+        reading, written = self._reading, self._pending
         closing = reading.closing
         if not self.reasoning or reading.begun or reading.pending_calls or closing in written:
             return ""
@@ -104,14 +106,14 @@ class ChatParser:
     def may_open(self, tags: Tags) -> bool:
         """Return whether these tags would open reasoning here."""
         if self.reasoning:
-            return self._reading.closing in self._cursor.pending
+            return self._reading.closing in self._pending
         return tags.anywhere or self._answer.fresh
 
     def feed(self, text: str) -> list[ChatEvent]:
         """Parse the next piece of text. Returns the events that are certain now."""
         if self._finished:
             raise ValueError("the answer is finished: create another parser")
-        self._cursor.feed(text)
+        self._cursor.feed(self._ends.feed(text))
         next(self._grammar)
         return self._new()
 
@@ -123,6 +125,7 @@ class ChatParser:
         if self._finished:
             return []
         self._finished = True
+        self._cursor.feed(self._ends.finish())
         self._cursor.ended = True
         self._cursor.stopped = reason == "stop"
         self._reading.reason = reason
@@ -130,6 +133,11 @@ class ChatParser:
             raise AssertionError("a grammar asks for more text after the end")
         self._answer.flush()
         return self._new()
+
+    @property
+    def _pending(self) -> str:
+        """Text that has arrived and was not parsed."""
+        return self._cursor.pending + self._ends.held
 
     def _new(self) -> list[ChatEvent]:
         events = self._answer.take()

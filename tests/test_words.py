@@ -36,6 +36,7 @@ _ANY = re.compile("|".join(WORDS.values()), re.IGNORECASE)
 ALLOWED = (
     "sentence-transformers",  # the library
     "fim▁hole",  # a token
+    "end▁of▁sentence",  # a token
     "in two sentences",  # these are sentences
     "one sentence what you do",
     "rest of a sentence whose subject",

@@ -21,6 +21,16 @@ Wait = Generator[None, None, T]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SURPLUS = re.compile(r"[})\]\s]*")
+STRUCK_END = "</s>"
+END_TOKENS = (
+    *(STRUCK_END, "<eos>", "[EOS]", "<turn|>", "<end_of_turn>", "[e~[", "<seed:eos>"),
+    *("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>"),
+    *("<|eom|>", "<|end|>", "<|end_of_turn|>", "<|endofturn|>", "[|endofturn|]", "<|EOT|>"),
+    *("<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<|eos|>", "<|hy_eos|>", "<|im:end|>"),
+    *("<|user|>", "<|observation|>", "<|assistant_end|>", "<|endofresponse|>", "<SPECIAL_12>"),
+    *("</longcat_s>", "[unused10]", "<|end_of_msg|>", "<|endofassistant|>", "<|flush|>"),
+)
+"""Tokens that end a turn. A checkpoint that does not name them as special shows them as text."""
 
 
 class Unreadable(Exception):
@@ -61,7 +71,7 @@ class Markers:
         return len(text)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def markers_of(*literals: str) -> Markers:
     """Return the Markers of these literals.
 
@@ -186,11 +196,23 @@ class Cursor:
         found = yield from self.at(literals)
         return self.take(len(found))
 
+    def after_space(self, literals: Iterable[str]) -> Wait[tuple[int, str]]:
+        """Return the length of the space and end tokens that come next, and the literal behind.
+
+        The literal is '' if none of them follows.
+        """
+        start = self.position
+        with self.ahead():
+            while True:
+                yield from self.space()
+                length = self.position - start
+                found = yield from self.at(literals)
+                if found or not (yield from self.accept(*END_TOKENS)):
+                    return length, found
+
     def accept_after_space(self, *literals: str) -> Wait[None]:
         """Read a literal and the space before it, or nothing if no literal follows."""
-        with self.ahead():
-            space = len((yield from self.space()))
-            found = yield from self.at(literals)
+        space, found = yield from self.after_space(literals)
         self.take(space + len(found) if found else 0)
 
     def expect(self, *literals: str) -> Wait[str]:

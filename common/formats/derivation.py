@@ -132,14 +132,19 @@ def _json(middle: str, parts: _Parts) -> JsonShape | None:
         before, between = before[:-1], between[1:]
     call = f"{before}{{name}}{between}{{arguments}}{rest}"
     shape = JsonShape(call, opening, separator, closing)
+    if quoted and not shape.quoted and "<" in before:  # the quotes of an attribute
+        call = f'{before}"{{name}}"{between}{{arguments}}{rest}'
+        shape = JsonShape(call, opening, separator, closing)
+        quoted = False
     return shape if shape.quoted == quoted else None
 
 
 def _python(middle: str, parts: _Parts) -> PythonShape | None:
-    quote = middle[-1:]
-    if middle != f"({KEYS[0]}={quote}" or parts.before or parts.after != f"{quote})":
+    quote, (opening, before, after, separator, closing) = middle[-1:], parts
+    end = after.removeprefix(f"{quote})")
+    if middle != f"({KEYS[0]}={quote}" or end == after:
         return None
-    return PythonShape(parts.opening, parts.separator, parts.closing)
+    return PythonShape(f"{opening}{before}", f"{end}{separator}{before}", f"{end}{closing}")
 
 
 def _fenced(middle: str, parts: _Parts) -> FencedShape | None:
@@ -160,7 +165,7 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
     if not (key and value and second_key and tag_end):
         return None
     shared = _common_suffix(header, value_end)
-    tag = shared[shared.rfind("<") :] if "<" in shared else shared
+    tag = shared[len(shared[: shared.rfind("<")].rstrip(" \t")) :] if "<" in shared else shared
     header, value_end = header[: len(header) - len(tag)], value_end[: len(value_end) - len(tag)]
     if not tag or not value_end.strip() or not after.startswith(value_end):
         return None
@@ -177,6 +182,8 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
     flag, other = _FLAG.fullmatch(tag_end), _FLAG.fullmatch(number_end)
     if number_end != tag_end and flag and other:
         tag_end, flags = f"{flag[1]}{{flag}}{flag[3]}", (flag[2], other[2])
+    elif number_end != tag_end:  # strings have quotes, which no reader of tags removes
+        return None
     dropped = tag_end.endswith("\n") and value_end.startswith("\n")
     return TagShape(
         call=f"{before}{{name}}{header}",

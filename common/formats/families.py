@@ -47,14 +47,12 @@ _V3 = replace(
     call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
     "<｜tool▁call▁end｜>",
 )
-# Smaller models that were trained on DeepSeek's answers write the first marker also as llama.cpp
-# reads it (deepseek_r1 in its common/chat).
-_V3_OPENINGS = (
-    *(_V3.opening, "<｜tool_calls_begin｜>", "<｜tool calls begin｜>"),
-    *(r"<｜tool\_calls\_begin｜>", "<｜tool▁calls｜>"),
-)
-_V3_CALLS = tuple(
-    syntax for opening in _V3_OPENINGS for syntax in replace(_V3, opening=opening).syntaxes
+# Smaller models that were trained on DeepSeek's answers spell the markers in other ways, which
+# llama.cpp reads as well (deepseek_r1 in its common/chat).
+_V3_CALLS = (
+    replace(_V3.section, openers=(_V3.opening, "<｜tool▁calls｜>"))
+    .spelt(*({"▁": gap, "｜": bar} for bar in "｜|" for gap in ("▁", "_", r"\_", " ")))
+    .syntax,
 )
 _DSML = tuple(
     invoked(prefix, block, flags=("true", "false"))
@@ -70,6 +68,7 @@ _MISSPELT = tuple(
 )
 _DSML_CALLS = (
     *(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT)),
+    *(tagged(invoked("|DSML|", block).tags) for block in ("function_calls", "tool_calls")),
     *_V3_CALLS,
 )
 _DEEPSEEK_INLINE = tuple(
@@ -103,7 +102,10 @@ _STEP = invoked(
     closing="<｜tool_calls_end｜>",
 )
 _STEP_SECTION = Section(
-    *(_STEP.opening, _STEP.closing, "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+    (_STEP.opening,),
+    (_STEP.closing,),
+    ("<｜tool_call_begin｜>",),
+    ("<｜tool_call_end｜>",),
     tags=invoked("steptml:", "", opening="", closing="").tags,
 )
 _GLM, _LONGCAT = key_value(undeclared="guess"), key_value("longcat_", undeclared="guess")
@@ -129,8 +131,11 @@ _K2 = JsonShape(
     "",
     "<|tool_calls_section_end|>",
 )
-# Section markers of some K2 checkpoints; vLLM accepts both spellings too.
-_SINGULAR = replace(_K2, opening="<|tool_call_section_begin|>", closing="<|tool_call_section_end|>")
+_K2_CALLS = replace(
+    _K2.section,  # vLLM accepts both spellings too
+    openers=(_K2.opening, "<|tool_call_section_begin|>"),
+    closers=(_K2.closing, "<|tool_call_section_end|>"),
+).syntax
 _MUSE_THINK = Tags("<|think:start|>", "<|think:end|>", anywhere=True)
 _GRANITE_THINK = (
     Tags("Here is my thought process:", "Here is my response:"),
@@ -264,7 +269,7 @@ FAMILIES = (
     ),
     Family(
         "Kimi K2", "kimi_k2 kimi", _K2, signs=[("<|tool_calls_section_begin|>",)],
-        reasoning="kimi_k2", calls=(*_K2.syntaxes, *_SINGULAR.syntaxes),
+        reasoning="kimi_k2", calls=(_K2_CALLS,),
     ),
     Family("Kimi VL", reasoning="kimi", tags=(Tags("◁think▷", "◁/think▷"),)),
     Family(
@@ -303,7 +308,7 @@ FAMILIES = (
     Family(
         "Mistral", "mistral", JsonShape(_OBJECT, "[TOOL_CALLS][", ", ", "]"),
         signs=[("[TOOL_CALLS]",)], tags=(Tags("[THINK]", "[/THINK]", anywhere=True), THINK),
-        reasoning="mistral", calls=mistral.CALLS,
+        reasoning="mistral", calls=mistral.CALLS, silent=("[/TOOL_CALLS]",),
         by_token=("[ARGS]", JsonShape("[TOOL_CALLS]{name}[ARGS]{arguments}", separator="")),
     ),
     Family(
@@ -532,8 +537,7 @@ def lenient(family: Family) -> TaggedText | Harmony:
     grammar = family.grammar
     if isinstance(grammar, Harmony) or not grammar.calls:
         return grammar
-    python = isinstance(family.shape, PythonShape)
-    return replace(grammar, foreign=foreign_calls(grammar.calls, _MARKED, python=python))
+    return replace(grammar, foreign=foreign_calls(grammar.calls, _MARKED, family.shape))
 
 
 TOOLS: Mapping[str, TaggedText | Harmony] = {

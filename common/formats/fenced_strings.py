@@ -27,7 +27,7 @@ _WORD_RUN = re.compile(r"[\w$-]*")
 class Place:
     """The position of a value among brackets, which shows its end if a fence is missing.
 
-    depth: how many brackets are open.
+    depth: how many brackets are open; 0 for an argument of a Python call.
     listed: whether the value is an item of a list.
     free: whether it is declared as a string.
     keys: the declared members, and whether each may be a string.
@@ -200,7 +200,8 @@ def _fence_kind(cursor: Cursor, place: Place, latest: str, quoted: bool) -> Wait
         cursor.take(len(place.fence))
         yield from cursor.space()
         yield from _expect_more(cursor, ())
-        ends = (yield from cursor.peek()) in ("", ",", ":", "}", "]")
+        brackets = ("}", "]") if place.depth else (")", "]")
+        ends = (yield from cursor.peek()) in ("", ",", ":", *brackets)
         if not ends and latest in (":", ",", "[", "{", "="):
             return "opening"
         if ends or (yield from cursor.at(place.ends)) or (yield from at_key(cursor)):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from common.formats import qwen
 from common.formats.cursor import Wait
 from common.formats.json_calls import bare_block, read_bare_calls
 from common.formats.pythonic import (
@@ -20,15 +21,16 @@ from common.formats.pythonic import (
     read_tool_code,
 )
 from common.formats.reading import CallSyntax, Reading, no_content_yet, own_line
-from common.formats.shapes import invoked, json_block, tagged
+from common.formats.shapes import PythonShape, Shape, TagShape, invoked, json_block, tagged
+from common.formats.tagged_calls import CallTags
 
 _FENCE = "```"
 _BETWEEN = re.compile(r"[\s,;]*")
 _BLOCKS = (
     *("tools", "tool", "tool_calls", "function_call", "toolcall", "tool-call", "functioncall"),
-    "tool_use",
+    *("tool_use", "function_calls", "tool_call"),
 )
-"""The tags around JSON that models write instead of their own."""
+"""The tags around calls that models write instead of their own."""
 
 
 def _read_code_blocks(reading: Reading) -> Wait[None]:
@@ -74,12 +76,11 @@ def _read_named(reading: Reading) -> Wait[None]:
 
 
 _INVOKED = tuple(
-    tagged(invoked("", block, flags=("true", "false")).tags)
-    for block in ("function_calls", "tool_call", "tool_calls")
+    invoked(prefix, "function_calls", flags=("true", "false")).tags for prefix in ("", "antml:")
 )
 _COMMON = (
-    *_INVOKED,
-    *(bare_block(f"<{name}>", f"</{name}>") for name in _BLOCKS),
+    *map(tagged, _INVOKED),
+    *(bare_block(f"<{name}>", f"</{name}>") for name in _BLOCKS[:-2]),
     *(
         replace(bare_block(f"```{name}", _FENCE), last=True)
         for name in ("tool_call", "function_call")
@@ -96,13 +97,34 @@ _PYTHON = (
 """What only models that write Python calls mean as calls."""
 
 
+def _wrapped(name: str, tags: Collection[CallTags]) -> CallSyntax:
+    """Return the syntax of calls in such tags inside a block of another name."""
+
+    def read(reading: Reading) -> Wait[None]:
+        cursor = reading.cursor
+        cursor.take(len(reading.opener))
+        yield from cursor.space()
+        for each in tags:
+            if (yield from cursor.at([each.call])):
+                reading.opener = each.call
+                yield from each.read(reading)
+                yield from cursor.accept_after_space(f"</{name}>")
+                return
+        raise cursor.unreadable()
+
+    return CallSyntax((f"<{name}>",), read)
+
+
 def foreign_calls(
-    own: Collection[CallSyntax], marked: Iterable[CallSyntax], *, python: bool
+    own: Collection[CallSyntax], marked: Iterable[CallSyntax], shape: Shape | None
 ) -> tuple[CallSyntax, ...]:
     """Return how models of a family write calls beside its own.
 
     marked: the calls of all families that have markers.
-    python: whether the family's own calls are Python's.
+    shape: how the family's own calls are written.
     """
-    found = (*_COMMON, *(_PYTHON if python else ()), *(each for each in marked if each not in own))
+    tags = (*((shape.tags,) if isinstance(shape, TagShape) else ()), *qwen.TAGS, *_INVOKED)
+    python = _PYTHON if isinstance(shape, PythonShape) else ()
+    others = (each for each in marked if each not in own)
+    found = (*(_wrapped(name, tags) for name in _BLOCKS), *_COMMON, *python, *others)
     return tuple(dict.fromkeys(replace(each, foreign=True, closers=()) for each in found))

@@ -14,9 +14,16 @@ from common.formats.values import GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
 _AROUND_NAME = ('"', "'", "`", "<|channel|>commentary", "<|channel|>")
-_GEMMA4_OPENERS = ("<|tool_call>", "<tool_call>", "<|tool_call|>", "<call>")
+_GEMMA4_OPENERS = ("<|tool_call>", "<tool_call>", "<|tool_call|>", "<call>", "<|tool_calls>")
 _HALF_OPENERS = ("tool_call>", "|tool_call>")
-_GEMMA4_CLOSERS = ("<tool_call|>", "</tool_call>", "<|/tool_call|>", "<|tool_call|>", "</call>")
+_GEMMA4_CLOSERS = (
+    "<tool_call|>",
+    "</tool_call>",
+    "<|/tool_call|>",
+    "<|tool_call|>",
+    "</call>",
+    "<tool_calls|>",
+)
 """The tokens, and what the model sometimes writes instead."""
 
 

@@ -122,6 +122,7 @@ class KeyValueTags(CallTags):
         closed = key != text
         while (yield from cursor.accept(*forms(self.key_close))):
             closed = True
+        yield from cursor.space()
         if self.kind[0] and (yield from cursor.accept(self.kind[0])):
             yield from cursor.run(_KEY)
             yield from cursor.expect(self.kind[1])

@@ -116,6 +116,7 @@ def calls_of(
     strict: whether the text must contain nothing else.
     aliases: a format's own keys, and the usual ones.
     """
+    text = arguments_of(text) or text if text.startswith('"') else text
     members = _members(text)
     listed = members.get(_first(_LISTS, members), "")
     if listed.startswith("[") and not members.keys() - {*_LISTS, *_EXTRAS}:
@@ -123,7 +124,8 @@ def calls_of(
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
     if not items:
         raise Unreadable
-    return [call for item in items for call in _calls_in(_members(item, aliases), tools, strict)]
+    texts = [arguments_of(item) or "" if item.startswith('"') else item for item in items]
+    return [call for item in texts for call in _calls_in(_members(item, aliases), tools, strict)]
 
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:

@@ -8,15 +8,17 @@ from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments, read_bare_calls, read_json_calls
 from common.formats.pythonic import at_named_call
-from common.formats.reading import CallSyntax, Reading, no_content_yet
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 
 _CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_BROKEN = ("[TOOL_CALLS", "TOOL_CALLS]", "TOOL_CALLS", "[TOOL_CALL]")
 _NAME = re.compile(r"[\w.:/-]*")
 
 
 def _read(reading: Reading) -> Wait[None]:
     cursor = reading.cursor
-    yield from cursor.accept(_CALLS)
+    yield from cursor.accept(_CALLS, *_BROKEN)
+    yield from cursor.accept(":")
     while True:
         yield from cursor.space()
         if not (yield from cursor.more()):
@@ -82,5 +84,6 @@ def _read_without_opening(reading: Reading) -> Wait[None]:
 
 CALLS = (
     CallSyntax((_CALLS,), _read),
+    CallSyntax(_BROKEN, _read, begins=begins_line, broken=True),
     CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
 )

@@ -59,6 +59,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             if certain:
                 yield from cursor.run(_SURPLUS)
             unclosed = bool((yield from cursor.at(ends)))
+            unclosed = unclosed or (cursor.stopped and not (yield from cursor.more()))
             goes_on = unclosed or (yield from cursor.accept(",", ";")) or (certain and another)
             if not goes_on and (yield from cursor.peek()) != "]":
                 raise cursor.unreadable()
@@ -214,6 +215,8 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
         yield from read_source(cursor, ends)
         if key is not None:  # else there are more values than the tool has arguments
             arguments.append((key, value))
+    if cursor.over and reading.tools.lacks(name, (key for key, _ in arguments)):
+        raise cursor.unreadable()
     return Call(name, object_of(arguments))
 
 
@@ -244,6 +247,8 @@ def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
     while True:
         yield from cursor.run(_SEPARATOR)
         if (yield from cursor.accept(")")) or (yield from cursor.at(ends)):
+            return True
+        if cursor.stopped and not (yield from cursor.more()):
             return True
         if (yield from cursor.peek()) != "]":
             return False

@@ -26,6 +26,7 @@ _TAGS = SHAPE.tags
 BLOCK_CLOSE = _TAGS.block_close
 _NAMED_TAGS = replace(_TAGS, call="<function name=", parameter="<parameter name=")
 """With attributes in XML's form, as some models write them."""
+TAGS = (_TAGS, _NAMED_TAGS)
 
 
 def _read_marked(reading: Reading) -> Wait[None]:

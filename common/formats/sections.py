@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from common.formats.answer import Call
 from common.formats.cursor import Cut, Unreadable, Wait, markers_of
@@ -25,6 +26,10 @@ def _nothing(_text: str) -> None:
     pass
 
 
+def _forms(markers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(form for marker in markers for form in forms(marker))
+
+
 def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     """Return the name and the id in the text before a call's arguments; '' for a missing name.
 
@@ -42,47 +47,62 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The markers around all calls and around each, of which either may be ''.
+    """The markers around all calls and around each, in every spelling; there may be none.
 
     unmarked: whether a call's marker may be missing.
     tags: the tags of the calls, if they have any.
-    between: words between a name and the arguments, such as ReAct's `Action Input:`.
+    between: the text between a name and the arguments, such as ReAct's `Action Input:`.
     """
 
-    opener: str
-    closer: str
-    call: str
-    call_close: str
+    openers: tuple[str, ...]
+    closers: tuple[str, ...]
+    calls: tuple[str, ...]
+    call_closes: tuple[str, ...]
     unmarked: bool = False
     tags: CallTags | None = None
     between: str = ""
 
     @property
     def syntax(self) -> CallSyntax:
-        openers = tuple(filter(None, (self.opener, self.call))) or ("",)
-        return CallSyntax(openers, self.read, tuple(filter(None, (self.closer, self.call_close))))
+        openers = (*self.openers, *self.calls) or ("",)
+        return CallSyntax(openers, self.read, (*self.closers, *self.call_closes))
+
+    def spelt(self, *ways: Mapping[str, str]) -> Section:
+        """Return the section with markers that are also spelt in these ways."""
+
+        def spell(markers: tuple[str, ...]) -> tuple[str, ...]:
+            tables = [str.maketrans({**way}) for way in ({}, *ways)]
+            return tuple(dict.fromkeys(m.translate(table) for table in tables for m in markers))
+
+        return replace(
+            self,
+            openers=spell(self.openers),
+            closers=spell(self.closers),
+            calls=spell(self.calls),
+            call_closes=spell(self.call_closes),
+        )
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
         cursor = reading.cursor
-        in_section = bool((yield from cursor.accept(*forms(self.opener))))
+        in_section = bool((yield from cursor.accept(*_forms(self.openers))))
         count = 0
         while True:
             with cursor.ahead():
                 space = len((yield from cursor.space()))
-                following = yield from cursor.at([self.call, *forms(self.closer)])
+                following = yield from cursor.at([*self.calls, *_forms(self.closers)])
                 inside = in_section and not following and (yield from cursor.more())
                 plain = inside and (yield from at_plain_calls(reading))
             noise = space if plain else None
-            if inside and not plain and self.call:
+            if inside and not plain and self.calls:
                 noise = yield from self._before_call(reading)
             if noise is not None:
                 cursor.take(noise)
-            elif following == self.call and (following or not count):
+            elif following in self.calls or not (following or self.calls or count):
                 cursor.take(space + len(following))
             else:
                 break
-            while self.call and (yield from cursor.accept(self.call)):
+            while (yield from cursor.accept(*self.calls)):
                 pass  # a marker that was written twice
             if (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, self._ends())
@@ -108,26 +128,26 @@ class Section:
         start = cursor.position
         brace = "{" if self.unmarked else ""
         with cursor.ahead():
-            ends = markers_of(self.call, self.closer, self.call_close, brace)
+            ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
             marker = yield from cursor.until(ends, _nothing)
             length = cursor.position + len(marker) - start
         if not marker and brace and reading.was_cut():
             raise Cut
-        return length if marker == self.call else 0 if brace and marker == brace else None
+        return length if marker in self.calls else 0 if brace and marker == brace else None
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
         """Read the text with the name, and the arguments, from behind the call's marker."""
         cursor = reading.cursor
         if self.tags:
-            yield from cursor.until(markers_of(self.tags.call, self.call_close), _nothing)
+            yield from cursor.until(markers_of(self.tags.call, *self.call_closes), _nothing)
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
-        ends = [self.call_close, self.closer, *_ARGUMENTS_BEGIN]
-        yield from cursor.until(markers_of(*ends, "\n\n"), words.append)
+        ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
+        yield from cursor.until(markers_of(*ends, "\n\n", self.between), words.append)
+        yield from cursor.accept(self.between)
         yield from cursor.space()
         begun = yield from cursor.at(ends)
-        text = "".join(words).rstrip().removesuffix(self.between)
-        name, identity = _named(text, reading.tools)
+        name, identity = _named("".join(words), reading.tools)
         if not (name and begun):
             raise cursor.unreadable()
         reading.begin(name, identity)
@@ -142,19 +162,18 @@ class Section:
         return Call(name, arguments, identity)
 
     def _ends(self) -> tuple[str, ...]:
-        ends = (*forms(self.call_close), self.call, *forms(self.closer))
-        return tuple(filter(None, ends))
+        return (*_forms(self.call_closes), *self.calls, *_forms(self.closers))
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         cursor = reading.cursor
         yield from cursor.accept_after_space("```")
         yield from cursor.drop_cut(self._ends())
+        space, found = yield from cursor.after_space(self._ends())
         with cursor.ahead():
-            space = len((yield from cursor.space()))
+            cursor.take(space)
             if not (yield from cursor.more()):
                 return
-            found = yield from cursor.at(self._ends())
-        if not found and self.call_close:
+        if not found and self.call_closes:
             raise cursor.unreadable()
-        cursor.take(space + (len(found) if found in forms(self.call_close) else 0))
+        cursor.take(space + (len(found) if found in _forms(self.call_closes) else 0))

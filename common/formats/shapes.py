@@ -22,7 +22,8 @@ from common.formats.tool_schema import Undeclared
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
 _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
-_FIRST_TAG = re.compile(r"<[^<>]*>")
+_FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
+_TOKEN_OR_FENCE = re.compile("[|｜`]")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -101,6 +102,11 @@ def tagged(tags: CallTags) -> CallSyntax:
     return CallSyntax(tags.openers, tags.read, tags.closers)
 
 
+def _written(marker: str) -> tuple[str, ...]:
+    """Return the marker without the space around it; nothing if there is none."""
+    return (marker.strip(),) if marker.strip() else ()
+
+
 @dataclass(frozen=True, slots=True)
 class JsonShape:
     """The arguments of a call are one JSON object.
@@ -122,7 +128,7 @@ class JsonShape:
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
         if not self.quoted:
-            return (self._section.syntax,)
+            return (self.section.syntax,)
         start = (self.opening + self.call).partition("{")[0].rstrip()
         end = self.call.partition("{arguments}")[2].lstrip("}") + self.closing
         found = [re.search(_KEY_OF.format(usual), self.call) for usual in _KEYS]
@@ -133,19 +139,19 @@ class JsonShape:
         return (json_block(start.removesuffix("["), end.lstrip("]\n "), keys=keys),)
 
     @property
-    def _section(self) -> Section:
+    def section(self) -> Section:
         """The markers around calls with names outside the JSON."""
         before, after = self.call.strip().partition("{name}")[::2]
-        tag = _FIRST_TAG.match(before)
+        tag = _FIRST_TOKEN.match(before)
         call = tag[0] if tag else before.partition("{index}")[0]
         between, _, call_end = (part.strip() for part in after.partition("{arguments}"))
         return Section(
-            self.opening.strip(),
-            self.closing.strip(),
-            call.strip(),
-            call_end.removeprefix("```").strip(),
+            _written(self.opening),
+            _written(self.closing),
+            _written(call),
+            _written(call_end.removeprefix("```")),
             unmarked=bool(self.opening.strip()),
-            between=between if between.endswith(":") else "",
+            between="" if _TOKEN_OR_FENCE.search(between) else between,
         )
 
 
@@ -188,7 +194,7 @@ class TagShape:
         common: dict[str, Any] = {
             "call": head[1],
             "call_close": self.call_end.strip(),
-            "parameter": parameter[1],
+            "parameter": parameter[1].lstrip(),
             "parameter_close": self.value_end.strip(),
             "block": self.opening.strip(),
             "block_close": self.closing.strip(),

@@ -31,10 +31,12 @@ _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
 _WRAPPERS = frozenset({"arguments", "parameters", "properties", "input"})
+_AROUND_ARGUMENTS = ("<parameters>", "</parameters>", "<arguments>", "</arguments>")
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 
 Lines = Literal["kept", "dropped", "paired"]
 _BEHIND: Mapping[Lines, re.Pattern[str]] = {
+    "kept": re.compile(r"(?:\r?\n)?\r?\Z"),
     "dropped": re.compile(r"(?:\r?\n)?\r?\Z"),
     "paired": re.compile(r"(?:\r?\n){0,2}\r?\Z"),
 }
@@ -80,6 +82,7 @@ class ValueSender:
         self.sent = 0
         self.quoted = _Quoted()
         self.quotes = False  # whether a quoted call has begun
+        self.ends: tuple[str, ...] = ()  # closing tags of this value
         self.given: Collection[str] = ()  # keys of the call so far, this value's included
         self.declared: Collection[str] = ()  # keys that the tool declares
 
@@ -91,7 +94,7 @@ class ValueSender:
             self._decide()
         if self._streams_text:
             end = len(self._text)
-            if self.lines != "kept" and (behind := _BEHIND[self.lines].search(self._text)):
+            if behind := _BEHIND[self.lines].search(self._text):
                 end = behind.start()
             self._put(escaped(self._text[:end]))
             self._text = self._text[end:]
@@ -330,6 +333,8 @@ class CallTags:
                 break
             if (yield from self._opens_parameter(cursor)):
                 yield from self._read_parameter(reading, name, arguments)
+            elif element := (yield from cursor.accept(*_elements(reading, name, arguments))):
+                yield from self._read_parameter(reading, name, arguments, element[1:-1])
             elif self.json_block and (yield from cursor.accept(self.json_block)):
                 yield from self._read_header(cursor)
                 return Call(name, (yield from self._read_json(reading)), identity)
@@ -354,19 +359,23 @@ class CallTags:
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
-        half = self.call_close.removesuffix(">")
-        found = yield from cursor.at((half, *forms(self.call_close)))
-        if found == half != self.call_close:
+        found = yield from cursor.at(forms(self.call_close))
+        length = len(found)
+        if found and found == self.call_close.removesuffix(">"):
             with cursor.ahead():
-                cursor.take(len(found))
+                cursor.take(length)
+                length += yield from _repeated_name(cursor)
                 head = yield from cursor.peek()
-            if head not in ("", "\n", "\r", "<") or not (head or cursor.stopped):
+            bare = length == len(found)
+            if bare and (head not in ("", "\n", "\r", "<") or not (head or cursor.stopped)):
                 return False
-        return bool(cursor.take(len(found)))
+        return bool(cursor.take(length))
 
     def _gap(self, cursor: Cursor) -> Wait[None]:
-        """Read what may be between two tags."""
+        """Read what may be between two tags, such as tags around all arguments."""
         yield from cursor.space()
+        while (yield from cursor.accept(*_AROUND_ARGUMENTS)):
+            yield from cursor.space()
 
     @property
     def _parameters(self) -> tuple[str, ...]:
@@ -409,15 +418,23 @@ class CallTags:
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
         half = self.call_close.removesuffix(">")
-        for closing in ((self.json_close,), self._ends, (half, *respelt(self.call_close))):
+        closings = (self.json_close,), _AROUND_ARGUMENTS, self._ends
+        for closing in (*closings, (half, *respelt(self.call_close))):
             yield from cursor.accept_after_space(*closing)
         return text
 
     def _read_parameter(
-        self, reading: Reading, name: str, arguments: list[tuple[str, str]]
+        self, reading: Reading, name: str, arguments: list[tuple[str, str]], element: str = ""
     ) -> Wait[None]:
+        """Read a parameter from behind the beginning of its tag.
+
+        element: the key, if that was the whole tag.
+        """
         cursor = reading.cursor
-        attributes, closed = yield from self._read_parameter_header(cursor)
+        attributes: Mapping[str, str] = {self.parameter_key: element}
+        closed = False
+        if not element:
+            attributes, closed = yield from self._read_parameter_header(cursor)
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
@@ -426,6 +443,7 @@ class CallTags:
             cursor.take(len(again))
             yield from self._read_parameter_header(cursor)
         value = self._value_sender(reading, name, key, attributes, arguments)
+        value.ends = (f"</{key}>",) if element else (*self._ends, f"</{key}>")
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
         if closed:
@@ -517,6 +535,7 @@ class CallTags:
     ) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
+        tags = markers_of(*self._tags.literals, *value.ends)
         value.quoted = _Quoted()
 
         def add(text: str) -> None:
@@ -524,7 +543,7 @@ class CallTags:
             value.add(text)
 
         while True:
-            marker = yield from cursor.inside(self._tags, add)
+            marker = yield from cursor.inside(tags, add)
             if value.quoted.close(marker):
                 pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
@@ -532,11 +551,13 @@ class CallTags:
                 value.quotes = True
                 value.stop()
             elif (yield from self._ends_text(reading, marker, value)):
-                if skips_calls and value.quotes and marker not in self._ends:
+                if skips_calls and value.quotes and marker not in value.ends:
                     raise Cut  # the value's own closing tag was taken for one of the quoted call
                 text = "".join(chunks)
-                if not cursor.take(len(marker) if marker in self._ends else 0):
-                    text = _LAST_BREAK.sub("", text) if self.lines == "paired" else text
+                if cursor.take(len(marker) if marker in value.ends else 0):
+                    cursor.take((yield from _repeated_name(cursor)))
+                else:
+                    text = text if self.lines == "dropped" else _LAST_BREAK.sub("", text)
                 return text
             add(cursor.take(len(marker)))
 
@@ -609,12 +630,14 @@ class CallTags:
             return False
         with cursor.ahead():
             cursor.take(len(marker))
+            cursor.take((yield from _repeated_name(cursor)))
             yield from self._gap(cursor)
-            ends = marker not in self._ends and not value.quotes
+            ends = marker not in value.ends and not value.quotes
             if not (yield from cursor.more()) and (ends or not reading.was_cut()):
                 return True
-            if marker in self._ends:
+            if marker in value.ends:
                 following += self._parameters
+                following += [f"<{key}>" for key in value.declared if key not in value.given]
             elif marker == self.call_close:
                 following = [t for t in following if t not in call_ends]
             else:
@@ -627,12 +650,28 @@ class CallTags:
             return key is not None and not (value.quotes and key in value.given)
 
 
+def _repeated_name(cursor: Cursor) -> Wait[int]:
+    """Return the length of the rest of a closing tag that repeats a name, as `</parameter=KEY>`."""
+    start = cursor.position
+    with cursor.ahead():
+        if not (yield from cursor.accept("=")):
+            return 0
+        yield from cursor.run(_NAME_RUN)
+        return cursor.position - start if (yield from cursor.accept(">")) else 0
+
+
 def _opens_section(cursor: Cursor) -> Wait[bool]:
     """Read the beginning of a CDATA section if one comes next; returns whether it did."""
     position = cursor.position
     yield from cursor.accept_after_space(_CDATA_OPEN)
     yield from cursor.drop_cut((_CDATA_OPEN,))
     return cursor.position > position
+
+
+def _elements(reading: Reading, name: str, arguments: Pairs) -> tuple[str, ...]:
+    """Return the tags of declared arguments that are named by the key alone, as `<KEY>`."""
+    given = {key for key, _ in arguments}
+    return tuple(f"<{key}>" for key in reading.tools.properties(name) if key not in given)
 
 
 def _discard(_text: str) -> None:

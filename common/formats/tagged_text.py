@@ -13,7 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait, markers_of
+from common.formats.cursor import (
+    END_TOKENS,
+    Cursor,
+    Cut,
+    Markers,
+    Unreadable,
+    Wait,
+    markers_of,
+)
 from common.formats.json_calls import may_be_bare
 from common.formats.markdown import Markdown
 from common.formats.reading import CLOSING_QUOTES, CallSyntax, Reading, Tags, is_quoted
@@ -27,6 +35,13 @@ _TURNS = re.compile(
 """Markers that begin a turn in a prompt; tags before the last one belong to earlier turns."""
 
 
+_HEADERS = (
+    *("<|im_start|>assistant", "<|start_header_id|>assistant<|end_header_id|>", "<|assistant|>"),
+    *("<|header_start|>assistant<|header_end|>", "<start_of_turn>model", "<|turn>model"),
+    *("<｜Assistant｜>", "<|start_of_role|>assistant<|end_of_role|>"),
+    "<|im_assistant|>assistant<|im_middle|>",
+)
+"""The beginning of the model's turn, which it may repeat."""
 _REST_OF_CODE = re.compile(r"[^`\n]*")
 _ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
 
@@ -82,7 +97,7 @@ class TaggedText:
 
     @cached_property
     def _with_tools(self) -> Markers:
-        return Markers([*self._own, *self._others])
+        return Markers([*self._own, *self._others, *END_TOKENS, *_HEADERS])
 
     @cached_property
     def _without_tools(self) -> Markers:
@@ -192,7 +207,8 @@ class TaggedText:
                     return self._end_broken(reading, marker)
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
-        if marker not in self.silent or reading.answer.markdown.quoted:
+        repeated = answer.fresh and marker in (END_TOKENS if answer.called else _HEADERS)
+        if not (repeated or marker in self.silent) or answer.markdown.quoted:
             return False
         return self._edge(reading, marker)
 

@@ -70,7 +70,7 @@ MODEL_JSON = Dialect({**_PYTHON_WORDS, **_NOT_FINITE}, single_quotes=True, loose
 which JSON does not have.
 """
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
-PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
+PYTHON = Dialect(_PYTHON_WORDS, fence=GEMMA4.fence, python=True, single_quotes=True)
 PYTHON_JSON = Dialect(_PYTHON_WORDS, single_quotes=True)
 """JSON with Python's words and quotes as well."""
 
@@ -164,7 +164,8 @@ def read_value(
             yield from _read_comment(cursor)
             continue
         between = stack and (state == "next" or (loose and state != "value"))
-        over = between and (dialect.loose or out.unclosed) and not head and cursor.stopped
+        over = between and not head and cursor.stopped
+        over = over and (dialect.loose or out.unclosed or (dialect.bare and state == "next"))
         if over or (between and ends and (yield from cursor.at(ends))):
             out.after_comma(item=False)
             out.send_member = None
@@ -362,6 +363,9 @@ def _read_scalar(
     ends: tuple[str, ...],
     stops: tuple[str, ...] = (",",),
 ) -> Wait[None]:
+    if dialect.python and (yield from cursor.accept(dialect.fence)):
+        yield from read_fenced(cursor, Place(dialect.fence, ends, depth=0), out.add)
+        return
     if dialect.python and (yield from _at_literal(cursor)):
         out.add('"')
         quote = yield from _read_literals(cursor, out.add)
@@ -516,7 +520,7 @@ def _read_literals(cursor: Cursor, add: Send) -> Wait[str]:
         quote = yield from _read_literal(cursor, add, source=True)
         with cursor.ahead():
             space = len((yield from cursor.space()))
-            if not (yield from cursor.more()):
+            if not (yield from cursor.more()) and not cursor.stopped:
                 raise cursor.unreadable()
             if not (yield from _at_literal(cursor)):
                 space = -1
@@ -598,6 +602,8 @@ def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
     after it. An operator or a method ends the literal, and so does the lack of another quote.
     """
     if not (yield from cursor.more()):
+        if cursor.stopped:
+            return True
         raise cursor.unreadable()
     if delimited:
         brackets = (yield from cursor.run(_SQUARE_RUN)) + (yield from cursor.run(_ROUND_RUN))
@@ -614,13 +620,15 @@ def read_source(
 ) -> Wait[str]:
     """Python source up to a stop or closing bracket outside all its brackets, or one of the ends.
 
-    Raises Cut at the end of the text.
+    Raises Cut if the text was cut.
     """
     chunks: list[str] = []
     depth = 0
     while True:
         chunks.append((yield from cursor.run(_SOURCE_RUN)))
         if not (yield from cursor.more()):
+            if cursor.stopped and not depth:
+                return "".join(chunks)
             raise cursor.unreadable()
         head = yield from cursor.peek()
         over = head in stops or head in (")", "]", "}")

@@ -53,6 +53,25 @@ WRITTEN: dict[str, tuple[str, type]] = {
         EACH.replace("EACH", "<|to:{{ f.name }}|>{{ f.arguments|tojson }}<|done|>"),
         JsonShape,
     ),
+    "a name in an attribute": (
+        EACH.replace("EACH", '<act name="{{ f.name }}">\n{{ f.arguments|tojson }}\n</act>\n'),
+        JsonShape,
+    ),
+    "a name in a tag": (
+        EACH.replace("EACH", "<act={{ f.name }}>{{ f.arguments|tojson }}</act>"),
+        JsonShape,
+    ),
+    "a name in an element": (
+        EACH.replace(
+            "EACH",
+            "<act><name>{{ f.name }}</name><with>{{ f.arguments|tojson }}</with></act>",
+        ),
+        JsonShape,
+    ),
+    "a list of a name and JSON": (
+        EACH.replace("EACH", '<fn>["{{ f.name }}", {{ f.arguments|tojson }}]</fn>'),
+        JsonShape,
+    ),
     "ids": (
         EACH.replace("EACH", f'<fn>{OBJECT[:-1]}, "id": "{{{{ c.id }}}}"}}</fn>'),
         JsonShape,
@@ -110,6 +129,15 @@ WRITTEN: dict[str, tuple[str, type]] = {
         + "</acts>",
         TagShape,
     ),
+    "indented tags": (
+        EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}">\n'
+            + KEYS.replace("KEY", f'  <with name="{{{{ k }}}}">{TEXT}</with>\n')
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
     "keys and values": (
         EACH.replace(
             "EACH",
@@ -128,6 +156,15 @@ WRITTEN: dict[str, tuple[str, type]] = {
             + "){{ ', ' if not loop.last }}",
         )
         + "]<|/py|>",
+        PythonShape,
+    ),
+    "Python, each in a block": (
+        EACH.replace(
+            "EACH",
+            "<py>{{ f.name }}("
+            + KEYS.replace("KEY", "{{ k }}={{ v|tojson }}{{ ', ' if not loop.last }}")
+            + ")</py>\n",
+        ),
         PythonShape,
     ),
     "fences": (
@@ -234,6 +271,16 @@ def test_a_template_may_allow_one_call() -> None:
         "{{ m.tool_calls }}",
         EACH.replace("EACH", "{{ f.arguments|tojson }} for {{ f.name }}"),
         EACH.replace("EACH", "{{ f.name }} {{ f.arguments|tojson }}"),
+        EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}">'
+            + KEYS.replace("KEY", '<with name="{{ k }}">{{ v|tojson }}</with>')
+            + "</act>",
+        ),
+        EACH.replace(
+            "EACH",
+            '<act id="{{ loop.index0 }}" name="{{ f.name }}">{{ f.arguments|tojson }}</act>',
+        ),
     ],
 )
 def test_no_format_is_made_up(template: str) -> None:

@@ -86,7 +86,7 @@ def _dsml(mark: str, block: str) -> list[Case]:
         Case(
             "no end of a parameter",
             section(ferry.replace(f"</{mark}parameter>", "")),
-            calls=[("ferry_times", {"harbour": "Ærø\n"})],
+            calls=[A_FERRY],
         ),
         Case(
             "all arguments in one",

@@ -1,0 +1,68 @@
+"""Drops the token that ends a model's turn, where it comes as text at the end of the answer.
+
+A checkpoint whose configuration does not name the token as a special one shows it as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from common.formats.cursor import END_TOKENS, STRUCK_END, markers_of
+
+_STRUCK = re.compile(r"<s[ >]")  # HTML that crosses text out also ends with </s>
+
+
+class EndTokens:
+    """Holds back what may be the end of the answer.
+
+    own: the family's markers, which its grammar reads.
+    """
+
+    def __init__(self, own: Collection[str]) -> None:
+        self._ends = markers_of(*(token for token in END_TOKENS if token not in own))
+        self._tokens: list[str] = []  # tokens, and space after them
+        self._begun = ""  # the beginning of another one
+        self._latest = ""
+        self._struck = False
+
+    @property
+    def held(self) -> str:
+        """The text that is held back."""
+        return "".join(self._tokens) + self._begun
+
+    def feed(self, text: str) -> str:
+        """Accept the next piece of text. Returns the text that does not belong to the end."""
+        self._struck = self._struck or bool(_STRUCK.search(self._latest + text))
+        self._latest = (self._latest + text)[-2:]
+        text = self._begun + text
+        if self._tokens and self._tokens[-1].endswith("["):  # perhaps the beginning of another
+            text = self._tokens.pop() + text
+        start, self._begun = self._first_token(text), ""
+        if start == len(text):
+            end = self._ends.open_end(text)
+            text, self._begun = text[:end], text[end:]
+            start = self._first_token(text)
+        before = ""
+        if text[:start].strip() or not self._tokens:
+            before, self._tokens = "".join(self._tokens) + text[:start], []
+            text = text[start:]
+        self._tokens += filter(None, (text[:-4], text[-4:]))
+        return before
+
+    def finish(self) -> str:
+        """End the answer. Returns the text that was held back and is a part of it."""
+        return self.held if self._begun else ""
+
+    def _first_token(self, text: str) -> int:
+        """Return where the tokens begin with which the text ends; its length if there are none."""
+        start = end = len(text)
+        while True:
+            while end and text[end - 1].isspace():
+                end -= 1
+            for token in self._ends.literals:
+                if text.endswith(token, 0, end) and not (token == STRUCK_END and self._struck):
+                    start = end = end - len(token)
+                    break
+            else:
+                return start

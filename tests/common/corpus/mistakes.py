@@ -1,0 +1,221 @@
+"""Mistakes that models make in markers and tags, and tokens that end a turn written as text."""
+
+from __future__ import annotations
+
+import json
+
+from tests.common.corpus import Call, Case
+
+A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
+A_TIDE: Call = ("tide_now", {})
+_MONDAY: Call = ("ferry_times", {"harbour": "Ærø", "day": "Mon"})
+_ARGUMENTS = '{"harbour": "Ærø"}'
+_OBJECT = f'{{"name": "ferry_times", "arguments": {_ARGUMENTS}}}'
+_TAGS = (
+    "<tool_call>\n<function=ferry_times>\n<parameter=harbour>\nÆrø\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+_DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>ferry_times\n```json\n"
+    f"{_ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+_DSML = (
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="ferry_times">\n'
+    '<｜DSML｜parameter name="harbour" string="true">Ærø</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>"
+)
+_PREFIX = "antml:"
+_KEY = "<tool_call>ferry_times\n<arg_key>harbour</arg_key>\n<arg_value>Ærø\n"
+
+
+def _ends(call: str, *tokens: str) -> list[Case]:
+    """A call, and text, with each of these tokens behind."""
+    return [
+        *(Case(f"{token} after a call", f"{call}{token}", calls=[A_FERRY]) for token in tokens),
+        *(Case(f"{token} after text", f"Hm.{token}", "Hm.") for token in tokens),
+        *(
+            Case(f"{token} on its own line", f"{call}\n{token}\n", calls=[A_FERRY])
+            for token in tokens
+        ),
+        *(
+            Case(f"text after {token}", f"{call}{token}\nHm.", "Hm.", calls=[A_FERRY])
+            for token in tokens
+        ),
+    ]
+
+
+HERMES = [
+    *_ends(f"<tool_call>\n{_OBJECT}\n</tool_call>", "<|im_end|>", "<|endoftext|>", "</s>"),
+    Case("two ends", "Hm.<|im_end|>\n<|endoftext|>", "Hm."),
+    Case("an end instead of the closing", f"<tool_call>\n{_OBJECT}<|im_end|>", calls=[A_FERRY]),
+    Case(
+        "an end before the closing",
+        f"<tool_call>\n{_OBJECT}<|im_end|>\n</tool_call>",
+        calls=[A_FERRY],
+    ),
+    Case("an end in the middle", "Hm.</s> So.", "Hm.</s> So."),
+    Case("the beginning of another end", "Hm.</s> </s", "Hm.</s> </s"),
+    Case("an end in code", "It is `<|im_end|>`", "It is `<|im_end|>`"),
+    Case("crossed out", "It was <s>12</s>", "It was <s>12</s>"),
+    Case("an end at the length limit", "Hm.<|im_end|>", "Hm.", cut=True),
+    Case("the turn again", f"<|im_start|>assistant\n<tool_call>{_OBJECT}", calls=[A_FERRY]),
+]
+LLAMA = [
+    *_ends(_OBJECT.replace("arguments", "parameters"), "<|eot_id|>", "<|eom_id|>")[:2],
+    Case(
+        "the turn again",
+        f"<|start_header_id|>assistant<|end_header_id|>\n\n{_OBJECT}",
+        calls=[A_FERRY],
+    ),
+]
+TAGGED = [
+    *_ends(_TAGS, "<|im_end|>"),
+    Case(
+        "a key in the closing tag",
+        _TAGS.replace("</parameter>", "</parameter=harbour>"),
+        calls=[A_FERRY],
+    ),
+    Case(
+        "a name in the closing tag",
+        _TAGS.replace("</function>", "</function=ferry_times>"),
+        calls=[A_FERRY],
+    ),
+    Case("closed by the key", _TAGS.replace("</parameter>", "</harbour>"), calls=[A_FERRY]),
+    Case(
+        "a tag with the name of the key in the value",
+        _TAGS.replace("Ærø", "<harbour>\nÆrø\n</harbour>"),
+        calls=[("ferry_times", {"harbour": "<harbour>\nÆrø\n</harbour>"})],
+    ),
+    Case(
+        "elements of keys",
+        "<tool_call>\n<function=ferry_times>\n<harbour>Ærø</harbour>\n<day>Mon</day>\n"
+        "</function>\n</tool_call>",
+        calls=[_MONDAY],
+    ),
+    Case(
+        "tags around the parameters",
+        _TAGS.replace("<parameter=", "<parameters>\n<parameter=").replace(
+            "</function>", "</parameters>\n</function>"
+        ),
+        calls=[A_FERRY],
+    ),
+    Case(
+        "tags around JSON",
+        "<tool_call>\n<function=ferry_times>\n<parameters>" + _ARGUMENTS + "</parameters>\n"
+        "</function>\n</tool_call>",
+        calls=[A_FERRY],
+    ),
+    *(
+        Case(f"a block {name}", _TAGS.replace("tool_call", name), calls=[A_FERRY])
+        for name in ("tool_calls", "tools", "function_call")
+    ),
+    Case(
+        "a prefix of another family",
+        f'<{_PREFIX}function_calls>\n<{_PREFIX}invoke name="ferry_times">\n'
+        f'<{_PREFIX}parameter name="harbour">Ærø</{_PREFIX}parameter>\n'
+        f"</{_PREFIX}invoke>\n</{_PREFIX}function_calls>",
+        calls=[A_FERRY],
+    ),
+    Case(
+        "an end before the closing of the block",
+        _TAGS.replace("\n</tool_call>", "<|im_end|>\n</tool_call>"),
+        calls=[A_FERRY],
+    ),
+]
+DEEPSEEK = [
+    *_ends(_DEEPSEEK, "<｜end▁of▁sentence｜>"),
+    *(
+        Case(
+            f"markers with {bar} and {gap}",
+            f"{before}{_DEEPSEEK.replace('｜', bar).replace('▁', gap)}",
+            before.strip(),
+            calls=[A_FERRY],
+        )
+        for bar in "｜|"
+        for gap in "▁_ "
+        for before in ("", "Hm.\n")
+    ),
+]
+DSML = [Case("ASCII bars", _DSML.replace("｜", "|"), calls=[A_FERRY])]
+GLM = [
+    *_ends(f"{_KEY.rstrip()}</arg_value>\n</tool_call>", "<|user|>", "<|observation|>"),
+    Case("no end of a value", f"{_KEY}</tool_call>", calls=[A_FERRY]),
+    Case(
+        "no end of a value before the next key",
+        f"{_KEY}<arg_key>day</arg_key>\n<arg_value>Mon</arg_value>\n</tool_call>",
+        calls=[_MONDAY],
+    ),
+    Case("no end of a value, cut", _KEY, cut=True),
+]
+MISTRAL = [
+    *_ends(f"[TOOL_CALLS][{_OBJECT}]", "</s>"),
+    *(
+        Case(
+            f"the opening {opening}", f"{before}{opening}[{_OBJECT}]", before.strip(), "", [A_FERRY]
+        )
+        for opening in (
+            *("[TOOL_CALLS]", "[TOOL_CALLS]: ", "TOOL_CALLS]", "[TOOL_CALLS ", "TOOL_CALLS "),
+            *("TOOL_CALLS", "[TOOL_CALL] "),
+        )
+        for before in ("", "Hm.\n\n")
+    ),
+    *(
+        Case(f"a name after {opening}", f"{opening}ferry_times{sign}{_ARGUMENTS}", calls=[A_FERRY])
+        for opening in ("TOOL_CALLS]", "TOOL_CALLS ")
+        for sign in ("[ARGS]", "")
+    ),
+    Case("the opening as a word", "TOOL_CALLS is a word.", "TOOL_CALLS is a word."),
+    Case("a closing marker", f"[TOOL_CALLS][{_OBJECT}][/TOOL_CALLS]", calls=[A_FERRY]),
+    Case(
+        "an end between calls",
+        f"[TOOL_CALLS]ferry_times[ARGS]{_ARGUMENTS}</s>[TOOL_CALLS]tide_now[ARGS]{{}}",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("a list of JSON in strings", f"[TOOL_CALLS][{json.dumps(_OBJECT)}]", calls=[A_FERRY]),
+]
+_FENCED = '<|tool_call>call:ferry_times(harbour=<|"|>Ærø<|"|>)<tool_call|>'
+GEMMA = [
+    Case("fences in Python", _FENCED, calls=[A_FERRY]),
+    Case(
+        "no braces at the end",
+        '<|tool_call>call:ferry_times{harbour:<|"|>Ærø<|"|>',
+        calls=[A_FERRY],
+    ),
+]
+PYTHON = [
+    Case("no brackets at the end", "<|python_start|>[ferry_times(harbour='Ærø'", calls=[A_FERRY]),
+    Case("no brackets, cut", "<|python_start|>[ferry_times(harbour='Ærø'", cut=True),
+]
+MINIMAX = [Case("the end [e~[", "Hm.[e~[", "Hm.")]
+MINICPM = [
+    Case(
+        "a block",
+        '<tool_call>\n<function name="ferry_times"><param name="harbour">Ærø</param></function>\n'
+        "</tool_call>",
+        calls=[A_FERRY],
+    )
+]
+HORIZON = [
+    Case(
+        "lines between tags",
+        "<ifm|tool_calls><ifm|tool_call>ferry_times\n<ifm|arg_key>harbour</ifm|arg_key>\n"
+        "<ifm|arg_type>string</ifm|arg_type>\n<ifm|arg_value>Ærø</ifm|arg_value>\n"
+        "</ifm|tool_call></ifm|tool_calls>",
+        calls=[A_FERRY],
+    )
+]
+MISTAKES: dict[tuple[str, str | None, str], list[Case]] = {
+    ("hermes", "qwen3", ""): HERMES,
+    ("llama3_json", None, ""): LLAMA,
+    ("qwen3_coder", "qwen3", ""): TAGGED,
+    ("deepseek_v3", None, ""): DEEPSEEK,
+    ("deepseek_v31", None, ""): DEEPSEEK,
+    ("deepseek_v32", None, ""): DSML,
+    ("glm45", "glm45", ""): GLM,
+    ("mistral", "mistral", ""): MISTRAL,
+    ("gemma4", None, ""): GEMMA,
+    ("pythonic", None, ""): PYTHON,
+    ("minimax_m2", None, ""): MINIMAX,
+    ("minicpm5", None, ""): MINICPM,
+    ("k2_horizon", None, ""): HORIZON,
+}
