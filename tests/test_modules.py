@@ -49,13 +49,13 @@ COVERED = {
         backend/engine/embedding/encoder_shape backend/engine/embedding/network_loading
     """,
     "engine/executing/test_executor_faults.py": "backend/engine/executing/failure",
+    "engine/test_engine.py": "backend/engine/prompting/text_calls",
     "engine/executing/test_scoring.py": "backend/engine/executing/kept_entries",
     "engine/media/test_sounds.py": "backend/engine/media/sound_process",
     "engine/media/test_videos.py": "backend/engine/media/child backend/engine/media/video_process",
     "engine/planning/test_planner.py": """
         backend/engine/planning/prefix_source backend/engine/planning/sequence_table
-        backend/engine/planning/checkpoint_positions backend/engine/planning/stored_entries
-        backend/engine/planning/text_turn
+        backend/engine/planning/stored_entries backend/engine/planning/text_turn
     """,
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",
     "engine/prompting/test_quoted_text.py": "backend/engine/prompting/unreadable_text",
@@ -74,9 +74,7 @@ COVERED = {
     """,
     "engine/test_loading_weights.py": "backend/engine/loading/shards",
     "engine/test_pass_times.py": "backend/engine/executing/step_times",
-    "engine/test_serving_trial.py": """
-        backend/engine/loading/row_masks backend/engine/prompting/text_calls
-    """,
+    "engine/test_serving_trial.py": "backend/engine/loading/row_masks",
     "engine/vision/test_order_of_parts.py": """
         backend/engine/vision/media_prompts backend/engine/vision/positions common/media_parts
     """,

@@ -46,6 +46,8 @@ def _changed(
         (Sampling(presence=0.75), (0, 2, 0, 0), [1.25, -1, -0.25, 0, -4, 3]),
         (Sampling(frequency=0.5, presence=0.25), (0, 2, 0), [0.75, -1, -0.25, 0, -4, 3]),
         (Sampling(frequency=-1.0), (4,), [2, -1, 0.5, 0, -3, 3]),
+        (Sampling(frequency=1.0), (4,), [2, -1, 0.5, 0, -5, 3]),
+        (Sampling(presence=1.0), (4,), [2, -1, 0.5, 0, -5, 3]),
         (Sampling(frequency=2.0, presence=2.0), (), LOGITS),
         # With a window they work as in mlx-lm and count prompt tokens too: here 4, 0 and 0.
         (Sampling(frequency=0.5, frequency_window=3), (0, 0), [1, -1, 0.5, 0, -4.5, 3]),

@@ -7,8 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
 
 from backend.engine.media.items import SOUND_RATE
+from backend.engine.speech import speech_families
 from backend.engine.speech.speech_builder import open_model
 from backend.engine.speech.speech_families import abilities_of, transcriber
 from backend.engine.speech.transcript import Speech, Transcribed
@@ -79,3 +82,11 @@ def test_a_checkpoint_s_own_code_is_not_run(tmp_path: Path) -> None:
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     open_model(folder, "qwen3_asr")
     assert not (tmp_path / "ran").exists()
+
+
+def test_audio_is_computed_in_the_type_of_the_weights() -> None:
+    """Packed weights are integers, and say nothing about it."""
+    packed = QuantizedLinear(64, 8)
+    packed.set_dtype(mx.bfloat16)
+    assert speech_families._dtype(packed) == mx.bfloat16
+    assert speech_families._dtype(Linear(8, 8)) == mx.float32

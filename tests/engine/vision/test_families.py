@@ -58,7 +58,9 @@ from tests.long import TEST_LONG
 TOKENS = 48
 CLOSE = 1e-4  # log-probabilities in another order of summation
 # Positions in three dimensions, recurrent state, windows, tiles, latent attention, a plain marker.
+# Each has another form of positions, features or windows.
 SAMPLE = ["qwen2_5_vl", "qwen3_5", "gemma3", "idefics3", "mistral4", "internvl_chat"]
+SAMPLE += ["qwen3_omni_moe"]
 FAMILIES = [
     *SAMPLE,
     "qwen3_5_moe",
@@ -69,7 +71,6 @@ FAMILIES = [
     "minimax_m3_vl",
     "paddleocr_vl",
     "kimi_vl",
-    "qwen3_omni_moe",
     "aya_vision",
     "dots_ocr",
     "glm4v",
