@@ -10,9 +10,10 @@ import asyncio
 import functools
 import math
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
@@ -25,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.wording import shown
 from gateway import exchange
-from gateway.errors import ApiError
+from gateway.errors import RETRY_AFTER, SERVER, ApiError
 from gateway.leaving import run_until_left
 from gateway.problems import likeliest
 from gateway.refusals import invalid, response_of
@@ -36,6 +37,7 @@ DEEPEST = 200
 MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
+_MOST_ARRIVING = 8  # all bodies that are arriving may be this many times as large as the largest
 _THREADED = 32 << 10  # bytes of a body whose check may take 10 ms
 _THREADS = ThreadPoolExecutor(2, "bodies")  # few, because they take turns with the event loop
 _MARK = b"\xef\xbb\xbf"  # which editors and shells of Windows put before UTF-8
@@ -51,20 +53,29 @@ T = TypeVar("T")
 _BODY = "gateway.body"  # the key in a scope that has the body
 
 
+@dataclass
+class Arriving:
+    """The bytes of all bodies that are arriving."""
+
+    nbytes: int = 0
+
+
 class BodyMiddleware:
     """Reads the body, or refuses it; then runs the request until its client leaves."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
         self._settings = settings
+        self._arriving = Arriving()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            _require_plain(Headers(scope=scope))
-            scope[_BODY] = await read_body(Headers(scope=scope), receive, self._settings)
+            headers = Headers(scope=scope)
+            _require_plain(headers)
+            scope[_BODY] = await read_body(headers, receive, self._settings, self._arriving)
         except ApiError as refusal:
             await response_of(refusal, scope)(scope, receive, send)
             return
@@ -149,17 +160,45 @@ def _require_plain(headers: Headers) -> None:
         )
 
 
-async def read_body(headers: Headers, receive: Receive, settings: GatewaySettings) -> bytearray:
+async def read_body(
+    headers: Headers, receive: Receive, settings: GatewaySettings, arriving: Arriving | None = None
+) -> bytearray:
     """Return the whole body.
 
-    Raises ApiError 413 as soon as it is too long, 408 if it stops arriving, or takes longer than a
-    request may.
+    Raises ApiError 413 as soon as it is too long, 503 if it and others that are arriving take too
+    much memory, 408 if it stops arriving, or takes longer than a request may.
     """
-    largest, limit = settings.max_body_bytes, settings.request_timeout or math.inf
+    largest = settings.max_body_bytes
+    arriving = arriving or Arriving()
     # uvicorn refuses a length that is not a number or is extremely long.
     if int(headers.get("content-length", "0")) > largest:
         _too_large(largest)
     body = bytearray()
+    try:
+        async for part in _parts(receive, settings.request_timeout or math.inf):
+            body += part
+            arriving.nbytes += len(part)
+            if len(body) > largest:
+                _too_large(largest)
+            if arriving.nbytes > _MOST_ARRIVING * largest:
+                raise ApiError(
+                    503,
+                    f"other requests are sending {arriving.nbytes - len(body)} bytes at the moment:"
+                    " send the request again later",
+                    SERVER,
+                    "overloaded",
+                    retry_after=RETRY_AFTER,
+                )
+    finally:
+        arriving.nbytes -= len(body)
+    return body
+
+
+async def _parts(receive: Receive, limit: float) -> AsyncIterator[bytes]:
+    """Yield the parts of a body.
+
+    limit: maximum seconds since the request began.
+    """
     more = True
     while more:
         left = limit - exchange.current().seconds
@@ -172,11 +211,8 @@ async def read_body(headers: Headers, receive: Receive, settings: GatewaySetting
             raise ApiError(408, sentence, code="request_timeout") from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "the body ended early", code="request_aborted")
-        body += message.get("body", b"")
-        if len(body) > largest:
-            _too_large(largest)
+        yield message.get("body", b"")
         more = message.get("more_body", False)
-    return body
 
 
 async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.types import Message
 from gateway import limits
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.limits import DEEPEST, MOST_OBJECTS, read_body
+from gateway.limits import DEEPEST, MOST_OBJECTS, Arriving, read_body
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 from tests.gateway.requests_begun import begun
@@ -416,3 +416,37 @@ async def test_a_body_that_arrives_too_slowly_is_refused() -> None:
     with pytest.raises(ApiError, match=r"the body took longer than 0\.05 s to") as caught:
         await read_body(Headers(), receive, settings)
     assert caught.value.status == 408
+
+
+async def test_many_bodies_at_once_are_refused_before_memory_is_short() -> None:
+    """Nine clients send eleven twelfths of the largest body each, and wait."""
+    settings, arriving = GatewaySettings(max_body_bytes=1200), Arriving()
+    released, sent = asyncio.Event(), [asyncio.Event() for _ in range(8)]
+
+    async def body(number: int) -> bytearray:
+        parts = iter((b" " * 1100, b""))
+
+        async def receive() -> Message:
+            part = next(parts)
+            if not part:
+                sent[number].set()  # the first part was counted
+                await released.wait()
+            return {"type": "http.request", "body": part, "more_body": bool(part)}
+
+        begun()
+        return await read_body(Headers(), receive, settings, arriving)
+
+    waiting = [asyncio.ensure_future(body(number)) for number in range(8)]
+    async with asyncio.timeout(60):
+        for each in sent:
+            await each.wait()
+    with pytest.raises(
+        ApiError, match="other requests are sending 8800 bytes at the mom"
+    ) as caught:
+        await body(0)
+    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    waiting[0].cancel()
+    released.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert arriving.nbytes == 0
+    assert len(await body(0)) == 1100
