@@ -162,11 +162,19 @@ class Cursor:
             self._kept.clear()
 
     @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """Look ahead: everything read inside the block is put back."""
+    def ahead(self) -> Iterator[Callable[[], None]]:
+        """Look ahead: everything read inside the block is put back.
+
+        Yields a function, which keeps what was read before it was called.
+        """
         place = self.save()
+
+        def keep() -> None:
+            nonlocal place
+            place = self.position
+
         try:
-            yield
+            yield keep
         finally:
             self.restore(place)
             self.release()
@@ -224,14 +232,12 @@ class Cursor:
 
     def drop_cut(self, literals: tuple[str, ...]) -> Wait[None]:
         """Read the beginning of a literal, and space before it, if the text ends inside it."""
-        start = self.position
-        with self.ahead():
+        with self.ahead() as keep:
             yield from self.space()
-            length = self.position - start
             comes = yield from self.at(literals)
-            left = self._text[self._at :] if self.ended else ""
-        if left and not comes and any(literal.startswith(left) for literal in literals):
-            self.take(length + len(left))
+            left = self.rest() if self.ended else ""
+            if left and not comes and any(literal.startswith(left) for literal in literals):
+                keep()
 
     def drop_surplus(self, ends: tuple[str, ...]) -> Wait[None]:
         """Read closing brackets and space before one of the ends, even cut, or the text's end."""

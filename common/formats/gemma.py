@@ -50,13 +50,11 @@ def _read(
             reading.call(Call(name, arguments))
         else:
             raise cursor.unreadable()
-        with cursor.ahead():
-            start = cursor.position
+        with cursor.ahead() as keep:
             yield from cursor.space()
             another = yield from cursor.at(["call:"])
-            length = cursor.position - start
-            closes = yield from cursor.accept(*closers)
-        cursor.take(length + len(closes) if closes or another else 0)
+            if (yield from cursor.accept(*closers)) or another:
+                keep()
         if not another:
             return
 

@@ -251,14 +251,13 @@ def at_plain_calls(reading: Reading) -> Wait[bool]:
 def _accept_separator(reading: Reading) -> Wait[bool]:
     """Read the separator between two calls, if another call follows."""
     cursor = reading.cursor
-    start = cursor.position
-    with cursor.ahead():
+    with cursor.ahead() as keep:
         yield from cursor.space()
         separator = yield from cursor.accept(";", ",")
         yield from cursor.space()
-        length = cursor.position - start
         head = yield from cursor.peek()
-    cursor.take(length if head == "{" or (separator and not head) else 0)
+        if head == "{" or (separator and not head):
+            keep()
     return head == "{"
 
 

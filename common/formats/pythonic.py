@@ -128,17 +128,15 @@ def read_tool_code(reading: Reading) -> Wait[None]:
     cursor = reading.cursor
     variable, called = "tool_code", False
     while True:
-        start = cursor.position
-        with cursor.ahead():
+        with cursor.ahead() as keep:
             yield from cursor.run(_STATEMENT_SPACE)
             assigned = (yield from _read_assigned(cursor)) or variable
             printed = yield from cursor.accept("print(")
             only_printed = printed and (yield from cursor.accept(f"{variable})"))
             another = yield from at_named_call(reading)
-            length = cursor.position - start
-        if called and not (only_printed or another):
-            break
-        cursor.take(length)
+            if called and not (only_printed or another):
+                break
+            keep()
         if only_printed:
             continue
         variable = assigned
@@ -154,15 +152,14 @@ def read_tool_code(reading: Reading) -> Wait[None]:
 
 def _read_assigned(cursor: Cursor) -> Wait[str]:
     """Read a variable and an equals sign; returns the variable, '' if there is none."""
-    start = cursor.position
-    with cursor.ahead():
+    with cursor.ahead() as keep:
         variable = yield from cursor.run(_KEYWORD)
         yield from cursor.space()
-        equals = yield from cursor.accept("=")
+        if not (yield from cursor.accept("=")):
+            return ""
         yield from cursor.space()
-        length = cursor.position - start
-    cursor.take(length if equals else 0)
-    return variable if equals else ""
+        keep()
+    return variable
 
 
 def read_fenced_pythonic(
@@ -223,18 +220,16 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
 def _read_mapping(reading: Reading, name: str, ends: tuple[str, ...]) -> Wait[Pairs]:
     """Read a dictionary of the arguments, perhaps unpacked with `**`; none if it is a value."""
     cursor, tools = reading.cursor, reading.tools
-    start = cursor.position
-    with cursor.ahead():
+    with cursor.ahead() as keep:
         unpacked = yield from cursor.accept("**")
         found: Pairs = []
         if (yield from cursor.peek()) == "{":
             found = parts((yield from read_value(cursor, PYTHON, ends)))
-        length = cursor.position - start
-    declared = tools.properties(name)
-    is_value = not unpacked and declared and "object" in tools.types_at(name, declared[:1])
-    if is_value or not all(key in declared for key, _ in found):
-        return []
-    cursor.take(length if found else 0)
+        declared = tools.properties(name)
+        is_value = not unpacked and declared and "object" in tools.types_at(name, declared[:1])
+        if not found or is_value or not all(key in declared for key, _ in found):
+            return []
+        keep()
     return found
 
 
@@ -267,19 +262,16 @@ def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
     Returns None, and reads nothing, for a positional argument.
     """
     cursor = reading.cursor
-    with cursor.ahead():
-        start = cursor.position
+    with cursor.ahead() as keep:
         name = yield from cursor.run(_KEYWORD)
         yield from cursor.space()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
         signs = ("=", ":") if name in reading.tools.properties(tool) else ("=",)
-        equals = bool(name) and bool((yield from cursor.accept(*signs)))
-        length = cursor.position - start
-    if not equals:
-        return None
-    cursor.take(length)
-    yield from cursor.space()
+        if not name or not (yield from cursor.accept(*signs)):
+            return None
+        yield from cursor.space()
+        keep()
     return name
 
 

@@ -388,14 +388,14 @@ class CallTags:
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
         cursor = reading.cursor
-        start = cursor.position
-        with cursor.ahead():
+        with cursor.ahead() as keep:
             if not (yield from cursor.accept(self.call)):
                 return False
             again, _, _ = yield from self._read_call_header(cursor)
-            length = cursor.position - start
-        cursor.take(length if reading.tools.meant(again) == name else 0)
-        return reading.tools.meant(again) == name
+            if reading.tools.meant(again) != name:
+                return False
+            keep()
+        return True
 
     def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
         """Return whether the next text shows that the call has ended without its closing tag.

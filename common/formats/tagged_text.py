@@ -48,11 +48,11 @@ _ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
 
 def _skip_repeated(cursor: Cursor, opener: str) -> Wait[None]:
     """Skip an opener that is followed by itself."""
-    with cursor.ahead():
+    with cursor.ahead() as keep:
         cursor.take(len(opener))
-        space = len((yield from cursor.space()))
-        repeated = yield from cursor.at([opener])
-    cursor.take(len(opener) + space if repeated else 0)
+        yield from cursor.space()
+        if (yield from cursor.at([opener])):
+            keep()
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,18 +230,17 @@ class TaggedText:
     def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read a tag inside text up to its `>`; returns False if the marker begins no tag."""
         cursor = reading.cursor
-        start = cursor.position
-        with cursor.ahead():
+        with cursor.ahead() as keep:
             cursor.take(len(marker))
             if not marker.endswith(">"):
                 yield from cursor.run(_ATTRIBUTES)
                 closed = yield from cursor.accept(">")
                 if not closed and ((yield from cursor.more()) or not reading.was_cut()):
                     return False
-            length = cursor.position - start
-        quoted = reading.answer.markdown.quoted
-        cursor.take(0 if quoted else length)
-        return not quoted
+            if reading.answer.markdown.quoted:
+                return False
+            keep()
+        return True
 
     def _edge(self, reading: Reading, marker: str, *, reasoning: bool | None = None) -> bool:
         reading.cursor.take(len(marker))

@@ -374,12 +374,17 @@ def _read_scalar(
         return
     if dialect.python:
         text = (yield from read_source(cursor, ends, stops)).strip()
-        out.add(_scalar(text, dialect) or json_string(text))
+        scalar = _scalar(text, dialect)
+        if scalar is None and not (yield from cursor.more()):
+            raise cursor.unreadable()
+        out.add(scalar or json_string(text))
         return
     if (yield from _read_string(cursor, dialect, out.add)):
         return
     if dialect.loose:
         text = (yield from read_source(cursor, ends, (",", "\n", '"'))).strip()
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
         yield from _skip_last_quote(cursor)
         out.add(_scalar(text, dialect) or (json_string(text) if text else "null"))
         return

@@ -184,6 +184,12 @@ GEMMA = [
 ]
 PYTHON = [
     Case("no brackets at the end", "<|python_start|>[ferry_times(harbour='Ærø'", calls=[A_FERRY]),
+    Case(
+        "no value at the end",
+        "<|python_start|>[ferry_times(harbour=",
+        "<|python_start|>[ferry_times(harbour=",
+        calls=[("ferry_times", '{"harbour": ')],
+    ),
     Case("no brackets, cut", "<|python_start|>[ferry_times(harbour='Ærø'", cut=True),
 ]
 MINIMAX = [Case("the end [e~[", "Hm.[e~[", "Hm.")]
