@@ -1,12 +1,11 @@
 # The gateway and the backend. A GPU by NVIDIA:
 #   docker build --build-arg BUILD_TYPE=cublas --build-arg CUDA_MAJOR_VERSION=12 …
-FROM python:3.12-slim-bookworm AS build
+# The image that is not slim has a C compiler, for common/few_rows.c.
+FROM python:3.12-bookworm AS build
 ARG BUILD_TYPE=cpu
 ARG CUDA_MAJOR_VERSION=
 WORKDIR /opt/mlx-backend
 COPY . .
-# The C compiler is for common/few_rows.c.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 # The bytecode is never compared with its source, because layers may change the files' dates.
 RUN chmod -R a+rX . && ./install.sh --gateway && \
     scripts/python -m compileall -qf -j0 --invalidation-mode unchecked-hash venv/lib backend cli common gateway wire

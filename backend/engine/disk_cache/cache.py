@@ -155,6 +155,7 @@ class DiskCache:
         try:
             unpack(self._layout, stored.arrays, stored.numbers, row)
             if kv.trim(row, len(stored.prefix.key) - stored.length):
+                kv.start_copies([row])
                 return row
         except Exception:
             _log.warning("restoring a prompt cache from disk failed", exc_info=True)

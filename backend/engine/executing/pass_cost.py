@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _TOKENS = 8
 _SEEN = 2048
-_BUSY = 1024  # rows of a product that takes a CPU longer than it takes to launch a short pass
+_BUSY = 1 << 19  # numbers whose exponentials take a CPU 5 ms, in which it launches a short pass
 # Longer passes use other kernels and have more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
 # Bytes of a head for a pair of tokens without a fused kernel: scores and weights in float32, their
@@ -165,7 +165,7 @@ def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
         model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # its logits are not evaluated
         kv.evaluate(row)
 
-    return _peak_bytes(run)
+    return _peak_bytes(run, busy=True)
 
 
 def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
@@ -180,18 +180,19 @@ def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
     return _peak_bytes(run)
 
 
-def _peak_bytes(run: Callable[[], None]) -> int:
+def _peak_bytes(run: Callable[[], None], *, busy: bool = False) -> int:
     """Return the bytes that a computation uses at its peak, without those of its results.
 
-    MLX allocates memory ahead of the device, the further the longer the device takes. Here the
-    device is busy at first, so that MLX allocates as far ahead as in a long pass, every time.
+    busy: whether the device is busy at first. MLX allocates memory ahead of the device, the further
+        the longer the device takes, so it then allocates as far ahead as in a long pass, every
+        time.
     """
-    square = mx.zeros((_BUSY, _BUSY))
-    mx.eval(square)
+    numbers = mx.zeros(_BUSY if busy else 1)
+    mx.eval(numbers)
     mx.synchronize()
     mx.clear_cache()
-    busy = square @ square
-    mx.async_eval(busy)
+    exponentials = mx.exp(numbers)
+    mx.async_eval(exponentials)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     run()

@@ -35,6 +35,7 @@ class Rows:
         if len(sequences) == 1:
             members = [(homes[0].extract(sequences[0]), 0)]
         gathered.cache.join(members)
+        del members  # the source arrays, which are freed as they are copied
         for sequence, home in zip(sequences, homes, strict=True):
             home.leave([sequence])
             sequence.rows = gathered
