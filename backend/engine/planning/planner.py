@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from backend.engine.planning.burst import Burst
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.checkpoint_positions import checkpoint_positions
 from backend.engine.planning.guess_width import GuessWidth
@@ -60,12 +61,6 @@ _FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more 
 # the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
 _SNAPSHOT_SHARE = 8
 _MOST_AHEAD = 3  # steps in a row whose passes start before those of the step before have ended
-# Completed prompts of a burst wait for the others for at most this multiple of the allowed pause.
-# They wait only if there are at least _BURST unfinished prompts for each completed prompt, none of
-# them with more than _ALIKE times the tokens, or if they have already waited as long.
-_BURST_PAUSES = 20
-_BURST = 2
-_ALIKE = 4
 
 
 class Planner:
@@ -90,6 +85,7 @@ class Planner:
         self.entries = StoredEntries(limits, self._charges, self.sequences)
         self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
+        self._burst = Burst(self.pace)
         self.widths = GuessWidth(limits.draft_tokens)
         self.masks = MaskShare(limits.stall_ms / 1e3)
         self._texts = TextTurn(self.sequences, self._charges, self.pace)
@@ -108,7 +104,6 @@ class Planner:
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # duration of the latest decode step
         self._claim = 0  # bytes that the latest plan leaves free for texts to embed
-        self._burst_since: float | None = None  # when the first prompt of the burst was completed
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
         self._latest, self._latest_limits = StepPlan(0), limits  # the latest plan, and its limits
         # By how many tokens sequences may grow before another plan must be decided, if nothing else
@@ -216,7 +211,7 @@ class Planner:
             prefill=tuple(prefill),
             ahead=ahead,
             score=tuple(score),
-            burst=self._burst_since is not None,
+            burst=self._burst.waits,
         )
 
     def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
@@ -609,56 +604,25 @@ class Planner:
     # Prefill and decode.
 
     def _join(self, now: float) -> list[Join]:
+        filling: list[SequenceState] = []
+        completed: list[SequenceState] = []
+        for sequence in self.sequences.of("prefill"):
+            if sequence.filled < sequence.target:
+                filling.append(sequence)
+            elif sequence.arrived.joins:
+                completed.append(sequence)
+        if self.sequences.of("decode"):
+            self._burst.end()
+        else:
+            self._burst.update(completed, filling, now)
         joins: list[Join] = []
-        if self._completes_burst(now):
-            return joins
-        for sequence in self._completed():
+        for sequence in () if self._burst.waits else completed:
             sequence.batch = self._batch_for(sequence)
             sequence.state = "decode"
             joins.append(Join(sequence.number, sequence.batch))
         if joins:
             self._shrink(self._room - self._used())
         return joins
-
-    def _completed(self) -> list[SequenceState]:
-        """Return the prefilled sequences that have not joined a batch."""
-        return [
-            sequence
-            for sequence in self.sequences.of("prefill")
-            if sequence.arrived.joins and sequence.filled >= sequence.target
-        ]
-
-    def _completes_burst(self, now: float) -> bool:
-        """Return whether completed prompts wait until the other prompts of a burst are completed.
-
-        If many prompts arrive on an idle server, some are completed before the others. If they
-        decoded at once, the passes of the others would be cut to the allowed pause, and each pass
-        would then interrupt all streams that have begun. Without decode steps in between, no stream
-        is interrupted, and the last stream begins much earlier.
-        """
-        since, self._burst_since = self._burst_since, None
-        completed = self._completed()
-        lefts = [
-            sequence.target - sequence.filled
-            for sequence in self.sequences.of("prefill")
-            if sequence.filled < sequence.target and (since is None or sequence.since <= since)
-        ]
-        if self.sequences.of("decode") or not (completed and lefts and self.pace.known):
-            return False
-        if any(sequence.generated for sequence in completed):
-            return False  # their streams have begun
-        seconds = self.pace.seconds(sum(lefts))
-        if since is None:
-            waited = now - max(sequence.since for sequence in completed)
-            longest = max(sequence.target for sequence in completed)
-            many = len(lefts) >= _BURST * len(completed) and max(lefts) <= _ALIKE * longest
-            if not many and seconds > waited:
-                return False
-            since = now
-        if now + seconds - since > _BURST_PAUSES * self.pace.pause(running=True):
-            return False
-        self._burst_since = since
-        return True
 
     def _batch_for(self, sequence: SequenceState) -> int:
         """Return the number of a batch in which padding stays small, or of a new batch.

@@ -1,0 +1,68 @@
+"""Decides whether completed prompts wait for others that arrived together with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.engine.planning.pace import Pace
+from backend.engine.planning.sequence_state import SequenceState
+
+# Completed prompts wait for at most this multiple of the allowed pause.
+_PAUSES = 20
+# They wait only if there are at least _MANY unfinished prompts for each completed prompt, none of
+# them with more than _ALIKE times the tokens, or if they have already waited as long.
+_MANY = 2
+_ALIKE = 4
+
+
+class Burst:
+    """Prompts that arrive together on an idle server.
+
+    Some are completed before the others. If they decoded at once, the passes of the others would be
+    cut to the allowed pause, and each pass would then interrupt all streams that have begun.
+    Without decode steps in between, no stream is interrupted, and the last stream begins much
+    earlier.
+
+    waits: whether completed prompts wait now, so that their first tokens are not due yet.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._since: float | None = None  # when the first prompt was completed
+
+    @property
+    def waits(self) -> bool:
+        return self._since is not None
+
+    def update(
+        self, completed: Sequence[SequenceState], filling: Sequence[SequenceState], now: float
+    ) -> None:
+        """Decide whether completed prompts wait. No sequence may decode.
+
+        completed: the prefilled sequences that have not joined a batch.
+        filling: the sequences whose prompts are not completed.
+        """
+        since, self._since = self._since, None
+        lefts = [
+            sequence.target - sequence.filled
+            for sequence in filling
+            if since is None or sequence.since <= since
+        ]
+        if not (completed and lefts and self._pace.known):
+            return
+        if any(sequence.generated for sequence in completed):
+            return  # their streams have begun
+        seconds = self._pace.seconds(sum(lefts))
+        if since is None:
+            waited = now - max(sequence.since for sequence in completed)
+            longest = max(sequence.target for sequence in completed)
+            many = len(lefts) >= _MANY * len(completed) and max(lefts) <= _ALIKE * longest
+            if not many and seconds > waited:
+                return
+            since = now
+        if now + seconds - since <= _PAUSES * self._pace.pause(running=True):
+            self._since = since
+
+    def end(self) -> None:
+        """End the wait, because a sequence decodes."""
+        self._since = None
