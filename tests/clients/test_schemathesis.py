@@ -35,7 +35,7 @@ def test_answers_match_the_schema() -> None:
             *config,
             *("run", f"{gateway.url}/openapi.json", "--checks", ",".join(CHECKS)),
             *("--phases", "examples,coverage,fuzzing"),
-            *("--max-examples", "100" if TEST_LONG else "10"),
+            *("--max-examples", "100" if TEST_LONG else "20"),
             *("--seed", "1", "--no-color", "--suppress-health-check", "all"),
             **hooks,
         )

@@ -10,7 +10,6 @@ from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sectio
 from tests.common.corpus.field import REPORTED
 from tests.common.corpus.mistakes import MISTAKES
 from tests.common.corpus.variants import VARIANTS
-from tests.long import examples
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", qwen.HEADER): qwen.JSON_CASES,
@@ -61,6 +60,6 @@ def test_case(names: tuple[str, str | None, str], case: Case) -> None:
         tools=TOOLS if case.tools is None else case.tools,
         tail=names[2] if case.tail is None else case.tail,
         reason="length" if case.cut else "stop",
-        count=examples(25),
+        count=25,
     )
     assert plain(message) == (case.content, case.reasoning, case.calls)
