@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +51,22 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class _File:
-    name: str
-    descriptor: int
-    state: tuple[int, int]
+    """An open file, closed with the last reference to this object, which may be that of a read.
+
+    state: what `_state` returned when the file was opened.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        self.state = _state(self.descriptor)
+
+    def __del__(self) -> None:
+        # Garbage collection can run anywhere, also while `threading` holds its own locks: nothing
+        # here may wait for a thread or take a lock.
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,7 @@ class Reading:
 
 
 class WeightFiles:
-    """The weight files of a model, open until this object is released.
+    """The weight files of a model, open until this object is released and its reads have ended.
 
     counts: to which the bytes that are read are added, and the seconds for which the engine waits.
     """
@@ -84,11 +94,9 @@ class WeightFiles:
         self._files: list[_File] = []
         self._threads = reserved_threads(_THREADS, "experts")
         self.tensors: dict[str, Tensor] = {}
-        self._end = weakref.finalize(self, _close, self._threads, self._files)
         for name in weight_files(path.name for path in folder.iterdir()):
-            descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
-            self._files.append(_File(name, descriptor, _state(descriptor)))
-            self._read_header(name, descriptor)
+            self._files.append(file := _File(folder, name))
+            self._read_header(name, file.descriptor)
 
     def _read_header(self, name: str, descriptor: int) -> None:
         with open(descriptor, "rb", closefd=False) as file:
@@ -109,7 +117,6 @@ class WeightFiles:
             for span, row in zip(spans, buffer, strict=True)
         ]
         shares = [rows[at::_THREADS] for at in range(min(_THREADS, len(rows)))]
-        # A reference to `self` could be the last one, and a thread cannot wait for its own end.
         parts = [self._threads.submit(_read, share) for share in shares]
         self._counts.read_bytes += sum(buffer.nbytes for buffer in buffers)
         return Reading(buffers, parts, {span.file for _, span, _ in rows})
@@ -166,9 +173,3 @@ def _state(descriptor: int) -> tuple[int, int]:
     """Return what changes when a file is written to: its size and its time."""
     found = os.fstat(descriptor)
     return found.st_size, found.st_mtime_ns
-
-
-def _close(threads: ThreadPoolExecutor, files: list[_File]) -> None:
-    threads.shutdown()
-    while files:
-        os.close(files.pop().descriptor)
