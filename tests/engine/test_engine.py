@@ -8,8 +8,8 @@ import gc
 import io
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,17 @@ def _text(events: Sequence[Event]) -> str:
     return "".join(event.text for event in events if not isinstance(event, Finished))
 
 
+@contextmanager
+def _file_thread_busy(engine: Engine) -> Iterator[None]:
+    """Let no load read files, however slow the rest of the test is."""
+    go = threading.Event()
+    engine._files.submit(go.wait)
+    try:
+        yield
+    finally:
+        go.set()
+
+
 async def _serves(engine: Engine) -> None:
     events = await _all(
         engine, GenerationRequest("1", RawPrompt("a"), max_tokens=3, ignore_eos=True)
@@ -97,22 +108,24 @@ async def test_nothing_is_served_before_and_during_a_load(model: Path) -> None:
         assert (await engine.status()).state is EngineState.EMPTY
         with pytest.raises(NotLoaded):
             engine.submit(ENDLESS)
-        load = await begun(engine.load(LoadRequest("m", str(model))))
-        assert (await engine.status()).state is EngineState.LOADING
-        for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
-            with pytest.raises(NotLoaded, match="in progress"):
-                ask()
+        with _file_thread_busy(engine):
+            load = await begun(engine.load(LoadRequest("m", str(model))))
+            assert (await engine.status()).state is EngineState.LOADING
+            for ask in (lambda: engine.submit(ENDLESS), engine.require_model):
+                with pytest.raises(NotLoaded, match="in progress"):
+                    ask()
         await load
         assert engine.require_model().name == "m"
 
 
 async def test_the_model_serves_new_requests_while_another_one_loads(model: Path) -> None:
     async with _engine(model) as engine:
-        load = await begun(engine.load(LoadRequest("n", str(model))))
-        assert (await engine.status()).state is EngineState.LOADING
-        await _serves(engine)
-        assert engine.require_model().name == "m"
-        assert not load.done()
+        with _file_thread_busy(engine):
+            load = await begun(engine.load(LoadRequest("n", str(model))))
+            assert (await engine.status()).state is EngineState.LOADING
+            await _serves(engine)
+            assert engine.require_model().name == "m"
+            assert not load.done()
         await load
         assert engine.require_model().name == "n"
         await _serves(engine)
