@@ -20,14 +20,12 @@ from hypothesis import strategies as st
 
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
-from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.model import EngineModel
 from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.plan import PassCost
 from tests.engine.kv_models import words
-from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB, Rounds, engine_model
-from tests.engine.test_memory import FORMS, memory_model
+from tests.engine.test_memory import FORMS, memory_cost, memory_model
 from tests.long import examples
 
 pytestmark = pytest.mark.usefixtures("each_order", "exact_buffers", "guesses_always")
@@ -63,8 +61,7 @@ EVENTS = st.builds(
 
 @cache
 def _model(form: str) -> tuple[Any, PassCost]:
-    model = memory_model(form)
-    return model, pass_cost(model, VOCABULARY)
+    return memory_model(form), memory_cost(form)
 
 
 def _engine(form: str, spare: float, stored: float, chunk: int, *, drafts: bool) -> EngineModel:
