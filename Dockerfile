@@ -1,6 +1,6 @@
 # The gateway and the backend. A GPU by NVIDIA:
 #   docker build --build-arg BUILD_TYPE=cublas --build-arg CUDA_MAJOR_VERSION=12 …
-# The image that is not slim has a C compiler, for common/few_rows.c.
+# The image that is not slim has a C compiler, for common/kernels.
 FROM python:3.12-bookworm AS build
 ARG BUILD_TYPE=cpu
 ARG CUDA_MAJOR_VERSION=

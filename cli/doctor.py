@@ -27,7 +27,7 @@ import grpc
 from cli.backend_process import STOP_SECONDS, environment_of, failure_of, options_for, process
 from cli.default_model import ModelUnavailable
 from common.launch import ROOT, command
-from common.openblas import FEW_ROWS, LIBRARY
+from common.openblas import KERNELS, LIBRARY
 from common.process_end import end_of
 from common.version import VERSION
 from wire import backend_pb2 as pb
@@ -146,8 +146,8 @@ def machine() -> Finding:
     preloaded = os.environ.get("LD_PRELOAD", "").split(":")
     if device["kind"] == "cpu" and LIBRARY in preloaded:
         detail += ", products by OpenBLAS"
-        if platform.machine() == "x86_64" and FEW_ROWS not in preloaded:
-            detail += " (no C compiler was found for the part for few rows)"
+        if platform.machine() == "x86_64" and KERNELS not in preloaded:
+            detail += " (no C compiler was found for common/kernels, which answers faster)"
     figures = {"device": device, "system": system, "versions": versions, "cores": os.cpu_count()}
     return Finding("machine", "ok", detail, figures)
 

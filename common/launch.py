@@ -31,7 +31,7 @@ _OFF = ("0", "off", "no", "false")
 _KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
 _INTERRUPTIBLE = ("backend", "gateway", "cli")  # programs that unblock SIGINT
 _OPENBLAS = "libopenblas.so.0"
-_FEW_ROWS = "libfewrows.so.0"
+_KERNELS = "libmlxkernels.so.0"
 # Fields of /proc/cpuinfo, on x86 and on ARM.
 _PROCESSOR_FIELDS = (
     *("vendor_id", "cpu family", "model", "flags"),
@@ -60,8 +60,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     if folder := openblas_folder():
         # The names without a path, because the dynamic linker splits LD_PRELOAD at spaces, which a
         # path may contain.
-        few_rows = f"{_FEW_ROWS}:" if os.path.exists(os.path.join(folder, _FEW_ROWS)) else ""
-        preload = few_rows + _OPENBLAS
+        kernels = f"{_KERNELS}:" if os.path.exists(os.path.join(folder, _KERNELS)) else ""
+        preload = kernels + _OPENBLAS
         for variable, value in (("LD_PRELOAD", preload), ("LD_LIBRARY_PATH", folder)):
             before = environ.get(variable, "")
             found[f"MLX_BACKEND_{variable}_BEFORE"] = before
@@ -133,7 +133,7 @@ def openblas_folder() -> str | None:
     if not (package or origin):
         return None
     problem = ""
-    name = os.path.basename(package).removesuffix(".dist-info") + _few_rows_version()
+    name = os.path.basename(package).removesuffix(".dist-info") + _kernels_version()
     if package and not origin.startswith(name):
         problem = _openblas("build", folder, package)
         origin = _read(os.path.join(folder, "origin"))
@@ -152,12 +152,17 @@ def openblas_folder() -> str | None:
     return None
 
 
-def _few_rows_version() -> str:
-    """Return the part of the library's origin that names few_rows.c."""
+def _kernels_version() -> str:
+    """Return the part of the library's origin that names the files in `kernels`."""
     import zlib
 
-    source = _read(os.path.join(ROOT, "common", "few_rows.c"))
-    return f"-{zlib.crc32(source.encode()):08x} " if source else ""
+    folder = os.path.join(ROOT, "common", "kernels")
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".c"))
+    except OSError:
+        return ""
+    sources = "".join(_read(os.path.join(folder, name)) for name in names)
+    return f"-{zlib.crc32(sources.encode()):08x} "
 
 
 def _openblas(*arguments: str) -> str:

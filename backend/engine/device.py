@@ -215,6 +215,14 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
         compile_functions(on=False)
         if not isinstance(mx.fast.rope, SharedAngles):
             mx.fast.rope = SharedAngles(mx.fast.rope)
+    from backend.engine.cpu_attention import CpuAttention, softmax_library
+
+    library = softmax_library()
+    if library is not None and not isinstance(mx.fast.scaled_dot_product_attention, CpuAttention):
+        attention = CpuAttention(
+            mx.fast.scaled_dot_product_attention, library, lambda: may_wait_within_a_step()
+        )
+        mx.fast.scaled_dot_product_attention = attention
 
 
 def compile_functions(*, on: bool) -> None:

@@ -19,7 +19,7 @@ import mlx.core as mx
 MOST_SCORES = 1 << 24
 COPIES = 3  # arrays of scores that exist at the same time
 
-Attention: TypeAlias = Callable[..., mx.array]
+Attention: TypeAlias = Callable[..., mx.array]  # mx.fast.scaled_dot_product_attention
 
 
 class SmallAttention:
@@ -58,14 +58,12 @@ class SmallAttention:
 
 
 @contextmanager
-def without_small_attention() -> Iterator[bool]:
-    """Use MLX's attention in the block; yields whether it was replaced."""
+def attention_of_mlx() -> Iterator[bool]:
+    """Use MLX's attention in the block; yields whether a SmallAttention replaces it elsewhere."""
     present: Any = mx.fast.scaled_dot_product_attention
-    differs = isinstance(present, SmallAttention)
-    if differs:
-        mx.fast.scaled_dot_product_attention = present.attend
+    mx.fast.scaled_dot_product_attention = getattr(present, "attend", present)
     try:
-        yield differs
+        yield isinstance(present, SmallAttention)
     finally:
         mx.fast.scaled_dot_product_attention = present
 

@@ -24,8 +24,8 @@ from wire import backend_pb2 as pb
 
 VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
 LIBRARY = VENV / "lib" / "openblas" / openblas.LIBRARY
-FEW_ROWS = LIBRARY.with_name(openblas.FEW_ROWS)
-compiles = pytest.mark.skipif(not FEW_ROWS.exists(), reason="only x86 with a C compiler")
+KERNELS = LIBRARY.with_name(openblas.KERNELS)
+compiles = pytest.mark.skipif(not KERNELS.exists(), reason="only x86 with a C compiler")
 pytestmark = pytest.mark.skipif(
     not LIBRARY.exists(), reason="only Linux CPU installs preload a BLAS"
 )
@@ -94,7 +94,7 @@ def test_later_starts_read_the_stored_result(environment: Path) -> None:
     """A stored reason shows that it was read; kernels of another type are tried again."""
     start(environment)
     folder = folder_of(environment)
-    built = (openblas.ORIGIN, openblas.LIBRARY, openblas.FEW_ROWS)
+    built = (openblas.ORIGIN, openblas.LIBRARY, openblas.KERNELS)
     (stored,) = (path for path in folder.iterdir() if path.name not in built)
     stored.write_text(stored.read_text().rstrip() + "\nstored reason\n")
     assert start(environment) == ("none", EXPLAINED + "stored reason")
@@ -202,7 +202,7 @@ if hasattr(process, "cblas_sgemm"):
         for switch in "10"
     )
     file, config = preloaded.stdout.splitlines()
-    assert file == str(FEW_ROWS if FEW_ROWS.exists() else LIBRARY)
+    assert file == str(KERNELS if KERNELS.exists() else LIBRARY)
     assert "DYNAMIC_ARCH" in config.split()
     assert (off.returncode, off.stdout) == (0, "")  # MLX's own BLAS is visible to MLX alone
 
@@ -213,17 +213,22 @@ def test_without_a_compiler_openblas_computes_alone(environment: Path) -> None:
 
 
 @compiles
-def test_a_library_for_few_rows_that_is_wrong_is_dropped(environment: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    ["void cblas_sgemm(void) { __builtin_trap(); }", "void attention_softmax(void) {}"],
+    ids=["ends the process", "computes nothing"],
+)
+def test_kernels_that_are_wrong_are_dropped(environment: Path, wrong: str) -> None:
     start(environment)
     folder = folder_of(environment)
     source = environment / "wrong.c"
-    source.write_text("void cblas_sgemm(void) { __builtin_trap(); }\n")
-    build = ("cc", "-shared", "-fPIC", "-o", str(folder / openblas.FEW_ROWS), str(source))
+    source.write_text(f"{wrong}\n")
+    build = ("cc", "-shared", "-fPIC", "-o", str(folder / openblas.KERNELS), str(source))
     subprocess.run(build, check=True)
     origin = folder / openblas.ORIGIN
     origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
     assert start(environment) == (str(folder), "")
-    assert not (folder / openblas.FEW_ROWS).exists()
+    assert not (folder / openblas.KERNELS).exists()
 
 
 @compiles

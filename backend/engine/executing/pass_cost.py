@@ -28,7 +28,7 @@ from backend.engine.sampling.logits_head import FIRST_TOKENS
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
 from backend.engine.sampling.sampler import BatchSampler
-from backend.engine.small_attention import COPIES, MOST_SCORES, without_small_attention
+from backend.engine.small_attention import COPIES, MOST_SCORES, attention_of_mlx
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def pass_cost(
     first = first or FirstPass(model)
     row = first.row
     heads = max((form.heads for form in first.attention), default=0)
-    with without_small_attention() as small:
+    with attention_of_mlx() as small:
         short = _temporary_bytes(model, row)
         if bounded:
             pair = float(heads * _UNFUSED)
