@@ -155,30 +155,32 @@ def compute() -> None:
         attended = mx.fast.scaled_dot_product_attention(ones, ones, ones, scale=1.0)
         if not mx.allclose(attended, ones, atol=1e-5):
             raise ArithmeticError(f"attention over {rows} positions is wrong")
-    _try_softmax()
+    _try_kernels()
 
 
-def _try_softmax() -> None:
-    """Compute the softmax of `kernels` on two threads, if the library is preloaded.
+def _try_kernels() -> None:
+    """Compute with the functions of `kernels` on two threads, if they are preloaded.
 
-    Raises ArithmeticError if it is wrong.
+    Raises ArithmeticError if a result is wrong.
     """
-    try:
-        softmax = ctypes.CDLL(None).attention_softmax
-    except AttributeError:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mlx_kernels_softmax"):
         return
     tokens, columns = 5, 37
-    scores = [(at * 7 % 23) / 4 for at in range(tokens * columns)]
-    found = (ctypes.c_float * len(scores))(*scores)
+    scores = [(at * 7 % 23) / 4 - 3 for at in range(tokens * columns)]
+    softmax, sigmoid = ((ctypes.c_float * len(scores))(*scores) for _ in range(2))
     numbers = map(ctypes.c_long, (tokens, columns, tokens, tokens))
-    softmax(found, None, *numbers, 1, 2)
+    library.mlx_kernels_softmax(softmax, None, *numbers, 1, 2)
+    library.mlx_kernels_sigmoid(sigmoid, sigmoid, ctypes.c_long(len(scores)), 2)
+    weights: list[float] = []
     for token in range(tokens):
-        start, count = token * columns, columns - tokens + token + 1
-        powers = [math.exp(score) for score in scores[start : start + count]]
-        expected = [power / sum(powers) for power in powers] + [0.0] * (columns - count)
-        row = found[start : start + columns]
-        if any(abs(a - b) > 1e-6 for a, b in zip(expected, row, strict=True)):
-            raise ArithmeticError("the softmax of attention scores is wrong")
+        count = columns - tokens + token + 1
+        powers = [math.exp(score) for score in scores[token * columns :][:count]]
+        weights += [power / sum(powers) for power in powers] + [0.0] * (columns - count)
+    expected = {"softmax": weights, "sigmoid": [1 / (1 + math.exp(-score)) for score in scores]}
+    for name, found in (("softmax", softmax), ("sigmoid", sigmoid)):
+        if any(abs(a - b) > 1e-6 for a, b in zip(expected[name], found, strict=True)):
+            raise ArithmeticError(f"the {name} of common/kernels is wrong")
 
 
 def reason_not_built(folder: Path, package: Path) -> str:

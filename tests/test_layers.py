@@ -48,7 +48,7 @@ LAYERS = {
     "planning": f"{ENGINE}.planning",
     "device": f"""
         {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles {ENGINE}.small_attention
-        {ENGINE}.cpu_attention
+        {ENGINE}.cpu_kernels
         {ENGINE}.caching.shared_numbers {ENGINE}.caching.flat_places
     """,
     "caches": f"{ENGINE}.caching",

@@ -215,7 +215,7 @@ def test_without_a_compiler_openblas_computes_alone(environment: Path) -> None:
 @compiles
 @pytest.mark.parametrize(
     "wrong",
-    ["void cblas_sgemm(void) { __builtin_trap(); }", "void attention_softmax(void) {}"],
+    ["void cblas_sgemm(void) { __builtin_trap(); }", "void mlx_kernels_softmax(void) {}"],
     ids=["ends the process", "computes nothing"],
 )
 def test_kernels_that_are_wrong_are_dropped(environment: Path, wrong: str) -> None:

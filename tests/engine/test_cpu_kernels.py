@@ -1,4 +1,4 @@
-"""Attention on a CPU equals MLX's, also where another softmax computes it."""
+"""Attention and sigmoid on a CPU equal MLX's, also where `common/kernels` computes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.cpu_attention import CpuAttention, softmax_library
+from backend.engine.cpu_kernels import CpuAttention, CpuKernels, CpuSigmoid, find_kernels
 from backend.engine.device import Device, prepare
 
-LIBRARY = softmax_library()
+KERNELS = find_kernels(lambda: True)
+SIGMOID = getattr(mx.sigmoid, "sigmoid", mx.sigmoid)
 MLX = getattr(mx.fast.scaled_dot_product_attention, "attend", mx.fast.scaled_dot_product_attention)
-pytestmark = pytest.mark.skipif(LIBRARY is None, reason="only x86 with a C compiler")
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="only x86 with a C compiler")
+
+
+def _kernels(*, may_wait: bool = True) -> CpuKernels:
+    kernels = find_kernels(lambda: may_wait)
+    assert kernels is not None
+    return kernels
 
 
 def _attention(*, may_wait: bool = True) -> CpuAttention:
-    assert LIBRARY is not None
-    return CpuAttention(MLX, LIBRARY, lambda: may_wait)
+    return CpuAttention(MLX, _kernels(may_wait=may_wait))
 
 
 def _inputs(*shape: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array, mx.array]:
@@ -75,13 +81,27 @@ def test_it_equals_mlx_for_every_shape_and_mask(
     assert mx.abs(found - expected).max() < 1e-4
 
 
+@given(count=st.sampled_from([1 << 15, 40_001, 300_007]), size=st.sampled_from([0.1, 3, 90]))
+@settings(max_examples=20, deadline=None)
+def test_sigmoid_equals_that_of_mlx(count: int, size: float) -> None:
+    numbers = mx.random.normal((count,), key=mx.random.key(count)) * size
+    for array in (numbers, mx.stack([numbers, numbers]).T):
+        before = array * 1
+        found = CpuSigmoid(SIGMOID, _kernels())(array)
+        assert found.shape == array.shape
+        assert mx.abs(found - SIGMOID(before)).max() < 1e-6
+        assert mx.array_equal(array, before)
+
+
 def test_the_number_of_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, attention = _inputs(1, 8, 2, 200, 500, 32), _attention()
+    inputs, kernels = _inputs(1, 8, 2, 200, 500, 32), _kernels()
     answers = []
     for threads in (1, 2, 7, 100):
-        monkeypatch.setattr(attention, "_threads", lambda threads=threads: threads)
-        answers.append(attention(*inputs, scale=0.2, mask="causal"))
-    assert all(mx.array_equal(answer, answers[0]) for answer in answers[1:])
+        monkeypatch.setattr(kernels, "_threads", lambda _, threads=threads: threads)
+        attended = CpuAttention(MLX, kernels)(*inputs, scale=0.2, mask="causal")
+        answers.append((attended, CpuSigmoid(SIGMOID, kernels)(inputs[0])))
+    for answer in answers[1:]:
+        assert all(mx.array_equal(a, b) for a, b in zip(answer, answers[0], strict=True))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -90,6 +110,10 @@ def test_scores_that_are_no_numbers_are_not_hidden(value: float) -> None:
     q[0, 1, 5] = value
     found = _attention()(q, k, v, scale=1.0, mask="causal")
     assert mx.isnan(found).sum().item() == 8
+    numbers = mx.zeros(1 << 15)
+    numbers[77] = value
+    found = CpuSigmoid(SIGMOID, _kernels())(numbers)
+    assert mx.array_equal(found, SIGMOID(numbers), equal_nan=True)
 
 
 def test_other_types_sinks_and_traced_functions_are_left_to_mlx() -> None:
@@ -104,6 +128,8 @@ def test_other_types_sinks_and_traced_functions_are_left_to_mlx() -> None:
         assert mx.allclose(trace(q, k, v), expected, atol=1e-5)
     gradient = mx.grad(lambda q: attend(q, k, v).sum())(q)
     assert gradient.shape == q.shape
+    found = mx.compile(CpuSigmoid(SIGMOID, _kernels()))(mx.zeros(1 << 16))
+    assert mx.all(found == 0.5)
     half = [array.astype(mx.bfloat16) for array in (q, k, v)]
     assert attention(*half, scale=0.3, mask="causal").dtype == mx.bfloat16
     sinks = mx.ones(4)
@@ -116,12 +142,15 @@ def test_other_types_sinks_and_traced_functions_are_left_to_mlx() -> None:
 def test_nothing_waits_within_a_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "eval", None)
     _attention(may_wait=False)(*_inputs(1, 4, 2, 64, 256, 8), scale=0.3, mask="causal")
+    CpuSigmoid(SIGMOID, _kernels(may_wait=False))(mx.zeros(1 << 16))
 
 
 def test_only_a_cpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", MLX)
+    monkeypatch.setattr(mx, "sigmoid", SIGMOID)
     prepare(Device("metal", "test", 1 << 34, 1 << 34), {})
-    assert mx.fast.scaled_dot_product_attention is MLX
+    assert (mx.fast.scaled_dot_product_attention, mx.sigmoid) == (MLX, SIGMOID)
     for _ in range(2):
         prepare(Device("cpu", "test", 1 << 34, 1 << 34), {})
         assert getattr(mx.fast.scaled_dot_product_attention, "attend", None) is MLX
+        assert getattr(mx.sigmoid, "sigmoid", None) is SIGMOID

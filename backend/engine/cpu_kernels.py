@@ -1,0 +1,167 @@
+"""MLX's attention and sigmoid on a CPU, with the functions of `common/kernels`.
+
+MLX's CPU build for x86 computes one exponential at a time, on one core. In a long prompt, softmax
+takes four fifths of the time of attention, and exponentials take more than half of all time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.small_attention import Attention
+
+# Numbers of a call from which the kernels gain more than the wait for their input takes.
+_LEAST = 1 << 11
+# Numbers for each thread: a thread starts in the time of some ten thousand.
+_FOR_A_THREAD = 1 << 17
+
+
+class CpuKernels:
+    """The preloaded functions, called with numbers that MLX has computed.
+
+    may_wait: whether the host may wait for a result before the rest of a pass is queued.
+    """
+
+    def __init__(self, library: ctypes.CDLL, may_wait: Callable[[], bool]) -> None:
+        self._may_wait = may_wait
+        self._softmax = library.mlx_kernels_softmax
+        self._sigmoid = library.mlx_kernels_sigmoid
+        self._softmax.restype = self._sigmoid.restype = None
+        self._most_threads = library.openblas_get_num_threads
+
+    def suit(self, count: int, *arrays: mx.array) -> bool:
+        """Return whether the kernels may be used, and are faster, for `count` numbers."""
+        return (
+            count >= _LEAST
+            and all(array.dtype == mx.float32 for array in arrays)
+            and self._may_wait()
+        )
+
+    def softmax(
+        self, scores: mx.array, mask: mx.array | None, *, tokens: int, causal: bool
+    ) -> None:
+        """Replace each row of scores by its softmax, in place. Both arrays must be computed.
+
+        scores: [..., tokens, columns], contiguous.
+        mask: booleans, [masks, tokens, columns], each of which equally many rows share.
+        """
+        columns = scores.shape[-1]
+        rows = scores.size // columns
+        sharing = rows if mask is None else rows // mask.shape[0]
+        self._softmax(
+            _address(scores),
+            None if mask is None else _address(mask),
+            *map(ctypes.c_long, (rows, columns, tokens, sharing)),
+            causal,
+            self._threads(scores.size),
+        )
+
+    def sigmoid(self, numbers: mx.array) -> None:
+        """Replace each number by its sigmoid, in place. The array must be computed."""
+        address = _address(numbers)
+        self._sigmoid(address, address, ctypes.c_long(numbers.size), self._threads(numbers.size))
+
+    def _threads(self, count: int) -> int:
+        most: int = self._most_threads()
+        return max(min(most, count // _FOR_A_THREAD), 1)
+
+
+def _address(array: mx.array) -> ctypes.c_void_p:
+    return ctypes.c_void_p(np.array(array, copy=False).ctypes.data)
+
+
+def find_kernels(may_wait: Callable[[], bool]) -> CpuKernels | None:
+    """Return the preloaded kernels; None if there are none."""
+    library = ctypes.CDLL(None)
+    names = ("mlx_kernels_softmax", "mlx_kernels_sigmoid", "openblas_get_num_threads")
+    if not all(hasattr(library, name) for name in names):
+        return None
+    return CpuKernels(library, may_wait)
+
+
+class CpuAttention:
+    """`mx.fast.scaled_dot_product_attention`, with another softmax for many scores in float32.
+
+    attend: MLX's function, which computes everything else.
+    """
+
+    def __init__(self, attend: Attention, kernels: CpuKernels) -> None:
+        self.attend = attend
+        self._kernels = kernels
+
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+        **rest: Any,
+    ) -> mx.array:
+        """Return the attention, with the arguments of MLX's function.
+
+        q: [rows, heads, tokens, size].
+        k, v: [rows, KV heads, columns, size].
+        """
+        rows, heads, tokens, size = q.shape
+        kv_heads, columns = k.shape[1:3]
+        if (
+            not self._kernels.suit(rows * heads * tokens * columns, q, k, v)
+            or sinks is not None
+            or rest
+            or not _selects(mask)
+        ):
+            return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
+        grouped = (q * scale).reshape(rows, kv_heads, heads // kv_heads * tokens, size)
+        scores = grouped @ k.swapaxes(2, 3)
+        selected = None
+        if isinstance(mask, mx.array):
+            mask = mask.reshape(-1, *mask.shape[-2:])
+            selected = mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], tokens, columns)))
+        if not _computed(scores, v, *([] if selected is None else [selected])):
+            return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks)
+        self._kernels.softmax(scores, selected, tokens=tokens, causal=isinstance(mask, str))
+        return (scores @ v).reshape(rows, heads, tokens, v.shape[3])
+
+
+def _selects(mask: mx.array | str | None) -> bool:
+    """Return whether a mask tells which columns each token attends to, the same for all heads."""
+    if not isinstance(mask, mx.array):
+        return mask in (None, "causal")
+    return mask.dtype == mx.bool_ and (mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == 1))
+
+
+class CpuSigmoid:
+    """`mx.sigmoid`, with another function for many numbers in float32.
+
+    sigmoid: MLX's function, which computes everything else.
+    """
+
+    def __init__(self, sigmoid: Callable[..., mx.array], kernels: CpuKernels) -> None:
+        self.sigmoid = sigmoid
+        self._kernels = kernels
+
+    def __call__(self, a: mx.array, /, **rest: Any) -> mx.array:
+        """Return the sigmoid of each number."""
+        if not rest and isinstance(a, mx.array) and self._kernels.suit(a.size, a):
+            results = mx.contiguous(a * 1.0)
+            if _computed(results):
+                self._kernels.sigmoid(results)
+                return results
+        return self.sigmoid(a, **rest)
+
+
+def _computed(*arrays: mx.array) -> bool:
+    """Compute arrays. Returns False while MLX traces a function, when there are no numbers."""
+    try:
+        mx.eval(*arrays)
+    except ValueError:
+        return False
+    return True
