@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partialmethod
 
 import mlx.core as mx
 import pytest
 
 from backend.engine import device, scheduler
+from backend.engine.executing.executor import Executor
 from backend.engine.loading import findings
 from backend.engine.planning.guess_width import GuessWidth
 from tests.long import TEST_LONG
@@ -90,6 +94,19 @@ def exact_buffers() -> Iterator[None]:
         patch.setattr(mx, "set_cache_limit", lambda _: 0)
         yield
     set_limit(before)
+
+
+@pytest.fixture
+def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time advances by a millisecond whenever a scheduler reads a clock: each run is the same."""
+    ticks = itertools.count()
+
+    def clock() -> float:
+        return next(ticks) / 1e3
+
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, clock)
+    monkeypatch.setattr(Executor, "__init__", partialmethod(Executor.__init__, clock=clock))
 
 
 @pytest.fixture

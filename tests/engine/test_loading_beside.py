@@ -244,6 +244,7 @@ async def test_the_rest_of_a_load_ends_with_its_model(monkeypatch: pytest.Monkey
         yield "engine"
         raise AssertionError("the model is gone")
 
+    monkeypatch.setattr(worker, "_QUIET_SECONDS", 3600.0)
     monkeypatch.setattr(text_builder, "_later", later)
     async with loaded() as engine:
         assert engine._worker._later is not None
@@ -254,17 +255,19 @@ async def test_the_rest_of_a_load_ends_with_its_model(monkeypatch: pytest.Monkey
 async def test_grammars_are_ready_before_the_first_one_if_there_is_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ready = asyncio.Event()
+    """The load does not wait for them."""
+    ready, load_ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     own = ConstraintCompiler.prepare
 
     def prepare(self: ConstraintCompiler) -> None:
+        assert load_ended.wait(60)
         own(self)
         loop.call_soon_threadsafe(ready.set)
 
     monkeypatch.setattr(ConstraintCompiler, "prepare", prepare)
     async with loaded():
-        assert not ready.is_set()
+        load_ended.set()
         await asyncio.wait_for(ready.wait(), 60)
 
 

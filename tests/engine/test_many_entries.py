@@ -27,6 +27,7 @@ class Work:
     dropping: int
 
 
+@pytest.mark.usefixtures("counted_clock")
 @pytest.mark.parametrize("kind", ["attention", "gated delta"])
 def test_work_does_not_grow_with_the_stored_prompts(kind: str) -> None:
     few, many = _work(kind, FEW), _work(kind, MANY)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import time
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -179,7 +177,7 @@ def _limit_to_the_charges(planner: Planner, before: int, patch: pytest.MonkeyPat
     patch.setattr(mx, "get_memory_limit", lambda: max(limits))
 
 
-@pytest.mark.usefixtures("exact_buffers", "guesses_always")
+@pytest.mark.usefixtures("exact_buffers", "guesses_always", "counted_clock")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("drafts", [False, True])
@@ -191,16 +189,11 @@ def test_no_step_takes_more_than_the_planner_charges(
     engine = engine_model(
         model, passes=memory_cost(form), prompt_cache_bytes=0, prefill_chunk=256, **rest
     )
-    # The same schedule in each run.
-    ticks = itertools.count()
-    for clock in ("monotonic", "perf_counter"):
-        monkeypatch.setattr(f"time.{clock}", lambda: next(ticks) / 1e3)
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
     rounds = Rounds(engine)
     _limit_to_the_charges(rounds.scheduler.planner, before, monkeypatch)
-    rounds.scheduler.executor._times.clock = time.perf_counter
     for ticket in range(rows):
         prompt = words(300 + 60 * ticket, ticket) if not drafts else [3, 5, 7, 9] * (75 + ticket)
         rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True)

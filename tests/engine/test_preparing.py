@@ -75,7 +75,7 @@ async def test_a_short_text_to_embed_overtakes_slow_ones() -> None:
     go_on = threading.Event()
 
     def slow() -> list[Piece]:
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return []
 
     engine = Engine()

@@ -1,13 +1,18 @@
-"""`python -m backend` that exits while it tokenises a prompt with the word "deadly"."""
+"""`python -m backend` that a signal ends while it tokenises a prompt with the word "deadly".
+
+DEADLY_LOAD: the number of a signal that ends it while it loads a model.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from backend import __main__ as entry
+from backend.engine import device
 from backend.engine.prompting.prompts import PromptBuilder
 
 
@@ -27,8 +32,14 @@ def main() -> int:
         checked(text)
         return tokenize(self, text)
 
+    def deadly_detect(root: Path = Path("/")) -> NoReturn:
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal ends the process")
+
     PromptBuilder.build = deadly_build  # type: ignore[method-assign]
     PromptBuilder.tokenize = deadly_tokenize  # type: ignore[method-assign]
+    if number := int(os.environ.get("DEADLY_LOAD", 0)):
+        device.detect = deadly_detect
     return entry.main(sys.argv[1:], os.environ)
 
 

@@ -19,8 +19,10 @@ from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
 from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor, WarmPrompts
-from tests.gateway.gateway_process import WAIT
+from tests.gateway.gateway_process import ROOT, WAIT
 from wire import backend_pb2 as pb
+
+DEADLY = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
 
 def write(folder: Path, name: str, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """`python -m backend` with a scripted engine, for tests of how the process ends.
 
-The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, `print` prints more
-than a pipe holds. Each except `die` streams a piece and then blocks for ever.
+The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, `held` does so in a
+process that does not abandon its engine, `print` prints more than a pipe holds. Each except `die`
+streams a piece and then blocks for ever.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from backend import __main__ as entry
 from backend.engine import engine as seam
 from backend.engine.generation import Generation
 from backend.engine.request import GenerationRequest, RawPrompt
+from backend.rpc import lifetime
 from tests.rpc.fake_engine import FakeEngine, Script
 
 
@@ -34,7 +36,9 @@ class ScriptedEngine(FakeEngine):
             self._cause.set_result("the scripted engine was told to die")
         if request.prompt.text == "print":
             print("from a library\n" * 10_000, flush=True)
-        self._stuck = request.prompt.text == "stuck"
+        if request.prompt.text == "held":
+            lifetime._ENGINE_LIMIT = float("inf")
+        self._stuck = request.prompt.text in ("stuck", "held")
         return super().submit(request)
 
     async def stop(self, grace: float) -> None:

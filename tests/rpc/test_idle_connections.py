@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from queue import Queue
 
 import grpc
@@ -22,13 +22,14 @@ from wire import backend_pb2 as pb
 FILES = 400
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr(server, "_HANDSHAKE_SECONDS", 0.1)
-    monkeypatch.setattr(server, "_IDLE_SECONDS", 0.1)
-    running = Running(FakeEngine())
-    yield running
-    running.close()
+@contextmanager
+def impatient(limit: str) -> Iterator[Running]:
+    """A server with a short time limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, limit, 0.1)
+        running = Running(FakeEngine())
+    with closing(running):
+        yield running
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set as on Linux")
@@ -46,20 +47,27 @@ def test_a_load_finds_descriptors_although_idle_connections_use_up_the_rest() ->
         assert backend.close() == 0
 
 
-@pytest.mark.parametrize("begin", [b"", PREFACE + frame(SETTINGS, 0, 0)])
-def test_a_connection_without_a_call_is_closed(impatient: Running, begin: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", impatient.port), WAIT) as client:
+@pytest.mark.parametrize(
+    ("limit", "begin"),
+    [("_HANDSHAKE_SECONDS", b""), ("_IDLE_SECONDS", PREFACE + frame(SETTINGS, 0, 0))],
+)
+def test_a_connection_without_a_call_is_closed(limit: str, begin: bytes) -> None:
+    with (
+        impatient(limit) as running,
+        socket.create_connection(("127.0.0.1", running.port), WAIT) as client,
+    ):
         client.sendall(begin)
         while client.recv(4096):
             pass
 
 
-def test_a_client_whose_idle_connection_was_closed_connects_again(impatient: Running) -> None:
+def test_a_client_whose_idle_connection_was_closed_connects_again() -> None:
     states: Queue[grpc.ChannelConnectivity] = Queue()
-    impatient.channel.subscribe(states.put)
-    for _ in range(3):
-        assert impatient.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
-        while states.get(timeout=WAIT) is not grpc.ChannelConnectivity.READY:
-            pass
-        while states.get(timeout=WAIT) is not grpc.ChannelConnectivity.IDLE:
-            pass
+    with impatient("_IDLE_SECONDS") as running:
+        running.channel.subscribe(states.put)
+        for _ in range(3):
+            assert running.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
+            while states.get(timeout=WAIT) is not grpc.ChannelConnectivity.READY:
+                pass
+            while states.get(timeout=WAIT) is not grpc.ChannelConnectivity.IDLE:
+                pass

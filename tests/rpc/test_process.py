@@ -143,7 +143,7 @@ def test_what_a_library_prints_is_logged_although_nobody_reads_stdout(
 def test_new_calls_are_refused_while_the_process_exits(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     stub = stub_of(process.port())
-    next(stub.PredictStream(pb.PredictOptions(Prompt="stuck")))
+    next(stub.PredictStream(pb.PredictOptions(Prompt="held")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
     failure = failure_of(lambda: stub.Predict(pb.PredictOptions(Prompt="x")))
@@ -160,7 +160,7 @@ def test_a_stuck_engine_is_abandoned_within_the_grace_period(start: Start) -> No
 
 def test_a_second_signal_exits_at_once(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
-    next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
+    next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="held")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
     while process.child.poll() is None:  # the process ignores a signal right after the first

@@ -52,7 +52,8 @@ def test_the_oldest_of_too_many_are_refused(
 def test_a_request_that_does_not_arrive_ends_its_call(
     running: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsent_requests, "SECONDS", 0.05)
-    with begun(running.port, path, 1) as client:
-        read_until(client, REFUSAL)
+    with monkeypatch.context() as patch:
+        patch.setattr(unsent_requests, "SECONDS", 0.05)
+        with begun(running.port, path, 1) as client:
+            read_until(client, REFUSAL)
     assert running.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"

@@ -90,7 +90,7 @@ def main(folder: Path) -> None:
         found = {"equal": answers[0] == answers[1], "dropped": dropped, "causes": group.causes}
         print(json.dumps(found | {"seen": seen}), flush=True)
     link.stdin.close()
-    link.wait(20)
+    link.wait(120)
 
 
 if __name__ == "__main__":

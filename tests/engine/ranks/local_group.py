@@ -81,7 +81,7 @@ class LocalGroup:
     ) -> None:
         self.leader.close()
         for other in self.others:
-            other.wait(20)
+            other.wait(120)
         self._stack.close()
 
     def load(self, model: Path, **settings: object) -> EngineModel:

@@ -226,9 +226,9 @@ def test_a_refusal_while_rank_0_computes_ends_the_group(ranks: Ranks) -> None:
     """Rank 0 waits in a collective for the rank that has left the load."""
     other = ranks.joined()
     ranks.form(other)
+    other.timeout = 0.5  # so that its heartbeats are as frequent as rank 0 expects
     ranks.leader.begin(LoadRequest("m"), 7, 0.5, threading.Event())
     assert isinstance(other.receive(), LoadShard)
-    other.timeout = 0.5
     other.send(LoadReport(7, refusal="its disk is on fire"))
     ranks.until(lambda: ranks.causes)
     assert ranks.causes == [

@@ -10,12 +10,10 @@ import httpx
 import pytest
 
 from tests.gateway.asking import user_message
-from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
-from tests.gateway.supervising import script
+from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.supervising import DEADLY, script
 from tests.long import TEST_LONG
 from tests.polling import PAUSE
-
-RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
 
 def starts(gateway: GatewayProcess, expected: int) -> bool:
@@ -51,7 +49,7 @@ def test_it_is_refused_after_the_second_death(
     tmp_path: Path, path: str, deadly: dict[str, Any], harmless: dict[str, Any]
 ) -> None:
     """The gateway repeats the request only if grpc.aio loses the news that the backend has it."""
-    gateway = GatewayProcess({"tiny": tiny(backend=script(tmp_path, RUN))})
+    gateway = GatewayProcess({"tiny": tiny(backend=script(tmp_path, DEADLY))})
     try:
 
         def post(body: dict[str, Any]) -> httpx.Response:

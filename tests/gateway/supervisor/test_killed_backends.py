@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.common.test_process_end import ADVICE
 from tests.gateway.asking import chat, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, roomy
-from tests.gateway.supervising import refusal, script, status_of, supervising
+from tests.gateway.supervising import DEADLY, refusal, script, status_of, supervising
 from tests.polling import until
 
 Json = dict[str, Any]
@@ -36,10 +35,12 @@ ANSWERS = {
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[GatewayProcess]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway with a model for each test, because a second failure in a row causes a pause."""
-    names = (*ANSWERS, "loading", "idle")
-    process = GatewayProcess({name: roomy(parameters=ENDLESS) for name in names})
+    models = {name: roomy(parameters=ENDLESS) for name in (*ANSWERS, "idle")}
+    deadly = f"export DEADLY_LOAD={int(signal.SIGSEGV)}; {DEADLY}"
+    models["loading"] = roomy(backend=script(tmp_path_factory.mktemp("deadly"), deadly))
+    process = GatewayProcess(models)
     yield process
     process.close()
 
@@ -84,21 +85,13 @@ def test_during_an_answer(gateway: GatewayProcess, name: str) -> None:
     require_told(gateway, name, ANSWERS[name])
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV])
-def test_during_a_load(gateway: GatewayProcess, number: signal.Signals) -> None:
-    def ask() -> httpx.Response:
-        body = {"model": "loading", **ASKED}
-        return gateway.client.post("/v1/chat/completions", json=body)
-
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask)
-        gateway.line_with("loading: loading")
-        (backend,) = gateway.backends()
-        backend.send_signal(number)
-        refused = asked.result()
+def test_during_a_load(gateway: GatewayProcess) -> None:
+    body = {"model": "loading", **ASKED}
+    refused = gateway.client.post("/v1/chat/completions", json=body)
+    assert gateway.line_with("loading: loading")
     assert (refused.status_code, refused.json()["error"]["code"]) == (500, "model_load_failed")
-    assert explains(refused.json()["error"]["message"], number)
-    require_told(gateway, "loading", number)
+    assert explains(refused.json()["error"]["message"], signal.SIGSEGV)
+    require_told(gateway, "loading", signal.SIGSEGV)
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT])

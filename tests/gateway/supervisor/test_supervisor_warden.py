@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gateway.supervisor import warden as warden_module
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import BackendProcess
 from gateway.supervisor.warden import PROGRAM, backend_environ
@@ -42,8 +45,22 @@ async def test_a_killed_warden_ends_the_backend_and_is_replaced(tmp_path: Path) 
         assert warden() != first
 
 
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A FIFO: every warden waits at its start until something has opened it to write."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    held = tmp_path / PROGRAM.name
+    held.write_text(
+        f"import runpy\nopen({str(gate)!r}).close()\n"
+        f"runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(warden_module, "PROGRAM", held)
+    return gate
+
+
 async def test_a_start_whose_warden_is_killed_fails_and_the_next_one_does_not(
-    tmp_path: Path,
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = children()
     quick = Path(script(tmp_path, "exit 3"))
@@ -51,6 +68,7 @@ async def test_a_start_whose_warden_is_killed_fails_and_the_next_one_does_not(
     warden().kill()
     with pytest.raises(LoadFailed, match="the process that starts it was killed"):
         await lost
+    monkeypatch.setattr(warden_module, "PROGRAM", PROGRAM)
     process = await BackendProcess.start(quick, "quick", {})
     assert await process.exited == "the backend ended with exit code 3"
     await until(lambda: set(children()) <= set(before))
@@ -61,10 +79,14 @@ def blocked_signals(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")[2].split()[0], 16)
 
 
-async def test_a_signal_to_all_processes_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
+async def test_a_signal_to_all_processes_while_it_starts_does_not_end_it(
+    tmp_path: Path, gate: Path
+) -> None:
     start = await begun(BackendProcess.start(Path(script(tmp_path, "exit 3")), "quick", {}))
+    starting = warden()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        warden().send_signal(number)
+        starting.send_signal(number)
+    await asyncio.to_thread(gate.write_bytes, b"")
     assert await (await start).exited == "the backend ended with exit code 3"
 
 
