@@ -181,13 +181,16 @@ def _error_type(status: int) -> str:
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the error object; the message begins with the field at fault."""
-    described = {"type": _error_type(error.status), "message": error.sentence}
+    described: Json = {"type": _error_type(error.status), "message": error.sentence}
+    if error.param == "thread":  # for Anthropic's SDKs, which then send whole conversations
+        described["details"] = {"error_code": "thread_unsupported_request"}
     request_id = exchange.current().request_id
     return {"type": "error", "error": described, "request_id": request_id}
 
 
+_ERROR = schema_of(type=TEXT, message=TEXT) | {"additionalProperties": {"type": "object"}}
 ERRORS = ErrorForm(
     "AnthropicError",
-    schema_of(type={"const": "error"}, error=schema_of(type=TEXT, message=TEXT), request_id=TEXT),
+    schema_of(type={"const": "error"}, error=_ERROR, request_id=TEXT),
     error_body,
 )

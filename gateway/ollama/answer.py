@@ -74,8 +74,7 @@ class OllamaAnswer:
         used = done.usage
         return self._line(part, True) | {
             "done_reason": done.finish_reason,
-            "total_duration": int(1000 * exchange.current().seconds) * _NS,
-            "load_duration": 0,
+            **durations(),
             "prompt_eval_count": used.prompt_tokens,
             "prompt_eval_duration": int(used.prefill_ms * _NS),
             "eval_count": used.completion_tokens,
@@ -85,6 +84,11 @@ class OllamaAnswer:
     def _line(self, part: Json, done: bool) -> Json:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self._model, "created_at": now, **part, "done": done}
+
+
+def durations() -> Json:
+    """Return how long the request has taken, in nanoseconds. The time of a load is not measured."""
+    return {"total_duration": int(1000 * exchange.current().seconds) * _NS, "load_duration": 0}
 
 
 def _logprobs(entries: Sequence[Json]) -> Json:

@@ -73,6 +73,8 @@ MESSAGES = FieldTable(
         **dict.fromkeys(("logprobs", "top_logprobs"), Refused("use /v1/chat/completions")),
         **dict.fromkeys(_FORMATS, Refused("send output_config.format")),
         "stop": Refused("send stop_sequences"),
+        "thread": Refused("conversations are not stored: send all messages"),
+        "compaction": Refused("ask for a summary in a message"),
     },
     NEUTRAL,
 )

@@ -24,6 +24,7 @@ from gateway.ollama.answer import (
     Json,
     OllamaAnswer,
     chat_part,
+    durations,
     error_line,
     text_part,
     written,
@@ -103,7 +104,7 @@ async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     vectors, tokens = await vectors_of(asked, gateway)
     if _leaves(body.keep_alive):
         await _unload_if_idle(body.model, gateway)
-    others = {"model": body.model, "prompt_eval_count": tokens}
+    others = {"model": body.model, **durations(), "prompt_eval_count": tokens}
     return in_parts("embeddings", map(list, vectors), others)
 
 

@@ -18,3 +18,5 @@ def test_messages(gateway: GatewayProcess) -> None:
     assert results["gone_on"] == " 3 4 5"
     assert ["tiny", "model", "tiny", True] in results["models"]
     assert results["unknown_model"] == "not_found_error"
+    assert results["runner"] == results["streamed_runner"] == "It is 18 degrees in Paris."
+    assert results["thread"] == "ThreadUnsupportedRequestError"

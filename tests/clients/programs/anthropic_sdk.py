@@ -76,6 +76,24 @@ results["models"] = [
     for model in client.models.list()
 ]
 
+
+@anthropic.beta_tool(name="get_weather", input_schema=WEATHER["input_schema"])
+def get_weather(city):
+    """Get the weather of a city"""
+    return '{"temperature": 18}'
+
+
+for name, stream in (("runner", False), ("streamed_runner", True)):
+    # By default a runner asks the server to hold the conversation, and sends only what is new.
+    asked = ask("What is the weather in Paris?", tools=[get_weather], stream=stream)
+    *_, last = client.beta.messages.tool_runner(**asked)
+    results[name] = (last.get_final_message() if stream else last).content[0].text
+thread = client.beta.messages.thread(model="tiny", max_tokens=100)
+try:
+    thread.send("Hi")
+except anthropic.BadRequestError as error:
+    results["thread"] = type(error).__name__
+
 try:
     client.messages.create(**ask("Hi", model="nobody"))
 except anthropic.NotFoundError as error:

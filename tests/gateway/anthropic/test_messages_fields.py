@@ -58,6 +58,8 @@ REFUSED: dict[str, Any] = {
     "n": 2,
     "logprobs": True,
     "top_logprobs": 2,
+    "thread": {"type": "continue", "previous_message_id": "msg_1"},
+    "compaction": {"type": "summarize"},
 }
 # its effect is how the answer is sent, which the gateway's tests of streams check
 OF_THE_ANSWER = {"stream"}

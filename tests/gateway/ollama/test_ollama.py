@@ -263,6 +263,8 @@ def test_an_unset_context_is_not_sent() -> None:
         answer = ask(gateway, "embed", model="m", input=["ab", "abc"], dimensions=1)
         assert answer["embeddings"] == [[1.0], [1.0]]
         assert answer["prompt_eval_count"] == 5
+        assert answer["total_duration"] > 0  # ollama-ai-provider-v2 reads nothing without both
+        assert answer["load_duration"] == 0
         [[*whole]] = ask(gateway, "embed", model="m", input="ab")["embeddings"]
         assert ask(gateway, "embeddings", model="m", prompt="ab") == {"embedding": whole}
         empty = gateway.client.post("/api/embeddings", json={"model": "m", "prompt": ""})
