@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import Unusable
 from common.wording import shown
 
 _JINA_CODE = "XLMRobertaFlashConfig"
@@ -113,45 +113,44 @@ class Family:
     """
 
     example: str
-    complete: Callable[[str, Mapping[str, Any], Fields], Fields]
+    complete: Callable[[Mapping[str, Any], Fields], Fields]
     only: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _learned(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _learned(config: Mapping[str, Any], found: Fields) -> Fields:
     activation = config.get("hidden_act") or config.get("activation") or "gelu"
     if activation not in ("gelu", "gelu_new", "relu", "silu"):
-        raise _unsupported(name, "hidden_act", activation)
+        raise _unsupported("hidden_act", activation)
     longest = found["longest"] - found.get("pad", -1) - 1
     return {"learned": found["longest"], "longest": longest, "activation": activation}
 
 
-def _jina(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _jina(config: Mapping[str, Any], found: Fields) -> Fields:
     """Return learned or rotary positions, which begin after the padding token's id."""
     v3 = config["model_type"] == "jina_embeddings_v3"
     kind = config.get("position_embedding_type", "rotary" if v3 else "absolute")
     if kind == "absolute":
-        return _learned(name, config, found)
+        return _learned(config, found)
     if kind != "rotary":
-        raise _unsupported(name, "position_embedding_type", kind)
+        raise _unsupported("position_embedding_type", kind)
     usual = 20000.0 if v3 else 10000.0
-    rotary = _rotary(name, config, {"theta": usual} | found)
+    rotary = _rotary(config, {"theta": usual} | found)
     return rotary | {"longest": found["longest"] - found["pad"] - 1}
 
 
-def _nomic(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _nomic(config: Mapping[str, Any], found: Fields) -> Fields:
     activation = str(config["activation_function"])
     if activation not in ("swiglu", "geglu", "gelu"):
-        raise _unsupported(name, "activation_function", activation)
+        raise _unsupported("activation_function", activation)
     experts = None
     if int(config.get("moe_every_n_layers") or 0) > 0:
         experts = Experts(
             int(config["num_experts"]), int(config["moe_top_k"]), int(config["moe_every_n_layers"])
         )
         if not 1 <= experts.chosen <= experts.count or experts.every < 2 or activation != "gelu":
-            raise ModelRejected.because(
-                name,
+            raise Unusable(
                 "its layers of experts are of another kind than those of nomic-embed-text-v2-moe,"
                 " which alone is supported",
             )
@@ -170,14 +169,14 @@ def _nomic(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     }
 
 
-def _nomic_later(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _nomic_later(config: Mapping[str, Any], found: Fields) -> Fields:
     activation = str(config.get("hidden_act", "silu"))
     if activation not in ("silu", "gelu"):
-        raise _unsupported(name, "hidden_act", activation)
-    return _rotary(name, config, found) | {"activation": activation}
+        raise _unsupported("hidden_act", activation)
+    return _rotary(config, found) | {"activation": activation}
 
 
-def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _modernbert(config: Mapping[str, Any], found: Fields) -> Fields:
     layers, kinds = found["layers"], config.get("layer_types")
     if isinstance(kinds, list):
         local = [kind == "sliding_attention" for kind in kinds]
@@ -190,7 +189,7 @@ def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     theta = float(config.get("global_rope_theta") or 160000.0)
     nearby = config.get("local_rope_theta", 10000.0)
     near, far = (
-        _rotary(name, {"rope_parameters": rope.get(kind)}, {"theta": base})
+        _rotary({"rope_parameters": rope.get(kind)}, {"theta": base})
         for kind, base in (
             ("sliding_attention", theta if nearby is None else float(nearby)),
             ("full_attention", theta),
@@ -198,7 +197,7 @@ def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     )
     pooled = config.get("classifier_pooling", "cls")
     if pooled not in ("cls", "mean"):
-        raise _unsupported(name, "classifier_pooling", pooled)
+        raise _unsupported("classifier_pooling", pooled)
     return {
         "theta": far["theta"],
         "local": Local(
@@ -213,7 +212,7 @@ def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     }
 
 
-def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _rotary(config: Mapping[str, Any], found: Fields) -> Fields:
     """Return the fields of rotary positions.
 
     Dynamic scaling changes nothing, because it begins after the position `longest`.
@@ -231,9 +230,7 @@ def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     if kind == "linear":
         return {"theta": theta, "stretch": factor}
     if kind not in ("default", "dynamic"):
-        raise ModelRejected.because(
-            name, f"its positions are scaled by {shown(kind)}, which is not supported"
-        )
+        raise Unusable(f"its positions are scaled by {shown(kind)}, which is not supported")
     return {"theta": theta}
 
 
@@ -329,30 +326,27 @@ def family_of(config: Mapping[str, Any]) -> str:
     return _TYPES.get(model_type, "")
 
 
-def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
-    """Return the shape of an encoder, for which `family_of` is not "". Raises ModelRejected.
-
-    name: the model's name, for messages.
-    """
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """Return the shape of an encoder, for which `family_of` is not "". Raises Unusable."""
     family = FAMILIES[family_of(config)]
     try:
         found: Fields = dict(family.usual)
         for field_, key in {**_NAMES, **family.names}.items():
             if key in config or (key and field_ in _NEEDED):
                 found[field_] = float(config[key]) if field_ in _REAL else int(config[key])
-        shape = Shape(**found | family.complete(name, config, found))
+        shape = Shape(**found | family.complete(config, found))
         if shape.longest < 1:
             raise ValueError(f"{family.names.get('longest', _NEEDED['longest'])} is too small")
         fits = shape.hidden % shape.heads == 0 and shape.hidden // shape.heads % 2 == 0
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"
-        raise ModelRejected.because(name, f"its config.json {why}") from None
+        raise Unusable(f"its config.json {why}") from None
     if not fits:
-        raise ModelRejected.because(
-            name, f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"
+        raise Unusable(
+            f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"
         )
     return shape
 
 
-def _unsupported(name: str, key: str, value: Any) -> ModelRejected:
-    return ModelRejected.because(name, f"its {key} is {shown(value)}, which is not supported")
+def _unsupported(key: str, value: Any) -> Unusable:
+    return Unusable(f"its {key} is {shown(value)}, which is not supported")

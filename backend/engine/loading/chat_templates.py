@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from backend.engine.loading.json_files import BadFileError, read_object
+from backend.engine.errors import Unusable
+from backend.engine.loading.json_files import read_object
 
 # PaliGemma has no roles.
 _PALIGEMMA = r"""
@@ -91,5 +92,5 @@ def _object_in(file: Path) -> dict[str, Any]:
     """Return the object in a file; {} for a broken file, which a library will report later."""
     try:
         return read_object(file)
-    except (BadFileError, OSError):
+    except (Unusable, OSError):
         return {}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from backend.engine.errors import Unusable
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -86,13 +87,14 @@ class Peft:
         return next(matching, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
 
 
-def read_peft(config: Mapping[str, Any]) -> Peft:
-    """Read adapter_config.json. Raises ValueError with a clause for the message to the user."""
+def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> Peft:
+    """Read the configuration of an adapter. Raises Unusable.
+
+    file: the configuration's file, for messages.
+    """
     for key, supported in _PLAIN.items():
         if (value := config.get(key)) not in (supported, None, [], {}):
-            raise ValueError(
-                f"its {key} is {shown(value)}, but only {shown(supported)} is supported"
-            )
+            raise Unusable(f"its {key} is {shown(value)}, but only {shown(supported)} is supported")
     alpha, alphas = config.get("lora_alpha"), config.get("alpha_pattern") or {}
     named = alphas if isinstance(alphas, dict) else {"alpha_pattern": alphas}
     for key, value in {"lora_alpha": alpha, **named}.items():
@@ -101,12 +103,12 @@ def read_peft(config: Mapping[str, Any]) -> Peft:
             or not isinstance(value, int | float)
             or not math.isfinite(value)
         ):
-            raise ValueError(f"{key} in adapter_config.json is {shown(value)}, not a number")
+            raise Unusable(f"{key} in {file} is {shown(value)}, not a number")
     for pattern in named:
         try:
             re.compile(pattern)
         except re.error:
-            raise ValueError(
+            raise Unusable(
                 f"alpha_pattern has {shown(pattern)}, which is not a regular expression"
             ) from None
     return Peft(

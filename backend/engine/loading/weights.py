@@ -25,7 +25,7 @@ from backend.engine.device import (
     starts_layers_early,
     weight_type,
 )
-from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.errors import EngineError, InvalidRequest, Unusable, naming
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
@@ -145,14 +145,11 @@ def load_model(
                 f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
                 f" this model type: use a version that was made for MLX ({reason})"
             )
-        refusal = (
-            missing_files(checkpoint.name, checkpoint.missing)
-            if checkpoint.missing
-            else ModelRejected.because(checkpoint.name, reason)
-        )
+        refusal = missing_files(checkpoint.missing) if checkpoint.missing else Unusable(reason)
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
-    raise refusal.with_traceback(None)
+    with naming(checkpoint.name):
+        raise refusal.with_traceback(None)
 
 
 def _load(
@@ -213,7 +210,7 @@ def _load(
     size = bytes_of(model)
     needed = size + (experts.nbytes + experts.working_bytes if experts else 0)
     if needed > limit:
-        raise too_large(checkpoint.name, needed, limit)
+        raise too_large(needed, limit)
     yield from evaluate(model, size)
     # A layer that starts early may belong to a pass that is never completed. This must not happen
     # between ranks, because the other ranks would wait.
@@ -254,18 +251,21 @@ def _offload(
     except NotOffloadedError as error:
         why = str(error)
     if wanted is None:
-        raise too_large(checkpoint.name, size, limit, why)
+        raise too_large(size, limit, why)
     raise InvalidRequest(
         f"option expert_cache_mib is {wanted}, but {why}: leave expert_cache_mib out, or change it"
     )
 
 
-def too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected:
+def too_large(size: int, limit: int, why: str = "") -> Unusable:
+    """Return the error for weights that do not fit in memory.
+
+    why: why experts cannot stay in the files; '' if that was not tried.
+    """
     reason = f", and its experts cannot stay in its files, because {why}" if why else ""
-    return ModelRejected.because(
-        name,
+    return Unusable(
         f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB{reason}; raise"
-        " memory_limit_mib or use a smaller or more quantised model",
+        " memory_limit_mib or use a smaller or more quantised model"
     )
 
 
