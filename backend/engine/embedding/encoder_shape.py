@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.engine.errors import Unusable
+from backend.engine.loading.earlier_fields import rope_fields
 from common.wording import shown
 
 _JINA_CODE = "XLMRobertaFlashConfig"
@@ -185,23 +186,17 @@ def _modernbert(config: Mapping[str, Any], found: Fields) -> Fields:
         local = [at % every != 0 for at in range(layers)]
     if len(local) != layers:
         raise ValueError(f"layer_types has {len(local)} layers, not {layers}")
-    rope = config.get("rope_parameters") or {}
-    theta = float(config.get("global_rope_theta") or 160000.0)
+    if _rotary(config, found) != {"theta": found["theta"]}:
+        raise _unsupported("rope_parameters", config["rope_scaling"])
     nearby = config.get("local_rope_theta", 10000.0)
-    near, far = (
-        _rotary({"rope_parameters": rope.get(kind)}, {"theta": base})
-        for kind, base in (
-            ("sliding_attention", theta if nearby is None else float(nearby)),
-            ("full_attention", theta),
-        )
-    )
     pooled = config.get("classifier_pooling", "cls")
     if pooled not in ("cls", "mean"):
         raise _unsupported("classifier_pooling", pooled)
     return {
-        "theta": far["theta"],
         "local": Local(
-            tuple(local), int(config.get("local_attention", 128)) // 2 + 1, near["theta"]
+            tuple(local),
+            int(config.get("local_attention", 128)) // 2 + 1,
+            found["theta"] if nearby is None else float(nearby),
         ),
         "attention_bias": config.get("attention_bias") is True,
         "up_bias": config.get("mlp_bias") is True,
@@ -217,11 +212,7 @@ def _rotary(config: Mapping[str, Any], found: Fields) -> Fields:
 
     Dynamic scaling changes nothing, because it begins after the position `longest`.
     """
-    theta, stated = found["theta"], config.get("rope_parameters")
-    if isinstance(stated, dict):
-        theta = float(stated["rope_theta"])
-    else:
-        stated = config.get("rope_scaling") or {}
+    theta, stated = found["theta"], config.get("rope_scaling") or {}
     kind = stated.get("rope_type") or stated.get("type") or "default"
     factor = 1.0 if kind == "default" else float(stated["factor"])
     if kind == "ntk" and stated.get("mixed_b") is None:
@@ -242,8 +233,9 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": Family("BGE-M3", _learned, _BERT, {"pad": "pad_token_id"}, _ROBERTA),
     "modernbert": Family(
         "ModernBERT-base", _modernbert, _GELU | {"classifier_activation": "gelu"},
-        {"epsilon": "norm_eps", "segments": ""},
-        {"epsilon": 1e-5, "gated": True, "norms_first": True, "head_norm": True},
+        {"epsilon": "norm_eps", "segments": "", "theta": "global_rope_theta"},
+        {"epsilon": 1e-5, "theta": 160000.0, "gated": True, "norms_first": True,
+         "head_norm": True},
     ),
     "jina": Family(
         "jina-embeddings-v3", _jina, {"hidden_act": "gelu"},
@@ -265,7 +257,7 @@ FAMILIES: Mapping[str, Family] = {
         {"segments": 2, "theta": 10000.0},
     ),
     "nomic of transformers": Family(
-        "nomic-embed-text-v1.5", _nomic_later,
+        "nomic-embed-text-v1.5", _nomic_later, names={"theta": "rope_theta"},
         usual={"segments": 2, "theta": 1000.0, "gated": True, "attention_bias": False,
                "up_bias": False, "down_bias": False},
     ),
@@ -308,6 +300,8 @@ _NEEDED = {
 }
 _NAMES = _NEEDED | {"segments": "type_vocab_size", "epsilon": "layer_norm_eps"}
 _REAL = ("epsilon", "theta")
+# Earlier names of what transformers 5 writes into `rope_parameters`.
+_ROPE = ("rope_theta", "rotary_emb_base", "global_rope_theta", "local_rope_theta", "rope_scaling")
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -330,6 +324,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     """Return the shape of an encoder, for which `family_of` is not "". Raises Unusable."""
     family = FAMILIES[family_of(config)]
     try:
+        stated = {"rope_parameters": config.get("rope_parameters")}
+        config = {**config, **rope_fields(stated, _ROPE)}
         found: Fields = dict(family.usual)
         for field_, key in {**_NAMES, **family.names}.items():
             if key in config or (key and field_ in _NEEDED):

@@ -84,7 +84,8 @@ def _template_of_processor(path: Path) -> Any:
     found = (_object_in(path / name).get("chat_template") for name in _OF_PROCESSORS)
     template = next(filter(None, found), None)
     if isinstance(template, list):
-        return {named["name"]: named["template"] for named in template}
+        named = [item for item in template if isinstance(item, dict)]
+        return {item["name"]: item["template"] for item in named if {"name", "template"} <= {*item}}
     return template
 
 

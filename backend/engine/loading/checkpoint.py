@@ -46,6 +46,8 @@ _TOKENIZER_FILES = (
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
+# Tokenizers of bytes and characters, which need no vocabulary.
+_WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _COUNTED = re.compile(r"(moe_)?(num|n)(_hidden|_local|_routed)?_(layers?|experts)|depth")
 _MOST_PARTS = 4096  # layers, or experts
 _MOST_TENSORS = 128  # maximum for one expert of a layer, with scales and biases
@@ -296,5 +298,10 @@ def _require_tokenizer(path: Path) -> None:
         return
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return
-    reason = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
-    raise Incomplete(f"{reason} vocabulary file")
+    stated = path / "tokenizer_config.json"
+    if stated.is_file() and read_object(stated).get("tokenizer_class") in _WITHOUT_FILES:
+        return
+    raise Incomplete(
+        "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
+        " vocabulary file"
+    )
