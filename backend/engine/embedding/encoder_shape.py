@@ -21,16 +21,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts in some layers of an encoder.
+    """The experts in some layers of an encoder."""
 
-    count: number of experts in a layer.
-    chosen: number of experts that are chosen for each token.
-    every: layers 1, 1 + every, … have experts.
-    """
-
-    count: int
-    chosen: int
-    every: int
+    count: int  # number of experts in a layer
+    chosen: int  # number of experts that are chosen for each token
+    every: int  # layers 1, 1 + every, … have experts
 
     def serve(self, layer: int) -> bool:
         """Return whether a layer has experts."""
@@ -39,16 +34,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Layers whose tokens attend only nearby.
+    """Layers whose tokens attend only nearby."""
 
-    layers: for each layer of the encoder, whether its tokens attend only nearby.
-    reach: a token attends to the tokens that are less than this far away.
-    theta: as for `Shape`.
-    """
-
-    layers: tuple[bool, ...]
-    reach: int
-    theta: float
+    layers: tuple[bool, ...]  # for each layer of the encoder, whether its tokens attend only nearby
+    reach: int  # a token attends to the tokens that are less than this far away
+    theta: float  # as for `Shape`
 
 
 @dataclass(frozen=True, slots=True)

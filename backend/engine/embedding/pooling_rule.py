@@ -45,14 +45,11 @@ _FAMILY: Mapping[str, Mode] = {"lfm2": "cls", "new": "cls", "gte": "cls"}
 
 @dataclass(frozen=True, slots=True)
 class PoolingRule:
-    """How the vectors of a text's tokens become the answer.
+    """How the vectors of a text's tokens become the answer."""
 
-    modes: poolings whose vectors are joined; `none` returns the vectors of all tokens.
-    normalize: whether each vector is scaled to length 1.
-    """
-
+    # Poolings whose vectors are joined; `none` returns the vectors of all tokens.
     modes: tuple[Mode, ...]
-    normalize: bool
+    normalize: bool  # whether each vector is scaled to length 1
 
     @property
     def per_token(self) -> bool:

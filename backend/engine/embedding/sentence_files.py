@@ -25,16 +25,11 @@ _RAW, _LOGISTIC = "Identity", "Sigmoid"
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts to put in front of an input.
+    """Texts to put in front of an input."""
 
-    default: the prompt of requests that name none.
-    named: prompts by name.
-    pooled: whether the tokens of prompts are pooled.
-    """
-
-    default: str = ""
-    named: Mapping[str, str] = field(default_factory=dict)
-    pooled: bool = True
+    default: str = ""  # the prompt of requests that name none
+    named: Mapping[str, str] = field(default_factory=dict)  # prompts by name
+    pooled: bool = True  # whether the tokens of prompts are pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +42,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """How inputs become messages for the chat template.
+    """How inputs become messages for the chat template."""
 
-    arguments: arguments of the template.
-    parts: whether the content of a message is a list of parts instead of a string.
-    """
-
-    arguments: Mapping[str, Any]
-    parts: bool
+    arguments: Mapping[str, Any]  # arguments of the template
+    parts: bool  # whether the content of a message is a list of parts instead of a string
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,23 +65,17 @@ _MOST_SIZE = (1 << 31) - 1  # largest dimension of an array in MLX
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model directory in which the checks of this module have found no fault.
-
-    weights_bytes: size of the weights in the files; a cast during the load may change it.
-    kind: the kind of requests that the model answers.
-    media: whether the model also accepts images or audio, and is loaded with encoders for them.
-    drafter: the kind of drafter; None for a complete model.
-    missing: names of missing weight files, as a list for messages.
-    """
+    """A model directory in which the checks of this module have found no fault."""
 
     path: Path
     name: str
     config: dict[str, Any]
-    weights_bytes: int
-    kind: ModelKind = ModelKind.TEXT
+    weights_bytes: int  # size of the weights in the files; a cast during the load may change it
+    kind: ModelKind = ModelKind.TEXT  # the kind of requests that the model answers
+    # Whether the model also accepts images or audio, and is loaded with encoders for them.
     media: bool = False
-    drafter: DrafterKind | None = None
-    missing: str = ""
+    drafter: DrafterKind | None = None  # the kind of drafter; None for a complete model
+    missing: str = ""  # names of missing weight files, as a list for messages
 
     @property
     def of_vlm(self) -> bool:

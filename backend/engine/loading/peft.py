@@ -46,36 +46,23 @@ _PLAIN: Mapping[str, Any] = {
 
 
 class Part(NamedTuple):
-    """A tensor of an adapter.
+    """A tensor of an adapter."""
 
-    layer: the name of the adapted layer.
-    part: the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`.
-    name: the adapter's name, if the file has several adapters; otherwise ''.
-    """
-
-    layer: str
-    part: str
-    name: str
+    layer: str  # the name of the adapted layer
+    part: str  # the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`
+    name: str  # the adapter's name, if the file has several adapters; otherwise ''
 
 
 @dataclass(frozen=True, slots=True)
 class Peft:
-    """The contents of adapter_config.json.
+    """The contents of adapter_config.json."""
 
-    alpha: the alpha of layers that no pattern in `alphas` matches.
-    alphas: alphas by patterns of layers' names.
-    rooted: whether products are divided by the root of the rank, not by the rank.
-    dora: whether the adapter also sets the magnitudes of weights.
-    name: the adapter's name, if the file has several adapters.
-    place: the adapter's index, if tensors of several adapters are stacked.
-    """
-
-    alpha: float
-    alphas: Mapping[str, float] = field(default_factory=dict)
-    rooted: bool = False
-    dora: bool = False
-    name: str = ""
-    place: int | None = None
+    alpha: float  # the alpha of layers that no pattern in `alphas` matches
+    alphas: Mapping[str, float] = field(default_factory=dict)  # alphas by patterns of layers' names
+    rooted: bool = False  # whether products are divided by the root of the rank, not by the rank
+    dora: bool = False  # whether the adapter also sets the magnitudes of weights
+    name: str = ""  # the adapter's name, if the file has several adapters
+    place: int | None = None  # the adapter's index, if tensors of several adapters are stacked
 
     def scale(self, layer: str, rank: int) -> float:
         """Return the factor of the product B·A in a layer."""

@@ -38,16 +38,12 @@ _GIT_LFS = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The weight files of a checkpoint.
-
-    tensors: the names of all tensors.
-    bytes: the size of all tensors.
-    missing: the names of missing files, as a list for messages; '' if no file is missing.
-    """
+    """The weight files of a checkpoint."""
 
     files: tuple[Path, ...]
-    tensors: frozenset[str]
-    bytes: int
+    tensors: frozenset[str]  # the names of all tensors
+    bytes: int  # the size of all tensors
+    # The names of missing files, as a list for messages; '' if no file is missing.
     missing: str = ""
 
 

@@ -66,18 +66,12 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a model stores KV.
+    """How a model stores KV."""
 
-    batches: whether rows can be batched.
-    trims: whether KV can always be cut to a shorter prefix.
-    stateless: whether no layer has a recurrent state.
-    known: whether the size of every layer's KV can be measured with one token.
-    """
-
-    batches: bool
-    trims: bool
-    stateless: bool
-    known: bool
+    batches: bool  # whether rows can be batched
+    trims: bool  # whether KV can always be cut to a shorter prefix
+    stateless: bool  # whether no layer has a recurrent state
+    known: bool  # whether the size of every layer's KV can be measured with one token
 
 
 def measure_passes(model: Any, traits: Traits) -> None:

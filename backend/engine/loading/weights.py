@@ -58,31 +58,23 @@ _PROGRESS_SECONDS = 2.0
 
 @dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model that is ready to compute, and its properties.
-
-    dtype: the type of floating-point weights, such as `bfloat16`, or of the scales of quantised
-        weights.
-    dequantized: whether the weights are quantised in the checkpoint and dense in memory.
-    context_size: the model's context in tokens, before the user's limit.
-    weights_bytes: the size of the weights in memory, including the cache of `experts`.
-    chat_template: None if the model has no template.
-    adapter_digest: identifies the adapters in the keys of caches; '' if there are none.
-    shard: this rank's part of the model; None if it has the whole model.
-    experts: the cache of experts that stay in the checkpoint's files; None if no expert does.
-    """
+    """A model that is ready to compute, and its properties."""
 
     name: str
     model: Any
     tokenizer: TokenizerWrapper
     config: dict[str, Any]
     eos_token_ids: frozenset[int]
-    context_size: int
-    weights_bytes: int
+    context_size: int  # the model's context in tokens, before the user's limit
+    weights_bytes: int  # the size of the weights in memory, including the cache of `experts`
+    # The type of floating-point weights or of the scales of quantised weights: `bfloat16`, …
     dtype: str
-    chat_template: str | None
-    adapter_digest: str = ""
+    chat_template: str | None  # None if the model has no template
+    adapter_digest: str = ""  # identifies the adapters in the keys of caches; '' if there are none
+    # Whether the weights are quantised in the checkpoint and dense in memory.
     dequantized: bool = False
-    shard: Shard | None = None
+    shard: Shard | None = None  # this rank's part of the model; None if it has the whole model
+    # The cache of experts that stay in the checkpoint's files; None if no expert does.
     experts: CachedExperts | None = None
 
     @property
