@@ -6,7 +6,7 @@ message contains a path of the server or a secret.
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Self
 
 from common.field_names import fields_in, written
@@ -108,6 +108,21 @@ class ModelRejected(EngineError):
         return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 
+class Unusable(ModelRejected):
+    """The files of a model or an adapter cannot be used.
+
+    The message is a clause about the files, until `naming` or `beginning` completes it.
+
+    begun: whether the message is complete.
+    """
+
+    begun = False
+
+
+class Incomplete(Unusable):
+    """Files are missing or truncated; another download may fix that."""
+
+
 class ShuttingDown(EngineError):
     """The process is stopping and accepts no new work."""
 
@@ -177,3 +192,19 @@ def about(field: str) -> Iterator[None]:
     except EngineError as error:
         error.fields = error.fields or (field,)
         raise
+
+
+@contextmanager
+def beginning(words: str) -> Iterator[None]:
+    """Begin the message of an Unusable that is raised inside with these words and a colon."""
+    try:
+        yield
+    except Unusable as error:
+        if not error.begun:
+            error.message, error.begun = f"{words}: {error.message}", True
+        raise
+
+
+def naming(model: str) -> AbstractContextManager[None]:
+    """Name the model in the message of an Unusable that is raised inside."""
+    return beginning(f"model {shown(model)} cannot be loaded")

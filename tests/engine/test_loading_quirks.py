@@ -461,7 +461,15 @@ QUIRKS: dict[str, Change] = {
     "a model of SentencePiece beside": put("tokenizer.model", b"junk"),
     "a table of tiktoken beside": put("qwen.tiktoken", b""),
     "tekken.json beside": put("tekken.json", {}),
+    "a tokenizer of bytes, which has no vocabulary": all_of(
+        without("tokenizer.json"),
+        put("tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}),
+    ),
     # Chat templates.
+    "a processor's list that has no templates": all_of(
+        without("tokenizer_config.json", "chat_template"),
+        put("chat_template.json", {"chat_template": ["x"]}),
+    ),
     "no template": without("tokenizer_config.json", "chat_template"),
     "null for the template": tokens(chat_template=None),
     "an empty template": tokens(chat_template=""),

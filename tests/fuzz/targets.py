@@ -19,8 +19,8 @@ from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
 from backend.engine.constraints.schema import read_schema
 from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.errors import EngineError, InvalidRequest, NotQuick
-from backend.engine.loading.shards import ShardError, read_header
+from backend.engine.errors import EngineError, Incomplete, InvalidRequest, NotQuick
+from backend.engine.loading.shards import read_header
 from backend.engine.media.items import BadItem
 from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
@@ -161,7 +161,7 @@ def rpc(given: bytes) -> None:
 
 
 def weights(given: bytes) -> None:
-    with contextlib.suppress(ShardError):
+    with contextlib.suppress(Incomplete):
         read_header("model.safetensors", BytesIO(given), len(given))
 
 

@@ -26,7 +26,7 @@ version = cache(metadata.version)  # cached, because each call parses a long fil
 
 
 def model_digest(checkpoint: Path, **facts: str) -> str:
-    """Return the digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
+    """Return the digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, Unusable.
 
     The digest includes a sample of every tensor, because a merge or fine-tune may change only some
     tensors, and preserves names and sizes. Reading all data would take as long as a load.

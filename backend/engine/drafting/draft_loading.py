@@ -24,7 +24,7 @@ from backend.engine.drafting.reference import naming_draft_model, own_settings
 from backend.engine.drafting.state_guesser import BlockGuesser, HeadGuesser
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import StateSource
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
@@ -273,6 +273,7 @@ def _describing(main: LoadedModel) -> Iterator[None]:
         OSError,
         RuntimeError,
         TypeError,
+        Unusable,
         ValueError,
     ) as fault:
         _log.info("the head for %s cannot be built", shown(main.name), exc_info=True)

@@ -15,16 +15,11 @@ _SHORTEST = 16
 
 @dataclass(frozen=True, slots=True)
 class ActivationCost:
-    """The bytes that a forward pass needs in addition to the weights.
+    """The bytes that a forward pass needs in addition to the weights."""
 
-    heads: attention heads, each with length² scores.
-    hidden: values per token that are in memory at the same time, besides the scores.
-    itemsize: bytes per value.
-    """
-
-    heads: int
-    hidden: int
-    itemsize: int
+    heads: int  # attention heads, each with length² scores
+    hidden: int  # values per token that are in memory at the same time, besides the scores
+    itemsize: int  # bytes per value
 
     def of(self, rows: int, length: int) -> int:
         """Return the bytes for `rows` rows, each padded to `length` tokens."""

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.engine.embedding.sentence_files import SentenceFiles
+from backend.engine.errors import Unusable
 from common.wording import shown
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -35,7 +36,7 @@ class DenseLayer:
 
 
 def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
-    """Return a checkpoint's Dense layers. Raises ModelRejected.
+    """Return a checkpoint's Dense layers. Raises Unusable.
 
     Conversions of EmbeddingGemma may have the weights of its two layers without a description.
     """
@@ -52,7 +53,7 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
     for folder in (folder for kind, folder in steps if kind == "Dense"):
         path = files.path / folder
         if (path / "pytorch_model.bin").exists() and not (path / "model.safetensors").exists():
-            raise files.rejected(
+            raise Unusable(
                 f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
                 " needs PyTorch; use a version that has model.safetensors there"
             )
@@ -62,23 +63,23 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
 
 
 def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
-    """Return the layer that a folder's config.json describes. Raises ModelRejected."""
+    """Return the layer that a folder's config.json describes. Raises Unusable."""
     stated = files.object(f"{folder}/config.json")
     activation = str(stated.get("activation_function", "Identity")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        raise files.rejected(
+        raise Unusable(
             f"the Dense layer in {shown(folder)} has the activation {shown(activation)}, but only"
             f" {' and '.join(_ACTIVATIONS)} are supported"
         )
     source = stated.get("module_input_name", "sentence_embedding")
     if source != "sentence_embedding" or stated.get("use_residual"):
-        raise files.rejected(
+        raise Unusable(
             f"the Dense layer in {shown(folder)} reads or returns more than the pooled vector,"
             " which is not supported"
         )
     inputs, outputs = stated.get("in_features"), stated.get("out_features")
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 1:
-        raise files.rejected(
+        raise Unusable(
             f"the config.json in {shown(folder)} does not state in_features and out_features"
         )
     return DenseLayer(folder, inputs, outputs, stated.get("bias", True) is True, activation)

@@ -49,7 +49,7 @@ from backend.engine.embedding.sentence_files import (
     sequence_limit,
 )
 from backend.engine.embedding.task_adapters import task_adapter
-from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.errors import EngineError, Unusable
 from backend.engine.loading.adapters import require_addable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.load_order import LoadOrder
@@ -70,11 +70,11 @@ _log = logging.getLogger(__name__)
 
 
 def build(order: LoadOrder) -> Stages[Built]:
-    """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
+    """Build a model. Begins on `files`, ends on `engine`. Raises Unusable, InvalidRequest."""
     settings, checkpoint = order.settings, order.checkpoint
     open_model, adapters = _opener(order), order.adapters
     if checkpoint.kind is ModelKind.EMBEDDING and (
-        task := task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
+        task := task_adapter(checkpoint.path, checkpoint.config, settings.task)
     ):
         adapters = (*adapters, task)
         require_addable(adapters)
@@ -83,7 +83,7 @@ def build(order: LoadOrder) -> Stages[Built]:
     devices.prepare(here)
     if devices.computes_wrongly(here, checkpoint.config["model_type"]):
         reason = "MLX labels its longer texts wrongly on CUDA; load it on a machine without a GPU"
-        raise ModelRejected.because(checkpoint.name, reason)
+        raise Unusable(reason)
     loaded = yield from load_model(
         checkpoint,
         settings,
@@ -155,19 +155,19 @@ def text_embedder(
 
 
 def _opener(order: LoadOrder) -> OpenModel | None:
-    """Return the function that opens the model. Raises ModelRejected.
+    """Return the function that opens the model. Raises Unusable.
 
     Returns None for rerankers that answer with a token, because mlx-lm opens such models.
     """
-    name, kind, config = order.checkpoint.name, order.checkpoint.kind, order.checkpoint.config
+    kind, config = order.checkpoint.kind, order.checkpoint.config
     if kind is ModelKind.RERANK and not (module_of(kind, config) or has_score(config)):
         return None
     dense = dense_layers(_files(order.checkpoint), config) if kind is ModelKind.EMBEDDING else ()
-    return partial(open_network, name, config, kind, dense)
+    return partial(open_network, config, kind, dense)
 
 
 def _files(checkpoint: Checkpoint) -> SentenceFiles:
-    return SentenceFiles(checkpoint.path, checkpoint.name)
+    return SentenceFiles(checkpoint.path)
 
 
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
@@ -190,12 +190,12 @@ def _read_kind(
 def _embedding(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, TextReader]:
-    files, name, config = _files(checkpoint), checkpoint.name, checkpoint.config
+    files, config = _files(checkpoint), checkpoint.config
     rule = pooling_of_checkpoint(files, config, settings)
     dense = applied(dense_layers(files, config), loaded.model)
     module = module_of(checkpoint.kind, config)
     if not module and networks.inner_model(loaded.model) is None:
-        raise ModelRejected.because(name, "it does not expose the vectors of its tokens")
+        raise Unusable("it does not expose the vectors of its tokens")
     hidden = networks.encoder(loaded.model, module, config)
     run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
     transformer, prompts = files.transformer, prompts_of(files, settings)
@@ -225,7 +225,7 @@ def _embedding(
 def _reranking(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, PairReader]:
-    files, name, config = _files(checkpoint), checkpoint.name, checkpoint.config
+    files, config = _files(checkpoint), checkpoint.config
     tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
     prompt = prompts_of(files, settings).default
     raw = scores_are_raw(files, config)
@@ -241,24 +241,22 @@ def _reranking(
         encode = chat.pairs(prompt)
     elif config["model_type"] in ANSWERING_RERANKERS and compared in (None, Answers(yes, no)):
         if yes is None or no is None:
-            raise ModelRejected.because(name, 'its vocabulary has no tokens "yes" and "no"')
+            raise Unusable('its vocabulary has no tokens "yes" and "no"')
         compared, encode = Answers(yes, no), qwen3_prompt(tokenizer)
     elif compared is not None:
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             "its chat template does not render messages of the roles query and document, so how to"
             " ask it is unknown: use a version with the chat template of the original",
         )
     else:
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             "it has no LogitScore step, which states the tokens that make its score: use a version"
             " of it for sentence-transformers 5.4 or later",
         )
     most = max(compared.yes, compared.no or 0)
     if most >= limits.vocabulary or min(compared.yes, compared.no or 0) < 0:
-        raise ModelRejected.because(
-            name, f"its LogitScore step names the token {most}, which its vocabulary does not have"
+        raise Unusable(
+            f"its LogitScore step names the token {most}, which its vocabulary does not have"
         )
     run = networks.answers(loaded.model, config, compared, pad, raw=raw)
     return run, PairReader(encode, limits, settings.truncate)
@@ -324,7 +322,7 @@ def _new_encoder(
 def _prove(run: Run, name: str) -> None:
     """Run two short texts, which also compiles kernels before the first request.
 
-    Raises ModelRejected if the model fails on the texts.
+    Raises Unusable if the model fails on the texts.
     """
     try:
         outputs = run([Piece([0] * length, [0] * length) for length in (8, 1)])
@@ -333,13 +331,11 @@ def _prove(run: Run, name: str) -> None:
         raise
     except Exception as fault:
         _log.warning("model %s: the first text failed", shown(name), exc_info=True)
-        raise ModelRejected.because(
-            name, f"it failed on its first text ({type(fault).__name__})"
-        ) from None
+        raise Unusable(f"it failed on its first text ({type(fault).__name__})") from None
     finally:
         mx.clear_cache()
     if not finite:
-        raise ModelRejected.because(name, "its output for a first text is not finite")
+        raise Unusable("its output for a first text is not finite")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:
@@ -351,9 +347,7 @@ def _own_tokenizer(loaded: LoadedModel) -> Any:
 
     backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ModelRejected.because(
-            loaded.name, "its tokenizer is not a fast one: tokenizer.json is missing"
-        )
+        raise Unusable("its tokenizer is not a fast one: tokenizer.json is missing")
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()

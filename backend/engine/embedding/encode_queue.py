@@ -41,31 +41,23 @@ Report = Callable[[str, BaseException], None]
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A request, and the outputs of its rows so far.
-
-    left: rows that have not run.
-    """
+    """A request, and the outputs of its rows so far."""
 
     ticket: int
     outputs: list[np.ndarray | None]
-    left: int
+    left: int  # rows that have not run
     dropped: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Row:
-    """A waiting row of a request.
-
-    place: the index of the row in its request.
-    turn: the turn in which the row runs.
-    retried: whether the row runs once more, alone, after a failed allocation.
-    """
+    """A waiting row of a request."""
 
     job: _Job
-    place: int
+    place: int  # the index of the row in its request
     piece: Piece
-    turn: int
-    retried: bool = False
+    turn: int  # the turn in which the row runs
+    retried: bool = False  # whether the row runs once more, alone, after a failed allocation
     length: int = field(init=False)
 
     def __post_init__(self) -> None:

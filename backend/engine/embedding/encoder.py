@@ -32,27 +32,20 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 
 class Outputs(NamedTuple):
-    """The results of a forward pass, under mlx-vlm's names.
+    """The results of a forward pass, under mlx-vlm's names."""
 
-    last_hidden_state: (rows, longest, hidden).
-    logits: (rows, outputs), or (rows, longest, outputs) for each token; None without a head.
-    """
-
-    last_hidden_state: mx.array
+    last_hidden_state: mx.array  # (rows, longest, hidden)
+    # (rows, outputs), or (rows, longest, outputs) for each token; None without a head.
     logits: mx.array | None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The description from which `Model` is built.
-
-    outputs: number of scores or labels; 0 for no head.
-    of_tokens: whether each token has scores, rather than each row.
-    """
+    """The description from which `Model` is built."""
 
     shape: Shape
-    outputs: int = 0
-    of_tokens: bool = False
+    outputs: int = 0  # number of scores or labels; 0 for no head
+    of_tokens: bool = False  # whether each token has scores, rather than each row
 
 
 class Model(Module):

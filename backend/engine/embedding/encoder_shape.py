@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import Unusable
+from backend.engine.loading.earlier_fields import rope_fields
 from common.wording import shown
 
 _JINA_CODE = "XLMRobertaFlashConfig"
@@ -20,16 +21,11 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts in some layers of an encoder.
+    """The experts in some layers of an encoder."""
 
-    count: number of experts in a layer.
-    chosen: number of experts that are chosen for each token.
-    every: layers 1, 1 + every, … have experts.
-    """
-
-    count: int
-    chosen: int
-    every: int
+    count: int  # number of experts in a layer
+    chosen: int  # number of experts that are chosen for each token
+    every: int  # layers 1, 1 + every, … have experts
 
     def serve(self, layer: int) -> bool:
         """Return whether a layer has experts."""
@@ -38,16 +34,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Layers whose tokens attend only nearby.
+    """Layers whose tokens attend only nearby."""
 
-    layers: for each layer of the encoder, whether its tokens attend only nearby.
-    reach: a token attends to the tokens that are less than this far away.
-    theta: as for `Shape`.
-    """
-
-    layers: tuple[bool, ...]
-    reach: int
-    theta: float
+    layers: tuple[bool, ...]  # for each layer of the encoder, whether its tokens attend only nearby
+    reach: int  # a token attends to the tokens that are less than this far away
+    theta: float  # as for `Shape`
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,45 +104,44 @@ class Family:
     """
 
     example: str
-    complete: Callable[[str, Mapping[str, Any], Fields], Fields]
+    complete: Callable[[Mapping[str, Any], Fields], Fields]
     only: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _learned(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _learned(config: Mapping[str, Any], found: Fields) -> Fields:
     activation = config.get("hidden_act") or config.get("activation") or "gelu"
     if activation not in ("gelu", "gelu_new", "relu", "silu"):
-        raise _unsupported(name, "hidden_act", activation)
+        raise _unsupported("hidden_act", activation)
     longest = found["longest"] - found.get("pad", -1) - 1
     return {"learned": found["longest"], "longest": longest, "activation": activation}
 
 
-def _jina(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _jina(config: Mapping[str, Any], found: Fields) -> Fields:
     """Return learned or rotary positions, which begin after the padding token's id."""
     v3 = config["model_type"] == "jina_embeddings_v3"
     kind = config.get("position_embedding_type", "rotary" if v3 else "absolute")
     if kind == "absolute":
-        return _learned(name, config, found)
+        return _learned(config, found)
     if kind != "rotary":
-        raise _unsupported(name, "position_embedding_type", kind)
+        raise _unsupported("position_embedding_type", kind)
     usual = 20000.0 if v3 else 10000.0
-    rotary = _rotary(name, config, {"theta": usual} | found)
+    rotary = _rotary(config, {"theta": usual} | found)
     return rotary | {"longest": found["longest"] - found["pad"] - 1}
 
 
-def _nomic(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _nomic(config: Mapping[str, Any], found: Fields) -> Fields:
     activation = str(config["activation_function"])
     if activation not in ("swiglu", "geglu", "gelu"):
-        raise _unsupported(name, "activation_function", activation)
+        raise _unsupported("activation_function", activation)
     experts = None
     if int(config.get("moe_every_n_layers") or 0) > 0:
         experts = Experts(
             int(config["num_experts"]), int(config["moe_top_k"]), int(config["moe_every_n_layers"])
         )
         if not 1 <= experts.chosen <= experts.count or experts.every < 2 or activation != "gelu":
-            raise ModelRejected.because(
-                name,
+            raise Unusable(
                 "its layers of experts are of another kind than those of nomic-embed-text-v2-moe,"
                 " which alone is supported",
             )
@@ -170,14 +160,14 @@ def _nomic(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     }
 
 
-def _nomic_later(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _nomic_later(config: Mapping[str, Any], found: Fields) -> Fields:
     activation = str(config.get("hidden_act", "silu"))
     if activation not in ("silu", "gelu"):
-        raise _unsupported(name, "hidden_act", activation)
-    return _rotary(name, config, found) | {"activation": activation}
+        raise _unsupported("hidden_act", activation)
+    return _rotary(config, found) | {"activation": activation}
 
 
-def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _modernbert(config: Mapping[str, Any], found: Fields) -> Fields:
     layers, kinds = found["layers"], config.get("layer_types")
     if isinstance(kinds, list):
         local = [kind == "sliding_attention" for kind in kinds]
@@ -186,23 +176,17 @@ def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
         local = [at % every != 0 for at in range(layers)]
     if len(local) != layers:
         raise ValueError(f"layer_types has {len(local)} layers, not {layers}")
-    rope = config.get("rope_parameters") or {}
-    theta = float(config.get("global_rope_theta") or 160000.0)
+    if _rotary(config, found) != {"theta": found["theta"]}:
+        raise _unsupported("rope_parameters", config["rope_scaling"])
     nearby = config.get("local_rope_theta", 10000.0)
-    near, far = (
-        _rotary(name, {"rope_parameters": rope.get(kind)}, {"theta": base})
-        for kind, base in (
-            ("sliding_attention", theta if nearby is None else float(nearby)),
-            ("full_attention", theta),
-        )
-    )
     pooled = config.get("classifier_pooling", "cls")
     if pooled not in ("cls", "mean"):
-        raise _unsupported(name, "classifier_pooling", pooled)
+        raise _unsupported("classifier_pooling", pooled)
     return {
-        "theta": far["theta"],
         "local": Local(
-            tuple(local), int(config.get("local_attention", 128)) // 2 + 1, near["theta"]
+            tuple(local),
+            int(config.get("local_attention", 128)) // 2 + 1,
+            found["theta"] if nearby is None else float(nearby),
         ),
         "attention_bias": config.get("attention_bias") is True,
         "up_bias": config.get("mlp_bias") is True,
@@ -213,16 +197,12 @@ def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     }
 
 
-def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+def _rotary(config: Mapping[str, Any], found: Fields) -> Fields:
     """Return the fields of rotary positions.
 
     Dynamic scaling changes nothing, because it begins after the position `longest`.
     """
-    theta, stated = found["theta"], config.get("rope_parameters")
-    if isinstance(stated, dict):
-        theta = float(stated["rope_theta"])
-    else:
-        stated = config.get("rope_scaling") or {}
+    theta, stated = found["theta"], config.get("rope_scaling") or {}
     kind = stated.get("rope_type") or stated.get("type") or "default"
     factor = 1.0 if kind == "default" else float(stated["factor"])
     if kind == "ntk" and stated.get("mixed_b") is None:
@@ -231,9 +211,7 @@ def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
     if kind == "linear":
         return {"theta": theta, "stretch": factor}
     if kind not in ("default", "dynamic"):
-        raise ModelRejected.because(
-            name, f"its positions are scaled by {shown(kind)}, which is not supported"
-        )
+        raise Unusable(f"its positions are scaled by {shown(kind)}, which is not supported")
     return {"theta": theta}
 
 
@@ -245,8 +223,9 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": Family("BGE-M3", _learned, _BERT, {"pad": "pad_token_id"}, _ROBERTA),
     "modernbert": Family(
         "ModernBERT-base", _modernbert, _GELU | {"classifier_activation": "gelu"},
-        {"epsilon": "norm_eps", "segments": ""},
-        {"epsilon": 1e-5, "gated": True, "norms_first": True, "head_norm": True},
+        {"epsilon": "norm_eps", "segments": "", "theta": "global_rope_theta"},
+        {"epsilon": 1e-5, "theta": 160000.0, "gated": True, "norms_first": True,
+         "head_norm": True},
     ),
     "jina": Family(
         "jina-embeddings-v3", _jina, {"hidden_act": "gelu"},
@@ -268,7 +247,7 @@ FAMILIES: Mapping[str, Family] = {
         {"segments": 2, "theta": 10000.0},
     ),
     "nomic of transformers": Family(
-        "nomic-embed-text-v1.5", _nomic_later,
+        "nomic-embed-text-v1.5", _nomic_later, names={"theta": "rope_theta"},
         usual={"segments": 2, "theta": 1000.0, "gated": True, "attention_bias": False,
                "up_bias": False, "down_bias": False},
     ),
@@ -311,6 +290,8 @@ _NEEDED = {
 }
 _NAMES = _NEEDED | {"segments": "type_vocab_size", "epsilon": "layer_norm_eps"}
 _REAL = ("epsilon", "theta")
+# Earlier names of what transformers 5 writes into `rope_parameters`.
+_ROPE = ("rope_theta", "rotary_emb_base", "global_rope_theta", "local_rope_theta", "rope_scaling")
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -329,30 +310,29 @@ def family_of(config: Mapping[str, Any]) -> str:
     return _TYPES.get(model_type, "")
 
 
-def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
-    """Return the shape of an encoder, for which `family_of` is not "". Raises ModelRejected.
-
-    name: the model's name, for messages.
-    """
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """Return the shape of an encoder, for which `family_of` is not "". Raises Unusable."""
     family = FAMILIES[family_of(config)]
     try:
+        stated = {"rope_parameters": config.get("rope_parameters")}
+        config = {**config, **rope_fields(stated, _ROPE)}
         found: Fields = dict(family.usual)
         for field_, key in {**_NAMES, **family.names}.items():
             if key in config or (key and field_ in _NEEDED):
                 found[field_] = float(config[key]) if field_ in _REAL else int(config[key])
-        shape = Shape(**found | family.complete(name, config, found))
+        shape = Shape(**found | family.complete(config, found))
         if shape.longest < 1:
             raise ValueError(f"{family.names.get('longest', _NEEDED['longest'])} is too small")
         fits = shape.hidden % shape.heads == 0 and shape.hidden // shape.heads % 2 == 0
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"
-        raise ModelRejected.because(name, f"its config.json {why}") from None
+        raise Unusable(f"its config.json {why}") from None
     if not fits:
-        raise ModelRejected.because(
-            name, f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"
+        raise Unusable(
+            f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"
         )
     return shape
 
 
-def _unsupported(name: str, key: str, value: Any) -> ModelRejected:
-    return ModelRejected.because(name, f"its {key} is {shown(value)}, which is not supported")
+def _unsupported(key: str, value: Any) -> Unusable:
+    return Unusable(f"its {key} is {shown(value)}, which is not supported")

@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One row for the model: token ids, and segment ids if the model distinguishes two segments.
-
-    cut: number of tokens that were left out because the input is too long.
-    unpooled: number of tokens at the beginning that are not pooled, because they are a prompt.
-    """
+    """One row for the model: token ids, and segment ids if the model distinguishes two segments."""
 
     ids: list[int]
     segments: list[int] = field(default_factory=list)
-    cut: int = 0
+    cut: int = 0  # number of tokens that were left out because the input is too long
+    # Number of tokens at the beginning that are not pooled, because they are a prompt.
     unpooled: int = 0
 
 

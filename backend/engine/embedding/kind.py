@@ -13,7 +13,7 @@ from typing import Any
 from backend.engine.embedding.encoder_shape import FAMILIES as ENCODERS
 from backend.engine.embedding.encoder_shape import family_of, shape_of
 from backend.engine.embedding.task_adapters import is_jina_v4
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.loading.architectures import is_multimodal, model_types
 from common.field_names import named
 from common.model_kind import SPEECH_TYPES, ModelKind
@@ -95,30 +95,29 @@ def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
     return OURS if family_of(config) else _OF_VLM.get(config["model_type"], "")
 
 
-def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
-    """Raise ModelRejected for a model that cannot be computed, or would be computed wrongly."""
+def require_family(kind: ModelKind, config: Mapping[str, Any]) -> None:
+    """Raise Unusable for a model that cannot be computed, or would be computed wrongly."""
     families = FAMILIES[kind]
     model_type = config["model_type"]
     if kind is ModelKind.EMBEDDING and is_jina_v4(config):
-        _require_values(name, config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
+        _require_values(config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
         return
     generates = model_type not in families and kind in _OF_TEXT_MODELS and is_text_model(config)
     if model_type not in families and not generates:
         others = ", or a text model of mlx-lm" if kind in _OF_TEXT_MODELS else ""
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             f"it {kind.words}, and its model type {shown(model_type)} is not supported: load"
             f" a model of one of the types {', '.join(sorted(families))}{others}",
         )
     if kind is ModelKind.RERANK and (not generates or has_score(config)):
-        _require_one_score(name, config)
+        _require_one_score(config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
-        raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
+        raise Unusable("its config.json does not name the labels (id2label)")
     if family := ENCODERS.get(family_of(config)):
-        _require_values(name, config, family.only, family.example)
-        shape_of(name, config)
+        _require_values(config, family.only, family.example)
+        shape_of(config)
     elif generates:
-        _require_values(name, config, {"use_sliding_window": False}, "Qwen3-Embedding-0.6B")
+        _require_values(config, {"use_sliding_window": False}, "Qwen3-Embedding-0.6B")
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
@@ -147,14 +146,11 @@ def is_text_model(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _require_values(
-    name: str, config: Mapping[str, Any], rules: Mapping[str, Any], example: str
-) -> None:
+def _require_values(config: Mapping[str, Any], rules: Mapping[str, Any], example: str) -> None:
     for key, computed in rules.items():
         value = config.get(key, computed)
         if value != computed:
-            raise ModelRejected.because(
-                name,
+            raise Unusable(
                 f"its {key} is {shown(value)}, but only {shown(computed)} is supported; load a"
                 f" model that has that, such as {example}",
             )
@@ -166,11 +162,10 @@ def has_score(config: Mapping[str, Any]) -> bool:
     return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
-def _require_one_score(name: str, config: Mapping[str, Any]) -> None:
+def _require_one_score(config: Mapping[str, Any]) -> None:
     labels = config.get("num_labels") or len(labels_of(config)) or 1
     if labels != 1:
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             f"it classifies texts into {labels} classes; of sequence classifiers, only rerankers"
             " (one score) are supported",
         )

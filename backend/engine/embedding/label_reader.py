@@ -56,16 +56,13 @@ def windows(length: int, size: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A tokenised text and its rows.
-
-    offsets: the character range of each token, half-open.
-    words: the index of each token's word; None for a token that belongs to no word.
-    """
+    """A tokenised text and its rows."""
 
     text: str
     pieces: list[Piece]
     windows: list[Window]
-    offsets: list[tuple[int, int]]
+    offsets: list[tuple[int, int]]  # the character range of each token, half-open
+    # The index of each token's word; None for a token that belongs to no word.
     words: list[int | None]
 
 

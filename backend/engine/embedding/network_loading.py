@@ -21,7 +21,7 @@ from backend.engine.embedding.dense_layers import DenseLayer, with_dense
 from backend.engine.embedding.encoder_shape import shape_of
 from backend.engine.embedding.kind import OF_MLX_LM, OURS, labels_of, module_of
 from backend.engine.embedding.task_adapters import is_jina_v4
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import Unusable
 from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.weights import mlx_lm_classes
 from backend.engine.patching import patch
@@ -39,24 +39,23 @@ _JINA_V4_TEXT = re.compile(
 
 
 def open_network(
-    name: str, config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
+    config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
 ) -> tuple[Any, dict[str, Any]]:
     """Return a network with lazy weights, and config.json under the names that this project reads.
 
-    name: the model's name, for messages.
     dense: the Dense layers to load with the network.
     path: the checkpoint's folder.
 
-    Raises ModelRejected, and ValueError for a field that mlx-vlm cannot express.
+    Raises Unusable, and ValueError for a field that mlx-vlm cannot express.
     """
     from mlx_lm.utils import load_model
 
     if (module := module_of(kind, config)) == OURS:
-        stated, classes = _of_ours(name, config, kind)
+        stated, classes = _of_ours(config, kind)
     elif module:
         stated, classes = _of_vlm(module, config)
     else:
-        stated, classes = _of_mlx_lm(name, config, kind)
+        stated, classes = _of_mlx_lm(config, kind)
 
     def with_layers(config: dict[str, Any]) -> tuple[Any, Any]:
         network, arguments = classes(config)
@@ -70,10 +69,10 @@ def open_network(
     return model, read | {"model_type": config["model_type"]}
 
 
-def _of_ours(name: str, config: Mapping[str, Any], kind: ModelKind) -> _Source:
+def _of_ours(config: Mapping[str, Any], kind: ModelKind) -> _Source:
     of_tokens = kind is ModelKind.TOKEN_CLASSIFY
     outputs = len(labels_of(config)) if of_tokens else int(kind is ModelKind.RERANK)
-    shape = shape_of(name, config)
+    shape = shape_of(config)
     plan = encoder.Plan(shape, outputs, of_tokens)
     arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})
     stated = {
@@ -93,11 +92,11 @@ def _of_vlm(module: str, config: Mapping[str, Any]) -> _Source:
     return stated, lambda _: (network.Model, network.ModelConfig)
 
 
-def _of_mlx_lm(name: str, config: Mapping[str, Any], kind: ModelKind) -> _Source:
+def _of_mlx_lm(config: Mapping[str, Any], kind: ModelKind) -> _Source:
     """Open a text model of mlx-lm without its projection. A reranker has `score` instead."""
     of_jina = is_jina_v4(config)
     other = OF_MLX_LM.get(config["model_type"])
-    stated = _of_jina_v4(name, config) if of_jina else {"model_type": other} if other else {}
+    stated = _of_jina_v4(config) if of_jina else {"model_type": other} if other else {}
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         network, arguments = mlx_lm_classes(config)
@@ -146,14 +145,14 @@ def _mend_gemma(model: Any) -> None:
         patch(layer.mlp, call)
 
 
-def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_jina_v4(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of the text part of jina-embeddings-v4, Qwen2.5-VL's language model.
 
     mlx-lm's Qwen2 computes it, because the three positions of a text's token are the same number.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):
-        raise ModelRejected.because(name, "its config.json has no text_config")
+        raise Unusable("its config.json has no text_config")
     stated = text | earlier_fields(text, ("rope_theta",)) | {"model_type": "qwen2"}
     stated |= {"rope_scaling": None, "rope_parameters": None}  # they number positions in images
     longest = min(_JINA_V4_LONGEST, int(text["max_position_embeddings"]))

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from backend.engine.embedding.kind import FAMILIES, is_causal
 from backend.engine.embedding.sentence_files import SentenceFiles
 from backend.engine.embedding.task_adapters import is_jina_v4
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import Unusable
 from backend.engine.settings import Settings
 from common.model_kind import ModelKind
 from common.wording import shown
@@ -45,14 +45,11 @@ _FAMILY: Mapping[str, Mode] = {"lfm2": "cls", "new": "cls", "gte": "cls"}
 
 @dataclass(frozen=True, slots=True)
 class PoolingRule:
-    """How the vectors of a text's tokens become the answer.
+    """How the vectors of a text's tokens become the answer."""
 
-    modes: poolings whose vectors are joined; `none` returns the vectors of all tokens.
-    normalize: whether each vector is scaled to length 1.
-    """
-
+    # Poolings whose vectors are joined; `none` returns the vectors of all tokens.
     modes: tuple[Mode, ...]
-    normalize: bool
+    normalize: bool  # whether each vector is scaled to length 1
 
     @property
     def per_token(self) -> bool:
@@ -70,7 +67,7 @@ def pooling_of_checkpoint(
 ) -> PoolingRule:
     """Return the rule of an embedding checkpoint, overridden by the user's options.
 
-    Raises ModelRejected for steps that are not supported.
+    Raises Unusable for steps that are not supported.
     """
     # The code of jina-embeddings-v4 pools and scales in its first step.
     pools_itself, model_type = is_jina_v4(config), str(config["model_type"])
@@ -84,25 +81,25 @@ def pooling_of_checkpoint(
         if kind == "Pooling":
             found = _modes(files, folder)
             if found is None and not settings.pooling:
-                raise _unpooled(files, f"{folder}/config.json, which its modules.json names")
+                raise _unpooled(f"{folder}/config.json, which its modules.json names")
             modes = found or modes
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dense"):
-            raise files.rejected(f"the step {shown(kind)} in its modules.json is not supported")
+            raise Unusable(f"the step {shown(kind)} in its modules.json is not supported")
         if kind == "Dense" and (normalize or not pooled):
-            raise files.rejected(
+            raise Unusable(
                 "its modules.json has a Dense layer before pooling or after normalisation, which"
                 " is not supported"
             )
         pooled = pooled or kind == "Pooling"
     if not (pooled or pools_itself or settings.pooling):
-        raise _unpooled(files, "the step Pooling in modules.json")
+        raise _unpooled("the step Pooling in modules.json")
     return _overridden(PoolingRule(modes, normalize), settings)
 
 
-def _unpooled(files: SentenceFiles, missing: str) -> ModelRejected:
-    return files.rejected(
+def _unpooled(missing: str) -> Unusable:
+    return Unusable(
         f"it lacks {missing}, so how its vectors are pooled is unknown: copy the file from the"
         " model that it was made from, or set the option pooling"
     )
@@ -130,5 +127,5 @@ def _modes(files: SentenceFiles, folder: str) -> tuple[Mode, ...] | None:
     names = named if isinstance(named, list) else [named]
     unknown = [word for word in names if not isinstance(word, str) or word not in _NAMES]
     if unknown:
-        raise files.rejected(f"its pooling {shown(unknown[0])} is not supported")
+        raise Unusable(f"its pooling {shown(unknown[0])} is not supported")
     return tuple(_NAMES[word] for word in names) or ("mean",)

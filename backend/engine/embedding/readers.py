@@ -24,14 +24,10 @@ EncodeRow: TypeAlias = Callable[[str, str, int | None], Piece]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a model can read.
+    """What a model can read."""
 
-    context: maximum number of tokens in a row.
-    vocabulary: number of token ids.
-    """
-
-    context: int
-    vocabulary: int
+    context: int  # maximum number of tokens in a row
+    vocabulary: int  # number of token ids
 
     def bounded(self, name: str, text: str, *, truncate: bool) -> str:
         """Return a text of limited length, cut if `truncate` is true. Raises TooLong."""
@@ -68,19 +64,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The answer to an Embedding request.
+    """The answer to an Embedding request."""
 
-    values: `rows` vectors of `dim` numbers, row-major.
-    per_token: whether each vector is the vector of a token.
-    truncated: number of tokens of the text that were left out.
-    """
-
-    values: list[float]
+    values: list[float]  # `rows` vectors of `dim` numbers, row-major
     rows: int
     dim: int
-    per_token: bool
+    per_token: bool  # whether each vector is the vector of a token
     prompt_tokens: int
-    truncated: int = 0
+    truncated: int = 0  # number of tokens of the text that were left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +93,14 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads one text into one row.
-
-    prompts: the prompts that may precede the text.
-    truncates: whether texts are cut if the request does not state it.
-    """
+    """Reads one text into one row."""
 
     rpc: ClassVar[str] = "Embedding"
     encode: EncodeRow
     limits: Limits
     per_token: bool = False
-    prompts: Prompts = field(default_factory=Prompts)
-    truncates: bool = True
+    prompts: Prompts = field(default_factory=Prompts)  # the prompts that may precede the text
+    truncates: bool = True  # whether texts are cut if the request does not state it
 
     def read_text(
         self, text: str, *, prompt_name: str | None = None, truncate: bool | None = None
@@ -160,16 +147,12 @@ class TextReader:
 
 @dataclass(frozen=True)
 class PairReader:
-    """Reads a query and its documents, into one row for each document.
-
-    encode: turns a query and a document into a row.
-    truncates: whether pairs are cut if the request does not state it.
-    """
+    """Reads a query and its documents, into one row for each document."""
 
     rpc: ClassVar[str] = "Rerank"
-    encode: EncodeRow
+    encode: EncodeRow  # turns a query and a document into a row
     limits: Limits
-    truncates: bool = True
+    truncates: bool = True  # whether pairs are cut if the request does not state it
 
     def read(
         self, query: str, documents: Sequence[str], *, truncate: bool | None = None

@@ -131,16 +131,11 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ChatEncoder:
-    """Encodes messages as the chat template renders them.
+    """Encodes messages as the chat template renders them."""
 
-    render: turns messages into a prompt.
-    tokenizer: a tokenizers.Tokenizer.
-    parts: whether the content of a message is a list of parts instead of a string.
-    """
-
-    render: Callable[[list[dict[str, Any]]], str]
-    tokenizer: Any
-    parts: bool = False
+    render: Callable[[list[dict[str, Any]]], str]  # turns messages into a prompt
+    tokenizer: Any  # a tokenizers.Tokenizer
+    parts: bool = False  # whether the content of a message is a list of parts instead of a string
 
     def encode(self, contents: Mapping[str, str], limit: int | None) -> Piece:
         """Encode one message of each role.

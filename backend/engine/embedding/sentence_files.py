@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.embedding.encoder_shape import family_of, shape_of
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.settings import Settings
 from common.wording import shown
 
@@ -25,16 +25,11 @@ _RAW, _LOGISTIC = "Identity", "Sigmoid"
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts to put in front of an input.
+    """Texts to put in front of an input."""
 
-    default: the prompt of requests that name none.
-    named: prompts by name.
-    pooled: whether the tokens of prompts are pooled.
-    """
-
-    default: str = ""
-    named: Mapping[str, str] = field(default_factory=dict)
-    pooled: bool = True
+    default: str = ""  # the prompt of requests that name none
+    named: Mapping[str, str] = field(default_factory=dict)  # prompts by name
+    pooled: bool = True  # whether the tokens of prompts are pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +42,29 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """How inputs become messages for the chat template.
+    """How inputs become messages for the chat template."""
 
-    arguments: arguments of the template.
-    parts: whether the content of a message is a list of parts instead of a string.
-    """
-
-    arguments: Mapping[str, Any]
-    parts: bool
+    arguments: Mapping[str, Any]  # arguments of the template
+    parts: bool  # whether the content of a message is a list of parts instead of a string
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """The JSON files of a checkpoint's folder.
-
-    name: the model's name, for messages.
-    """
+    """The JSON files of a checkpoint's folder."""
 
     path: Path
-    name: str
-
-    def rejected(self, reason: str) -> ModelRejected:
-        """Return the error for a checkpoint that is not served."""
-        return ModelRejected.because(self.name, reason)
 
     def value(self, file: str) -> Any:
-        """Return the JSON in a file; None if there is no such file. Raises ModelRejected."""
+        """Return the JSON in a file; None if there is no such file. Raises Unusable."""
         try:
             return json.loads((self.path / file).read_bytes())
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError):
-            raise self.rejected(f"{file} is not valid JSON") from None
+            raise Unusable(f"{file} is not valid JSON") from None
 
     def object(self, file: str) -> Mapping[str, Any]:
-        """Return the JSON object in a file; empty without such an object. Raises ModelRejected."""
+        """Return the JSON object in a file; empty without such an object. Raises Unusable."""
         value = self.value(file)
         return value if isinstance(value, dict) else {}
 
@@ -89,13 +72,13 @@ class SentenceFiles:
     def steps(self) -> list[tuple[str, str]] | None:
         """The kind and the folder of each step in modules.json; None without this file.
 
-        Raises ModelRejected.
+        Raises Unusable.
         """
         modules = self.value("modules.json")
         if not isinstance(modules, list):
             return None
         if not all(isinstance(module, dict) for module in modules):
-            raise self.rejected("its modules.json is not a list of objects")
+            raise Unusable("its modules.json is not a list of objects")
         return [
             (str(module.get("type", "")).rpartition(".")[2], Path(str(module.get("path", ""))).name)
             for module in modules
@@ -108,16 +91,16 @@ class SentenceFiles:
 
 
 def prompts_of(files: SentenceFiles, settings: Settings) -> Prompts:
-    """Return the checkpoint's prompts. Raises ModelRejected, and InvalidRequest for prompt_name."""
+    """Return the checkpoint's prompts. Raises Unusable, and InvalidRequest for prompt_name."""
     stated = files.object(_STATED)
     named = stated.get("prompts") or {}
     if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
-        raise files.rejected(f"prompts in its {_STATED} is not a map of texts")
+        raise Unusable(f"prompts in its {_STATED} is not a map of texts")
     if settings.prompt_name and settings.prompt_name not in named:
         raise InvalidRequest(unknown_prompt(settings.prompt_name, named))
     default = settings.prompt_name or stated.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in named):
-        raise files.rejected(
+        raise Unusable(
             f"default_prompt_name in its {_STATED} is {shown(default)}, which is not among its"
             " prompts"
         )
@@ -138,13 +121,13 @@ def unknown_prompt(wanted: str, named: Mapping[str, str]) -> str:
 def answers_of(files: SentenceFiles) -> Answers | None:
     """Return the tokens that the step LogitScore compares; None without this step.
 
-    Raises ModelRejected.
+    Raises Unusable.
     """
     for file in files.path.glob("*LogitScore/config.json"):
         stated = files.object(f"{file.parent.name}/{file.name}")
         yes, no = stated.get("true_token_id"), stated.get("false_token_id")
         if type(yes) is not int or type(no) not in (int, type(None)):
-            raise files.rejected(
+            raise Unusable(
                 f"its LogitScore step compares the tokens {shown(yes)} and {shown(no)}, which are"
                 " not token ids"
             )
@@ -172,7 +155,7 @@ def messages_of(stated: Mapping[str, Any]) -> Messages | None:
 def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
     """Return whether a reranker's scores are logits, without the logistic function.
 
-    Raises ModelRejected for another function.
+    Raises Unusable for another function.
     """
     legacy = config.get("sentence_transformers")
     for function in (
@@ -184,7 +167,7 @@ def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
             continue  # it names code, which is not run
         last = str(function).rpartition(".")[2]
         if last not in (_RAW, _LOGISTIC):
-            raise files.rejected(
+            raise Unusable(
                 f"the function of its scores (activation_fn) is {shown(function)}, but only"
                 f" {_LOGISTIC} and {_RAW} are supported"
             )
@@ -196,7 +179,7 @@ def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
     """Return the checkpoint's maximum sequence length in tokens; 0 if it states none."""
     limits: list[int] = []
     if family_of(config):
-        limits.append(shape_of(files.name, config).longest)
+        limits.append(shape_of(config).longest)
     elif config["model_type"] == "mistral" and type(config.get("sliding_window")) is int:
         limits.append(config["sliding_window"])  # mlx-lm's layers have no window
     for limit in (

@@ -13,27 +13,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest
 from backend.engine.load_request import AdapterRequest
 from backend.engine.loading.adapters import CONFIG, Adapter, inspect_adapter
 from backend.engine.loading.peft import read_peft
 from common.wording import shown
 
 
-def task_adapter(path: Path, name: str, config: Mapping[str, Any], wanted: str) -> Adapter | None:
+def task_adapter(path: Path, config: Mapping[str, Any], wanted: str) -> Adapter | None:
     """Return the adapter for a task; None if no task is set.
 
     Dots, hyphens and underscores in a task's name are equivalent.
 
-    name: the model's name, for messages.
     wanted: the option `task`; '' if it is not set.
 
-    Raises InvalidRequest, ModelRejected.
+    Raises InvalidRequest, Unusable.
     """
     needed = is_jina_v4(config)
     if not (wanted or needed):
         return None
-    tasks = _tasks(path, name, config)
+    tasks = _tasks(path, config)
     if not wanted:
         raise InvalidRequest(
             f"task is empty, but the model needs one of {', '.join(map(shown, tasks))}: set it"
@@ -62,7 +61,7 @@ def _plain(task: str) -> str:
     return task.replace(".", "_").replace("-", "_")
 
 
-def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, Callable[[], Adapter]]:
+def _tasks(path: Path, config: Mapping[str, Any]) -> dict[str, Callable[[], Adapter]]:
     """Return, for each task, a function that returns its adapter."""
     named, stacked = config.get("task_names"), config.get("lora_adaptations")
     if is_jina_v4(config) and isinstance(named, list):
@@ -79,16 +78,12 @@ def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, Callab
     if not isinstance(stacked, list):
         return {}
     return {
-        str(task): partial(_stacked, path, name, config, str(task), index)
+        str(task): partial(_stacked, path, config, str(task), index)
         for index, task in enumerate(stacked)
     }
 
 
-def _stacked(path: Path, name: str, config: Mapping[str, Any], task: str, index: int) -> Adapter:
-    try:
-        peft = replace(read_peft({"lora_alpha": config.get("lora_alpha")}), place=index)
-    except ValueError as error:
-        raise ModelRejected.because(
-            name, f"its adapters for tasks cannot be read: {error}"
-        ) from None
+def _stacked(path: Path, config: Mapping[str, Any], task: str, index: int) -> Adapter:
+    stated = {"lora_alpha": config.get("lora_alpha")}
+    peft = replace(read_peft(stated, "config.json"), place=index)
     return Adapter(task, "lora", path / "model.safetensors", 1.0, "", peft)

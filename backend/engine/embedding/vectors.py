@@ -18,19 +18,14 @@ _TINY = 1e-12  # the smallest divisor, as in torch.nn.functional.normalize
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """Rows as arrays, int32, (rows, longest).
-
-    mask: 1 for tokens and 0 for padding.
-    pooled: 1 for tokens that are pooled; 0 for padding and for prompts that are not pooled.
-    segments: the segment ids of the tokens.
-    lengths: number of tokens in each row.
-    """
+    """Rows as arrays, int32, (rows, longest)."""
 
     ids: mx.array
-    mask: mx.array
+    mask: mx.array  # 1 for tokens and 0 for padding
+    # 1 for tokens that are pooled; 0 for padding and for prompts that are not pooled.
     pooled: mx.array
-    segments: mx.array
-    lengths: tuple[int, ...]
+    segments: mx.array  # the segment ids of the tokens
+    lengths: tuple[int, ...]  # number of tokens in each row
 
 
 def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:

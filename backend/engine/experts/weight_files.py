@@ -89,7 +89,7 @@ class WeightFiles:
     """
 
     def __init__(self, folder: Path, counts: ExpertCounts) -> None:
-        """Open the files. Raises OSError, ShardError, and Overloaded if there are no threads."""
+        """Open the files. Raises OSError, Incomplete, and Overloaded if there are no threads."""
         self._counts = counts
         self._files: list[_File] = []
         self._threads = reserved_threads(_THREADS, "experts")

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.errors import EngineError, InvalidRequest, ModelRejected, Unusable, beginning
 from backend.engine.load_request import AdapterRequest
-from backend.engine.loading.folder import UnsafeFileError, require_regular_files
-from backend.engine.loading.json_files import BadFileError, read_object
+from backend.engine.loading.folder import readable, require_regular_files
+from backend.engine.loading.json_files import read_object
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.peft import WEIGHTS as PEFT_WEIGHTS
 from backend.engine.loading.peft import Peft, part_of, read_peft
-from backend.engine.loading.shards import ShardError, read_header
+from backend.engine.loading.shards import read_header
 from common.wording import shown
 
 CONFIG = "adapter_config.json"
@@ -38,6 +38,9 @@ _KINDS: dict[str, frozenset[str]] = {
 _FLOATS = ("F32", "F16", "BF16")
 _MOST_CONFIG_BYTES = 1 << 20
 
+_CANNOT = "adapter {} cannot be applied"
+
+Axes = tuple[int, ...]
 Kind = Literal["lora", "dora", "full"]
 
 
@@ -69,7 +72,7 @@ class Adapter:
         return json.dumps([self.kind, self.digest, self.scale])
 
     def rejected(self, reason: str) -> ModelRejected:
-        return _rejected(self.name, reason)
+        return ModelRejected(f"{_CANNOT.format(shown(self.name))}: {reason}")
 
 
 def find_adapters(
@@ -112,7 +115,10 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
     name = request.reference
     # For a name that is too long, or has a zero byte, `Path.is_file` raises an error.
     if os.path.isfile(Path(model_path) / name.strip()):  # noqa: PTH113
-        raise _rejected(name, f"it is a file; name the folder with {CONFIG} and {WEIGHTS}")
+        raise ModelRejected(
+            f"{_CANNOT.format(shown(name))}: it is a file; name the folder with {CONFIG} and"
+            f" {WEIGHTS}"
+        )
     try:
         found = resolve(name, model_path=model_path)
         if not isinstance(found, HubModel):
@@ -133,46 +139,38 @@ def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Ad
     part: the adapter's name, if the file has several adapters.
     """
     name = request.reference
-    try:
+    with beginning(_CANNOT.format(shown(name))), readable(folder):
         files = frozenset(entry.name for entry in folder.iterdir())
-        _require_files(name, files)
+        _require_files(files)
         require_regular_files(folder)
-        config = _read_config(name, folder / CONFIG)
+        config = _read_config(folder / CONFIG)
         is_peft = "peft_type" in config
         weights = PEFT_WEIGHTS if is_peft else WEIGHTS
         if weights not in files:
-            raise _rejected(name, f"its weights are missing: the folder has no {weights}")
-        tensors = _read_tensors(name, folder / weights)
+            raise Unusable(f"its weights are missing: the folder has no {weights}")
+        tensors = _read_tensors(folder / weights)
         peft, rank, scale = None, None, 1.0
         if is_peft:
             peft = replace(read_peft(config), name=part)
             kind: Kind = "dora" if peft.dora else "lora"
-            tensors = _in_mlx_lm_form(name, tensors, part)
-        elif (kind := _kind(name, config)) != "full":
-            rank, scale = _parameters(name, config)
+            tensors = _in_mlx_lm_form(tensors, part)
+        elif (kind := _kind(config)) != "full":
+            rank, scale = _parameters(config)
         if kind != "lora" and request.scale != 1:
             raise InvalidRequest(
                 f"adapter {shown(name)} has the scale {request.scale:g}, but adapters of the kind"
                 f" {kind} cannot be scaled: leave its scale out"
             )
         if kind != "full":
-            _require_pairs(name, kind, tensors, rank)
+            _require_pairs(kind, tensors, rank)
         with (folder / weights).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         digest += repr(peft) if peft else ""
-    except UnsafeFileError as error:
-        raise _rejected(name, str(error)) from None
-    except OSError as error:
-        raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise _rejected(name, str(error)) from None
     path = (folder / weights).resolve()
     return Adapter(name, kind, path, scale * request.scale, digest, peft)
 
 
-def _in_mlx_lm_form(
-    name: str, tensors: Mapping[str, tuple[int, ...]], adapter: str
-) -> dict[str, tuple[int, ...]]:
+def _in_mlx_lm_form(tensors: Mapping[str, Axes], adapter: str) -> dict[str, Axes]:
     """Return the shapes of PEFT's tensors, by the names and with the axes that mlx-lm gives them.
 
     adapter: the adapter's name in the file; '' if the file has one adapter without a name.
@@ -182,107 +180,88 @@ def _in_mlx_lm_form(
     if adapter:
         parts = {part: shape for part, shape in parts.items() if part and part.name == adapter}
     elif named:
-        raise _rejected(
-            name, f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
+        raise Unusable(
+            f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
         )
     found = {f"{part.layer}.{part.part}": shape[::-1] for part, shape in parts.items() if part}
     if not found:
-        raise _rejected(name, f"{PEFT_WEIGHTS} has no weights of a LoRA adapter")
+        raise Unusable(f"{PEFT_WEIGHTS} has no weights of a LoRA adapter")
     return found
 
 
-def _require_files(name: str, files: frozenset[str]) -> None:
+def _require_files(files: frozenset[str]) -> None:
     if CONFIG in files and "adapter_model.bin" in files and PEFT_WEIGHTS not in files:
-        raise _rejected(
-            name,
+        raise Unusable(
             "its weights are a PyTorch file, adapter_model.bin: use a version that has"
             f" {PEFT_WEIGHTS}",
         )
     if CONFIG in files:
         return
     if "config.json" in files:
-        raise _rejected(name, "it is a complete model, not an adapter: set Model to it")
-    raise _rejected(name, f"the folder has no {CONFIG}")
+        raise Unusable("it is a complete model, not an adapter: set Model to it")
+    raise Unusable(f"the folder has no {CONFIG}")
 
 
-def _read_config(name: str, path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MOST_CONFIG_BYTES:
-        raise _rejected(name, f"{CONFIG} is larger than a configuration can be")
-    try:
-        config = read_object(path)
-    except BadFileError as error:
-        raise _rejected(name, str(error)) from None
-    return config
+        raise Unusable(f"{CONFIG} is larger than a configuration can be")
+    return read_object(path)
 
 
-def _kind(name: str, config: Mapping[str, Any]) -> Kind:
+def _kind(config: Mapping[str, Any]) -> Kind:
     kind = config.get("fine_tune_type", "lora")
     if isinstance(kind, str) and kind in _KINDS:
         return cast(Kind, kind)
-    raise _rejected(name, f"its fine_tune_type {shown(kind)} is not lora, dora or full")
+    raise Unusable(f"its fine_tune_type {shown(kind)} is not lora, dora or full")
 
 
-def _parameters(name: str, config: Mapping[str, Any]) -> tuple[int, float]:
+def _parameters(config: Mapping[str, Any]) -> tuple[int, float]:
     """Return the rank and the scale, from the object in which mlx-lm stores them."""
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise _rejected(name, f"{CONFIG} has no lora_parameters, so it is not an adapter of mlx-lm")
+        raise Unusable(f"{CONFIG} has no lora_parameters, so it is not an adapter of mlx-lm")
     rank, scale = parameters.get("rank"), parameters.get("scale")
     if type(rank) is not int or rank < 1:
-        raise _rejected(name, f"the rank in {CONFIG} is {shown(rank)}, not a whole number above 0")
+        raise Unusable(f"the rank in {CONFIG} is {shown(rank)}, not a whole number above 0")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         hint = ", and alpha is not the same" if scale is None and "alpha" in parameters else ""
-        raise _rejected(name, f"the scale in {CONFIG} is {shown(scale)}, not a number{hint}")
+        raise Unusable(f"the scale in {CONFIG} is {shown(scale)}, not a number{hint}")
     return rank, float(scale)
 
 
-def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with path.open("rb") as file:
-            header, _ = read_header(path.name, file, path.stat().st_size)
-        shapes = {tensor: tuple(map(int, entry["shape"])) for tensor, entry in header.items()}
-        types = {tensor: entry["dtype"] for tensor, entry in header.items()}
-    except ShardError as error:
-        raise _rejected(name, str(error)) from None
-    except (KeyError, TypeError, ValueError):
-        raise _rejected(name, f"{path.name} is not a safetensors file") from None
-    if not shapes:
-        raise _rejected(name, f"{path.name} has no weights")
-    for tensor, dtype in types.items():
-        if dtype not in _FLOATS:
-            raise _rejected(
-                name, f"{shown(tensor)} has the type {shown(dtype)}, not a floating-point one"
+def _read_tensors(path: Path) -> dict[str, Axes]:
+    """Return the shapes of all tensors."""
+    with path.open("rb") as file:
+        header, _ = read_header(path.name, file, path.stat().st_size)
+    if not header:
+        raise Unusable(f"{path.name} has no weights")
+    for tensor, entry in header.items():
+        if entry["dtype"] not in _FLOATS:
+            raise Unusable(
+                f"{shown(tensor)} has the type {shown(entry['dtype'])}, not a floating-point one"
             )
-    return shapes
+    return {tensor: tuple(entry["shape"]) for tensor, entry in header.items()}
 
 
-def _require_pairs(
-    name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]], rank: int | None
-) -> None:
+def _require_pairs(kind: Kind, shapes: Mapping[str, Axes], rank: int | None) -> None:
     """Require that every layer has all weights of the kind, with this rank; None means any rank."""
     layers: dict[str, set[str]] = {}
     for tensor in shapes:
         layer, _, part = tensor.rpartition(".")
         if not layer or part not in _KINDS[kind]:
-            raise _rejected(name, f"{shown(tensor)} is not a weight of a {kind} adapter")
+            raise Unusable(f"{shown(tensor)} is not a weight of a {kind} adapter")
         layers.setdefault(layer, set()).add(part)
     for layer, parts in layers.items():
         if missing := sorted(_KINDS[kind] - parts):
-            raise _rejected(name, f"layer {shown(layer)} has no {missing[0]}")
+            raise Unusable(f"layer {shown(layer)} has no {missing[0]}")
         first, second = shapes[f"{layer}.lora_a"], shapes[f"{layer}.lora_b"]
         if len(first) != len(second) or len(first) not in (2, 3):
-            raise _rejected(
-                name, f"lora_a and lora_b of layer {shown(layer)} have shapes {first} and {second}"
+            raise Unusable(
+                f"lora_a and lora_b of layer {shown(layer)} have shapes {first} and {second}"
             )
         ranks = {first[1], second[0] if len(second) == 2 else second[2]}
         if rank is None and len(ranks) > 1:
-            raise _rejected(name, f"layer {shown(layer)} has the ranks {sorted(ranks)}")
+            raise Unusable(f"layer {shown(layer)} has the ranks {sorted(ranks)}")
         if rank is not None and ranks != {rank}:
             other = next(iter(ranks - {rank}))
-            raise _rejected(
-                name, f"layer {shown(layer)} has rank {other}, but {CONFIG} says {rank}"
-            )
-
-
-def _rejected(name: str, reason: str) -> ModelRejected:
-    return ModelRejected(f"adapter {shown(name)} cannot be applied: {reason}")
+            raise Unusable(f"layer {shown(layer)} has rank {other}, but {CONFIG} says {rank}")

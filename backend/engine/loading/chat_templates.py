@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from backend.engine.loading.json_files import BadFileError, read_object
+from backend.engine.errors import Unusable
+from backend.engine.loading.json_files import read_object
 
 # PaliGemma has no roles.
 _PALIGEMMA = r"""
@@ -83,7 +84,8 @@ def _template_of_processor(path: Path) -> Any:
     found = (_object_in(path / name).get("chat_template") for name in _OF_PROCESSORS)
     template = next(filter(None, found), None)
     if isinstance(template, list):
-        return {named["name"]: named["template"] for named in template}
+        named = [item for item in template if isinstance(item, dict)]
+        return {item["name"]: item["template"] for item in named if {"name", "template"} <= {*item}}
     return template
 
 
@@ -91,5 +93,5 @@ def _object_in(file: Path) -> dict[str, Any]:
     """Return the object in a file; {} for a broken file, which a library will report later."""
     try:
         return read_object(file)
-    except (BadFileError, OSError):
+    except (Unusable, OSError):
         return {}

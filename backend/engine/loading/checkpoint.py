@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.embedding.kind import require_family
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import Incomplete, Unusable, naming
 from backend.engine.loading.architectures import (
     is_multimodal,
     model_types,
     vlm_model_types,
 )
-from backend.engine.loading.folder import UnsafeFileError, require_regular_files
-from backend.engine.loading.json_files import BadFileError, read_object
-from backend.engine.loading.model_reference import gguf_rejected
+from backend.engine.loading.folder import readable, require_regular_files
+from backend.engine.loading.json_files import read_object
+from backend.engine.loading.model_reference import GGUF
 from backend.engine.loading.shards import (
-    ShardError,
     indexed_tensors,
     read_shards,
     weight_files,
@@ -47,6 +46,8 @@ _TOKENIZER_FILES = (
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
+# Tokenizers of bytes and characters, which need no vocabulary.
+_WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _COUNTED = re.compile(r"(moe_)?(num|n)(_hidden|_local|_routed)?_(layers?|experts)|depth")
 _MOST_PARTS = 4096  # layers, or experts
 _MOST_TENSORS = 128  # maximum for one expert of a layer, with scales and biases
@@ -62,29 +63,19 @@ _SIZES = (
 _MOST_SIZE = (1 << 31) - 1  # largest dimension of an array in MLX
 
 
-class IncompleteError(ModelRejected):
-    """Files are missing or truncated; another download may fix that."""
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model directory in which the checks of this module have found no fault.
-
-    weights_bytes: size of the weights in the files; a cast during the load may change it.
-    kind: the kind of requests that the model answers.
-    media: whether the model also accepts images or audio, and is loaded with encoders for them.
-    drafter: the kind of drafter; None for a complete model.
-    missing: names of missing weight files, as a list for messages.
-    """
+    """A model directory in which the checks of this module have found no fault."""
 
     path: Path
     name: str
     config: dict[str, Any]
-    weights_bytes: int
-    kind: ModelKind = ModelKind.TEXT
+    weights_bytes: int  # size of the weights in the files; a cast during the load may change it
+    kind: ModelKind = ModelKind.TEXT  # the kind of requests that the model answers
+    # Whether the model also accepts images or audio, and is loaded with encoders for them.
     media: bool = False
-    drafter: DrafterKind | None = None
-    missing: str = ""
+    drafter: DrafterKind | None = None  # the kind of drafter; None for a complete model
+    missing: str = ""  # names of missing weight files, as a list for messages
 
     @property
     def of_vlm(self) -> bool:
@@ -101,9 +92,9 @@ def inspect(
     drafts: whether the checkpoint may be a drafter.
     complete: whether missing weight files are refused even if the model may not need them.
     """
-    try:
+    with naming(name), readable(path):
         files = frozenset(entry.name for entry in path.iterdir())
-        require_files(name, files)
+        require_files(files)
         require_regular_files(path)
         config = inspect_config(path, name, settings, drafts=drafts)
         shards = read_shards(path)
@@ -111,25 +102,16 @@ def inspect(
         kind = ModelKind.TEXT if drafter else _kind(config, files, settings)
         # A model that generates text may not need the contents of a missing file.
         if shards.missing and (complete or drafter or kind is not ModelKind.TEXT):
-            raise missing_files(name, shards.missing)
-        _require_buildable(name, config, len(shards.tensors))
+            raise missing_files(shards.missing)
+        _require_buildable(config, len(shards.tensors))
         if drafter:
             return Checkpoint(path, name, config, shards.bytes, drafter=drafter)
-        media = kind is ModelKind.TEXT and _accepts_media(name, config, shards.tensors, settings)
+        media = kind is ModelKind.TEXT and _accepts_media(config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
-            _require_text_family(name, config["model_type"])
+            _require_text_family(config["model_type"])
         if config["model_type"] != "parakeet":  # its vocabulary is in config.json
-            _require_tokenizer(path, name)
+            _require_tokenizer(path)
         return Checkpoint(path, name, config, shards.bytes, kind, media, missing=shards.missing)
-    except ShardError as error:
-        raise IncompleteError.because(name, str(error)) from None
-    except UnsafeFileError as error:
-        raise ModelRejected.because(name, str(error)) from None
-    except OSError as error:
-        file = Path(error.filename).name if error.filename and error.filename != str(path) else ""
-        raise ModelRejected.because(
-            name, f"{file or 'its files'} cannot be read: {error.strerror}"
-        ) from None
 
 
 def inspect_config(
@@ -139,48 +121,47 @@ def inspect_config(
 
     drafts: whether the checkpoint may be a drafter.
     """
+    with naming(name):
+        return _checked_config(path, settings, drafts=drafts)
+
+
+def _checked_config(path: Path, settings: Settings, *, drafts: bool) -> dict[str, Any]:
     files = frozenset(entry.name for entry in path.iterdir())
-    try:
-        config = with_model_type(read_object(path / "config.json"))
-    except BadFileError as error:
-        raise ModelRejected.because(name, str(error)) from None
+    config = with_model_type(read_object(path / "config.json"))
     model_type = config.get("model_type")
     if drafts and drafter_kind(config):
         return config
-    _refuse_drafter(name, config, drafts=drafts)
+    _refuse_drafter(config, drafts=drafts)
     if not isinstance(model_type, str) or not model_type:
-        raise ModelRejected.because(name, "config.json names no model_type")
+        raise Unusable("config.json names no model_type")
     if code := config.get("model_file"):
         if not settings.trust_remote_code:
-            raise ModelRejected.because(
-                name,
+            raise Unusable(
                 f"it brings its own Python code ({shown(code)}), which is not run unless the"
                 " host sets trust_remote_code; do so only if you trust its author",
             )
         if Path(str(code)).name != code or code not in files:
-            raise ModelRejected.because(name, f"its code file {shown(code)} is not in its folder")
+            raise Unusable(f"its code file {shown(code)} is not in its folder")
         return config
     kind = _kind(config, files, settings)
     if kind is not ModelKind.TEXT:
-        require_family(name, kind, config)
+        require_family(kind, config)
         return config
     if config.get("is_encoder_decoder") and model_type not in model_types():
-        raise ModelRejected.because(
-            name, "it is an encoder-decoder model; this version serves decoders only"
-        )
+        raise Unusable("it is an encoder-decoder model; this version serves decoders only")
     tensors = indexed_tensors(path)
     if not tensors and is_multimodal(config) and settings.type != "text":
         why = why_not_seen(config)
         if not why:
             return config
         if model_type not in model_types():
-            raise ModelRejected.because(name, why)
-    if not _accepts_media(name, config, tensors, settings):
-        _require_text_family(name, model_type)
+            raise Unusable(why)
+    if not _accepts_media(config, tensors, settings):
+        _require_text_family(model_type)
     return config
 
 
-def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
+def _refuse_drafter(config: dict[str, Any], *, drafts: bool) -> None:
     """Refuse a drafter (EAGLE-3, DFlash) of an unsupported kind, or where a model is expected."""
     drafter = drafter_name(config)
     if not drafter:
@@ -196,12 +177,10 @@ def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
             " drafter"
         )
     )
-    raise ModelRejected.because(
-        name, f"it is a drafter ({shown(drafter)}), not a complete model, {rest}"
-    )
+    raise Unusable(f"it is a drafter ({shown(drafter)}), not a complete model, {rest}")
 
 
-def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
+def _require_buildable(config: dict[str, Any], tensors: int) -> None:
     """Refuse impossible sizes, too many layers or experts, and more tensors than layers can have.
 
     Each layer takes time to build, and each tensor takes time to read.
@@ -210,15 +189,13 @@ def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
     for part in _parts(config):
         for key, count in part.items():
             if key in _SIZES and isinstance(count, int) and not 0 <= count <= _MOST_SIZE:
-                raise ModelRejected.because(
-                    name,
+                raise Unusable(
                     f"{key} is {shown(count)} in config.json, which cannot be the size of an array",
                 )
             if not (isinstance(count, int) and _COUNTED.fullmatch(key)):
                 continue
             if count > _MOST_PARTS:
-                raise ModelRejected.because(
-                    name,
+                raise Unusable(
                     f"{key} is {shown(count)} in config.json, but at most {_MOST_PARTS} are built",
                 )
             if key.endswith("experts"):
@@ -227,8 +204,7 @@ def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
                 layers += max(count, 0)
     most = _MOST_TENSORS * (1 + layers * (1 + experts))
     if layers and tensors > most:
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             f"its weights are {tensors} tensors, and a model of the {layers} layers in config.json"
             f" has at most {most}",
         )
@@ -242,63 +218,54 @@ def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _parts(value)
 
 
-def _require_text_family(name: str, model_type: str) -> None:
+def _require_text_family(model_type: str) -> None:
     known = model_types() | vlm_model_types()
     if model_type not in known:
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
             f"{did_you_mean(model_type, known)}",
         )
     if why := why_not_read(model_type):
-        raise ModelRejected.because(name, why)
+        raise Unusable(why)
 
 
 def _kind(config: dict[str, Any], files: frozenset[str], settings: Settings) -> ModelKind:
     return kind_of(config, files, "text" if settings.type == "vision" else settings.type)
 
 
-def require_files(name: str, files: frozenset[str]) -> None:
-    """Refuse a folder or a repository by the names of its files. Raises ModelRejected."""
+def require_files(files: frozenset[str]) -> None:
+    """Refuse a folder or a repository by the names of its files. Raises Unusable."""
     names = [file.lower() for file in files]
     weights = bool(weight_files(files))
     if not files:
-        raise IncompleteError.because(name, "the folder is empty")
+        raise Incomplete("the folder is empty")
     if not weights and any(file.endswith(".gguf") for file in names):
-        raise gguf_rejected(name)
+        raise Unusable(GGUF)
     if "adapter_config.json" in files and "config.json" not in files:
-        raise ModelRejected.because(
-            name, "it is a LoRA adapter, not a model: name the model it was made for"
-        )
+        raise Unusable("it is a LoRA adapter, not a model: name the model it was made for")
     if "config.json" not in files:
-        reason = "the folder has no config.json, so it is not a model directory"
-        raise IncompleteError.because(name, reason)
+        raise Incomplete("the folder has no config.json, so it is not a model directory")
     if weights:
         return
     if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in names):
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             "its weights are PyTorch files: convert it with mlx_lm.convert, or find a version with"
             " safetensors files",
         )
     if any(file.endswith(".npz") for file in names):
-        raise ModelRejected.because(
-            name, "its weights are an .npz file: find a version with safetensors files"
-        )
-    raise IncompleteError.because(name, "the folder has no weights (model*.safetensors)")
+        raise Unusable("its weights are an .npz file: find a version with safetensors files")
+    raise Incomplete("the folder has no weights (model*.safetensors)")
 
 
-def missing_files(name: str, files: str) -> IncompleteError:
+def missing_files(files: str) -> Incomplete:
     """Return the error for missing weight files.
 
     files: the names of the files, as a list for messages.
     """
-    return IncompleteError.because(name, f"weight files are missing ({files}): download it again")
+    return Incomplete(f"weight files are missing ({files}): download it again")
 
 
-def _accepts_media(
-    name: str, config: dict[str, Any], tensors: frozenset[str], settings: Settings
-) -> bool:
+def _accepts_media(config: dict[str, Any], tensors: frozenset[str], settings: Settings) -> bool:
     """Return whether the model is served with its vision and audio parts. Raises ModelRejected.
 
     A model that was converted to a text model still has the configuration of the whole model, so
@@ -312,20 +279,23 @@ def _accepts_media(
     if not wanted and not (designed and has_media(tensors)):
         return False
     if wanted and tensors and not has_media(tensors):
-        raise ModelRejected.because(
-            name, "type is vision, but its weights have no vision or audio part"
-        )
+        raise Unusable("type is vision, but its weights have no vision or audio part")
     if why := why_not_seen(config):
         text_part = config["model_type"] in model_types()
         hint = "; to serve its text part alone, set the option type:text" if text_part else ""
-        raise ModelRejected.because(name, f"{why}{hint}")
+        raise Unusable(f"{why}{hint}")
     return True
 
 
-def _require_tokenizer(path: Path, name: str) -> None:
+def _require_tokenizer(path: Path) -> None:
     if any(True for pattern in _TOKENIZER_FILES for _ in path.glob(pattern)):
         return
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return
-    reason = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
-    raise IncompleteError.because(name, f"{reason} vocabulary file")
+    stated = path / "tokenizer_config.json"
+    if stated.is_file() and read_object(stated).get("tokenizer_class") in _WITHOUT_FILES:
+        return
+    raise Incomplete(
+        "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or other"
+        " vocabulary file"
+    )

@@ -13,9 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
-from backend.engine.errors import EngineError, ModelNotFound
+from backend.engine.errors import EngineError, Incomplete, ModelNotFound, naming
 from backend.engine.loading.checkpoint import (
-    IncompleteError,
     inspect,
     inspect_config,
     require_files,
@@ -56,7 +55,7 @@ def download(
         try:
             inspect(snapshot, model.name, settings, drafts=drafts)
             return snapshot
-        except IncompleteError as error:
+        except Incomplete as error:
             flaw = error
     _log.info("downloading model %s", shown(model.name))
     try:
@@ -66,7 +65,8 @@ def download(
     listed = _listed(model, small, cache)
     if flaw and listed is None:  # the hub was not reached; this is the incomplete copy again
         raise flaw
-    require_files(model.name, listed or frozenset(path.name for path in small.iterdir()))
+    with naming(model.name):
+        require_files(listed or frozenset(path.name for path in small.iterdir()))
     inspect_config(small, model.name, settings, drafts=drafts)
     exact = dataclasses.replace(model, revision=small.name)
     complete = fetch(exact, (*_ALL_FILES, *_weights(listed, small)), cache, cancel)

@@ -96,7 +96,7 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
     """
     known = frozenset(known)
     found = _renamed(config, known) | _unsaved(config, known) | _of_kinds(config, known)
-    return found | _of_layers(config, known) | _of_rope(config, known)
+    return found | _of_layers(config, known) | rope_fields(config, known)
 
 
 def in_mlx_lm(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,8 +224,8 @@ def _of_layers(config: Mapping[str, Any], known: Collection[str]) -> dict[str, A
     return {name: value for name, value in found.items() if config.get(name) is None}
 
 
-def _of_rope(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the fields from `rope_parameters`."""
+def rope_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the fields from `rope_parameters`. Arguments and errors as for `earlier_fields`."""
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_parameters" in known:
         return {}

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from backend.engine.disk_cache.identity import model_digest
+from backend.engine.errors import Unusable
 from backend.engine.ranks.member import Value
 from common.cache_folder import cache_folder
 from common.version import VERSION
@@ -84,7 +85,7 @@ def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: 
     try:
         identity = model_digest(checkpoint, dtype=dtype, kv_kind=kv_kind)
         text = json.dumps([identity, VERSION, _code(), *facts])
-    except (OSError, ValueError, ImportError):  # a file cannot be read, or a package has no version
+    except (OSError, Unusable, ImportError):  # a file cannot be read, or a package has no version
         return Findings(None, "")
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return Findings(None if folder is None else folder / "findings", key)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
+from backend.engine.errors import Unusable
 from backend.engine.units import MIB
 
 # The largest size in MiB, and patterns (fnmatch) of the files that a load reads. The first pattern
@@ -36,12 +37,19 @@ for the maximum.
 """
 
 
-class UnsafeFileError(Exception):
-    """A file must not be opened. The error's text is a clause for the message to the user."""
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turn an OSError that is raised inside into Unusable, which names the file in the folder."""
+    try:
+        yield
+    except OSError as error:
+        file = Path(error.filename or folder)
+        name = "its files" if file == folder else file.name
+        raise Unusable(f"{name} cannot be read: {error.strerror}") from None
 
 
 def require_regular_files(folder: Path) -> None:
-    """Check a folder and its subfolders. Raises UnsafeFileError, OSError."""
+    """Check a folder and its subfolders. Raises Unusable, OSError."""
     for path in _files(folder):
         inner = f"{path.parent.name}/{path.name}"
         pattern = next(
@@ -56,15 +64,15 @@ def require_regular_files(folder: Path) -> None:
         if stat.S_ISDIR(found.st_mode):
             continue
         if not stat.S_ISREG(found.st_mode) or (found.st_size == 0 and _is_of_kernel(path)):
-            raise UnsafeFileError(f"{path.name} is not a regular file")
+            raise Unusable(f"{path.name} is not a regular file")
         most = _MOST_MIB[pattern]
         if most is not None and found.st_size > most * MIB:
-            raise UnsafeFileError(
+            raise Unusable(
                 f"{path.name} is {found.st_size // MIB} MiB large, and at most {most} MiB"
                 " are read of such a file"
             )
         if path.name == "tokenizer.json" and _commas(path) > _MOST_COMMAS:
-            raise UnsafeFileError(
+            raise Unusable(
                 f"{path.name} lists more than {_MOST_COMMAS} tokens and merges, which would take"
                 " too long to read"
             )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from backend.engine.errors import Cancelled, ModelNotFound, ModelRejected
@@ -45,23 +42,27 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
         "allow_patterns": patterns,
         "cache_dir": str(cache),
     }
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("hub_child.py")), json.dumps(request)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         process_group=0,  # a Ctrl-C in a terminal is handled by the server
-    )
-    try:
-        return _follow(child, model, cancel)
-    finally:
-        _end(child)
+    ) as child:
+        watch = threading.Thread(target=_watch, args=(child, cancel))
+        watch.start()
+        try:
+            return _follow(child, model, cancel)
+        finally:
+            _end(child)
+            watch.join()
 
 
 def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
     """Read the child's messages until its result, and log its progress."""
     name = shown(model.name)
-    for line in _lines(child, cancel):
+    assert child.stdout is not None
+    for line in child.stdout:
         try:
             message = json.loads(line)
             known = isinstance(message, dict)
@@ -82,28 +83,19 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
     raise ModelRejected(f"model {name}: its download failed ({end}); try again")
 
 
-def _lines(child: Child, cancel: threading.Event) -> Iterator[bytes]:
-    """Yield the lines that the child writes until it ends, or until `cancel` is set."""
-    assert child.stdout is not None
-    arrivals = select.poll()  # `select.select` accepts no descriptor above 1023
-    arrivals.register(child.stdout, select.POLLIN)
-    buffer = b""
-    while not cancel.is_set():
-        if arrivals.poll(_POLL_SECONDS * 1000):
-            if not (received := os.read(child.stdout.fileno(), 65536)):
-                return
-            *lines, buffer = (buffer + received).split(b"\n")
-            yield from lines
+def _watch(child: Child, cancel: threading.Event) -> None:
+    """End the child when `cancel` is set; return when the child has ended."""
+    while child.poll() is None and not cancel.wait(_POLL_SECONDS):
+        pass
+    _end(child)
 
 
 def _end(child: Child) -> None:
     """End the child by closing its input, or by force if it does not react."""
     assert child.stdin is not None
-    assert child.stdout is not None
     child.stdin.close()
     try:
         child.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-    child.stdout.close()

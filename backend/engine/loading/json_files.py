@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from backend.engine.errors import Unusable
 from common.wording import json_fault
 
 OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -18,18 +19,14 @@ OF_MEDIA = ("preprocessor_config.json", "processor_config.json", "video_preproce
 TEMPLATE = "chat_template.jinja"
 
 
-class BadFileError(Exception):
-    """A file cannot be used. The error's text is a clause for the message to the user."""
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises BadFileError, OSError."""
+    """Return the JSON object in a file. Raises Unusable, OSError."""
     try:
         value = json.loads(_text(path, "valid JSON"))
     except (ValueError, RecursionError) as error:
-        raise BadFileError(f"{path.name} is not valid JSON: {json_fault(error)}") from None
+        raise Unusable(f"{path.name} is not valid JSON: {json_fault(error)}") from None
     if not isinstance(value, dict):
-        raise BadFileError(f"{path.name} is not a JSON object")
+        raise Unusable(f"{path.name} is not a JSON object")
     return value
 
 
@@ -44,16 +41,16 @@ def first_fault(folder: Path, names: Iterable[str]) -> str:
                 _text(path, "a chat template")
             elif path.is_file():
                 read_object(path)
-        except BadFileError as error:
-            return str(error)
+        except Unusable as error:
+            return error.message
     return ""
 
 
 def _text(path: Path, kind: str) -> str:
     content = path.read_bytes()
     if not content.strip():
-        raise BadFileError(f"{path.name} is not {kind}: it is empty")
+        raise Unusable(f"{path.name} is not {kind}: it is empty")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise BadFileError(f"{path.name} is not {kind}: it is not UTF-8 text") from None
+        raise Unusable(f"{path.name} is not {kind}: it is not UTF-8 text") from None

@@ -17,10 +17,11 @@ from backend.engine.caching.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft, find_head
 from backend.engine.embedding.kind import require_family, require_tasks, with_flags
-from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
+from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite, naming
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.folder import readable
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
@@ -142,7 +143,7 @@ def _build(order: LoadOrder) -> Stages[Built]:
     else:
         from backend.engine.loading.text_builder import build
     try:
-        with tokenizing():
+        with tokenizing(), naming(order.checkpoint.name):
             built = yield from build(order)
     except Exception as fault:
         yield "engine"  # the thread on which the memory of the weights must be released
@@ -186,12 +187,8 @@ def find(
     else:
         path = found.path
     head = find_head(path, settings) if not request.draft_model.strip() else None
-    try:
+    with naming(found.name), readable(path):
         path = cleanup.enter_context(standard_folder(path))
-    except OSError as error:
-        raise ModelRejected.because(
-            found.name, f"its files cannot be read: {error.strerror}"
-        ) from None
     cache_folder(settings.prompt_cache_dir)
     checkpoint = _flagged(inspect(path, found.name, settings), request)
     require_tasks(checkpoint.kind, checkpoint.config, settings.task)
@@ -222,7 +219,8 @@ def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
         reranking=request.reranking,
     )
     if kind is not ModelKind.TEXT:
-        require_family(checkpoint.name, kind, checkpoint.config)
+        with naming(checkpoint.name):
+            require_family(kind, checkpoint.config)
         if request.draft_model:
             raise InvalidRequest(
                 f"{named('DraftModel')} is set, but the model {kind.words}: leave it empty for"

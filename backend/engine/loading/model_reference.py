@@ -19,6 +19,11 @@ from urllib.parse import unquote, urlsplit
 from backend.engine.errors import InvalidRequest, ModelNotFound, ModelRejected
 from common.wording import shown
 
+# The message for a file in llama.cpp's format, which users name often.
+GGUF = (
+    "it is in GGUF format, which this backend does not read: use an MLX or safetensors model"
+    " directory, or serve the file with the llama.cpp backend"
+)
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][\w./-]{0,254}", re.ASCII)
 _HUB_HOSTS = ("huggingface.co/", "hf.co/")
 _MODEL_FILES = ("config.json", "model.safetensors.index.json")
@@ -98,7 +103,7 @@ def _directory(path: Path, name: str) -> Path:
     if path.is_dir():
         return path
     if path.suffix.lower() == ".gguf":
-        raise gguf_rejected(name)
+        raise ModelRejected.because(name, GGUF)
     if path.name in _MODEL_FILES or path.suffix == ".safetensors":
         return path.parent
     raise ModelRejected(
@@ -107,20 +112,12 @@ def _directory(path: Path, name: str) -> Path:
     )
 
 
-def gguf_rejected(name: str) -> ModelRejected:
-    """Return the error for a file in llama.cpp's format, which users name often."""
-    return ModelRejected(
-        f"model {shown(name)} is in GGUF format, which this backend does not read: use an MLX or"
-        " safetensors model directory, or serve the file with the llama.cpp backend"
-    )
-
-
 def _on_hub(reference: str, name: str, revision: str, environ: Mapping[str, str]) -> HubModel:
     """Return the hub repository that a reference means, in any form in which people write it."""
     from huggingface_hub.utils import parse_hf_uri
 
     if reference.partition("@")[0].lower().endswith(".gguf"):
-        raise gguf_rejected(name)
+        raise ModelRejected.because(name, GGUF)
     endpoint = environ.get("HF_ENDPOINT") or None
     try:
         found = parse_hf_uri(_uri(reference, name, endpoint), endpoint)
@@ -130,7 +127,7 @@ def _on_hub(reference: str, name: str, revision: str, environ: Mapping[str, str]
         ) from None
     file = found.path_in_repo
     if file.lower().endswith(".gguf"):
-        raise gguf_rejected(name)
+        raise ModelRejected.because(name, GGUF)
     of_model = file in ("", *_MODEL_FILES) or file.endswith(".safetensors")
     if found.type != "model" or "/" in file or not of_model:
         raise ModelRejected(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from backend.engine.errors import Unusable
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -45,36 +46,23 @@ _PLAIN: Mapping[str, Any] = {
 
 
 class Part(NamedTuple):
-    """A tensor of an adapter.
+    """A tensor of an adapter."""
 
-    layer: the name of the adapted layer.
-    part: the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`.
-    name: the adapter's name, if the file has several adapters; otherwise ''.
-    """
-
-    layer: str
-    part: str
-    name: str
+    layer: str  # the name of the adapted layer
+    part: str  # the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`
+    name: str  # the adapter's name, if the file has several adapters; otherwise ''
 
 
 @dataclass(frozen=True, slots=True)
 class Peft:
-    """The contents of adapter_config.json.
+    """The contents of adapter_config.json."""
 
-    alpha: the alpha of layers that no pattern in `alphas` matches.
-    alphas: alphas by patterns of layers' names.
-    rooted: whether products are divided by the root of the rank, not by the rank.
-    dora: whether the adapter also sets the magnitudes of weights.
-    name: the adapter's name, if the file has several adapters.
-    place: the adapter's index, if tensors of several adapters are stacked.
-    """
-
-    alpha: float
-    alphas: Mapping[str, float] = field(default_factory=dict)
-    rooted: bool = False
-    dora: bool = False
-    name: str = ""
-    place: int | None = None
+    alpha: float  # the alpha of layers that no pattern in `alphas` matches
+    alphas: Mapping[str, float] = field(default_factory=dict)  # alphas by patterns of layers' names
+    rooted: bool = False  # whether products are divided by the root of the rank, not by the rank
+    dora: bool = False  # whether the adapter also sets the magnitudes of weights
+    name: str = ""  # the adapter's name, if the file has several adapters
+    place: int | None = None  # the adapter's index, if tensors of several adapters are stacked
 
     def scale(self, layer: str, rank: int) -> float:
         """Return the factor of the product B·A in a layer."""
@@ -86,13 +74,14 @@ class Peft:
         return next(matching, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
 
 
-def read_peft(config: Mapping[str, Any]) -> Peft:
-    """Read adapter_config.json. Raises ValueError with a clause for the message to the user."""
+def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> Peft:
+    """Read the configuration of an adapter. Raises Unusable.
+
+    file: the configuration's file, for messages.
+    """
     for key, supported in _PLAIN.items():
         if (value := config.get(key)) not in (supported, None, [], {}):
-            raise ValueError(
-                f"its {key} is {shown(value)}, but only {shown(supported)} is supported"
-            )
+            raise Unusable(f"its {key} is {shown(value)}, but only {shown(supported)} is supported")
     alpha, alphas = config.get("lora_alpha"), config.get("alpha_pattern") or {}
     named = alphas if isinstance(alphas, dict) else {"alpha_pattern": alphas}
     for key, value in {"lora_alpha": alpha, **named}.items():
@@ -101,12 +90,12 @@ def read_peft(config: Mapping[str, Any]) -> Peft:
             or not isinstance(value, int | float)
             or not math.isfinite(value)
         ):
-            raise ValueError(f"{key} in adapter_config.json is {shown(value)}, not a number")
+            raise Unusable(f"{key} in {file} is {shown(value)}, not a number")
     for pattern in named:
         try:
             re.compile(pattern)
         except re.error:
-            raise ValueError(
+            raise Unusable(
                 f"alpha_pattern has {shown(pattern)}, which is not a regular expression"
             ) from None
     return Peft(

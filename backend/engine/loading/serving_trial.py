@@ -70,18 +70,13 @@ _GUESSES = 2  # draft tokens of each row in a step
 
 @dataclass(slots=True)
 class _Answer:
-    """A request with its answer so far.
-
-    limit: tokens to generate.
-    item: the image or audio at the beginning of the prompt.
-    failed: whether the model failed on this request.
-    """
+    """A request with its answer so far."""
 
     prompt: tuple[int, ...]
-    limit: int
-    item: MediaItem | None = None
+    limit: int  # tokens to generate
+    item: MediaItem | None = None  # the image or audio at the beginning of the prompt
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    failed: bool = False
+    failed: bool = False  # whether the model failed on this request
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -94,20 +89,15 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Talk:
-    """A request, and the next turn of its conversation if there is one.
-
-    after: number of steps before the request is submitted.
-    more: tokens of the next turn's message; empty if there is no next turn.
-    next_limit: tokens to generate in the next turn.
-    waited: whether a step has passed since the answer's end, so that its KV is stored.
-    answers: the answers of the turns that were submitted.
-    """
+    """A request, and the next turn of its conversation if there is one."""
 
     first: _Answer
-    after: int = 0
-    more: tuple[int, ...] = ()
-    next_limit: int = 0
+    after: int = 0  # number of steps before the request is submitted
+    more: tuple[int, ...] = ()  # tokens of the next turn's message; empty if there is no next turn
+    next_limit: int = 0  # tokens to generate in the next turn
+    # Whether a step has passed since the answer's end, so that its KV is stored.
     waited: bool = False
+    # The answers of the turns that were submitted.
     answers: list[_Answer] = field(default_factory=list)
 
     def submitted(self, step: int, turns: int) -> _Answer | None:

@@ -64,17 +64,12 @@ _NOT_DRAFTING = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a trial.
+    """The result of a trial."""
 
-    way: a key of `WAYS`.
-    right: whether a request alone gets the answer of the reference forward pass.
-    drafts: whether answers with draft tokens are right.
-    complete: whether everything was tried; False if memory was short or the trial failed.
-    """
-
-    way: str = "shared"
-    right: bool = True
-    drafts: bool = True
+    way: str = "shared"  # a key of `WAYS`
+    right: bool = True  # whether a request alone gets the answer of the reference forward pass
+    drafts: bool = True  # whether answers with draft tokens are right
+    # Whether everything was tried; False if memory was short or the trial failed.
     complete: bool = True
 
     @property

@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from backend.engine.errors import Incomplete
 from common.wording import shown
 
 PATTERN = "model*.safetensors"  # what mlx-lm loads
@@ -35,22 +36,14 @@ _BYTES = {
 _GIT_LFS = b"version https://git-lfs"
 
 
-class ShardError(ValueError):
-    """Weight files cannot be used. The error's text is a clause for the message to the user."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The weight files of a checkpoint.
-
-    tensors: the names of all tensors.
-    bytes: the size of all tensors.
-    missing: the names of missing files, as a list for messages; '' if no file is missing.
-    """
+    """The weight files of a checkpoint."""
 
     files: tuple[Path, ...]
-    tensors: frozenset[str]
-    bytes: int
+    tensors: frozenset[str]  # the names of all tensors
+    bytes: int  # the size of all tensors
+    # The names of missing files, as a list for messages; '' if no file is missing.
     missing: str = ""
 
 
@@ -66,7 +59,7 @@ def weight_files(names: Iterable[str]) -> list[str]:
 
 
 def read_shards(directory: Path) -> Shards:
-    """Check every weight file of a directory. Raises ShardError."""
+    """Check every weight file of a directory. Raises Incomplete."""
     files = tuple(
         directory / name for name in weight_files(file.name for file in directory.iterdir())
     )
@@ -91,7 +84,7 @@ def _beside(directory: Path, present: set[str]) -> set[str]:
     for path in all_weight_files(directory):
         if path.name in present:
             continue
-        with suppress(ShardError), path.open("rb") as file:
+        with suppress(Incomplete), path.open("rb") as file:
             tensors.update(read_header(path.name, file, path.stat().st_size)[0])
     return tensors
 
@@ -146,16 +139,16 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
     name: the file's name, for messages.
     size: the file's size in bytes.
 
-    Returns the tensors' entries by name, and the size of the data in bytes. Raises ShardError.
+    Returns the tensors' entries by name, and the size of the data in bytes. Raises Incomplete.
     """
     start = file.read(8)
     if (start + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
-        raise ShardError(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
+        raise Incomplete(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
-        raise ShardError(f"{name} is truncated, it ends in its header: download it again")
+        raise Incomplete(f"{name} is truncated, it ends in its header: download it again")
     if length > _HEADER_LIMIT:
-        raise ShardError(
+        raise Incomplete(
             f"{name} has a header of {length} bytes, and at most {_HEADER_LIMIT} are read"
         )
     file.seek(8)
@@ -163,12 +156,12 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         needed = max((_end(name, *entry) for entry in header.items()), default=0)
-    except ShardError:
+    except Incomplete:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        raise ShardError(f"{name} is not a safetensors file") from None
+        raise Incomplete(f"{name} is not a safetensors file") from None
     if needed > size - 8 - length:
-        raise ShardError(
+        raise Incomplete(
             f"{name} is truncated, it has {size} of {8 + length + needed} bytes: download it again"
         )
     return header, needed
@@ -177,14 +170,14 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
 def _end(name: str, tensor: str, entry: dict[str, Any]) -> int:
     """Return the offset at which the data of a tensor ends.
 
-    Raises ShardError if the sizes in the entry are inconsistent, and other exceptions if the entry
+    Raises Incomplete if the sizes in the entry are inconsistent, and other exceptions if the entry
     has another form.
     """
     dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):
         raise ValueError
     if end < start or (dtype in _BYTES and end - start != math.prod(shape) * _BYTES[dtype]):
-        raise ShardError(
+        raise Incomplete(
             f"{name} is damaged, the tensor {shown(tensor)} of the shape {shown(str(shape))} takes"
             f" {end - start} bytes in it: download it again"
         )

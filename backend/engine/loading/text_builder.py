@@ -15,7 +15,7 @@ from backend.engine.disk_cache.identity import model_digest
 from backend.engine.drafting.draft_loading import load_drafting
 from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import ModelRejected, Unusable
 from backend.engine.executing.warm_up import SHORT, warm_up
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.findings import findings_of
@@ -148,8 +148,7 @@ def build(
         # which are freed when sequences need the memory.
         taken += settings.vision_cache_mib * MIB // 2
         if taken >= (limit := device.memory_limit(here, settings)):
-            raise ModelRejected.because(
-                loaded.name,
+            raise Unusable(
                 f"its weights and {settings.vision_cache_mib // 2} MiB of vision_cache_mib take"
                 f" {taken // MIB} MiB, but the limit is {limit // MIB} MiB: lower"
                 " vision_cache_mib, or raise memory_limit_mib",
@@ -320,7 +319,7 @@ def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stag
 
     def reserve(nbytes: int) -> None:
         if taken + nbytes > limit:
-            raise too_large(loaded.name, taken + nbytes, limit)
+            raise too_large(taken + nbytes, limit)
 
     adapters = RowAdapters(getattr(mx, dtype_of(loaded.model)))
     yield from choose_among(order.choices, loaded.model, adapters, reserve)
@@ -367,8 +366,7 @@ def _try(
     items = media_input.tried if media_input else ()
     verdict = yield from ServingTrial(loaded.name, plain, sorted(words), items).run(engine)
     if not verdict.right and order.checkpoint.of_vlm:
-        raise ModelRejected.because(
-            loaded.name,
+        raise Unusable(
             "its answers differ from those of mlx-vlm's forward pass, so this version does not"
             " serve it",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.loading.chat_templates import template_arguments
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.json_files import OF_TOKENIZER, TEMPLATE, first_fault
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapper:
-    """Load the tokenizer from local files alone. Raises ModelRejected, InvalidRequest.
+    """Load the tokenizer from local files alone. Raises Unusable, InvalidRequest.
 
     A special token that the vocabulary lacks is refused, because it would be added under an id that
     the model never writes and cannot read.
@@ -45,8 +45,8 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         extra |= template_arguments(checkpoint.path, checkpoint.config["model_type"])
         extra |= of_tekken(checkpoint.path)
     except ValueError as fault:
-        raise ModelRejected.because(
-            checkpoint.name, f"{fault}: put the tokenizer.json of the same model into its folder"
+        raise Unusable(
+            f"{fault}: put the tokenizer.json of the same model into its folder"
         ) from None
     try:
         tokenizer = _opened(checkpoint, extra)
@@ -54,13 +54,12 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         raise
     except Exception as fault:
         if not settings.trust_remote_code and "trust_remote_code" in str(fault):
-            raise ModelRejected.because(
-                checkpoint.name,
+            raise Unusable(
                 "its tokenizer is Python code of its own, which is not run unless the host sets"
                 " trust_remote_code; do so only if you trust its author",
             ) from None
         raise ValueError(_fault_of(checkpoint.path, fault)) from fault
-    _require_bounded(checkpoint.name, tokenizer)
+    _require_bounded(tokenizer)
     overrides = settings.tokenizer_overrides
     if not overrides:
         remember_no_words(tokenizer)
@@ -141,7 +140,7 @@ def _fault_of(folder: Path, fault: Exception) -> str:
     return f"a value in {' or '.join(names) or 'its vocabulary'} is missing or wrong ({fault})"
 
 
-def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
+def _require_bounded(tokenizer: TokenizerWrapper) -> None:
     """Refuse a tokenizer that can fill the memory.
 
     Tables have an entry for every token id up to the highest, and a normalizer may turn a short
@@ -150,16 +149,15 @@ def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
     vocabulary = tokenizer.get_vocab()
     highest = max(vocabulary.values(), default=0)
     if highest > len(vocabulary) + _MOST_UNUSED:
-        raise ModelRejected.because(
-            name, f"its tokenizer has {len(vocabulary)} tokens, one of them with the id {highest}"
+        raise Unusable(
+            f"its tokenizer has {len(vocabulary)} tokens, one of them with the id {highest}"
         )
     normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     if normalizer is None:
         return
     growth = _growth(json.loads(normalizer.__getstate__()))
     if growth > _MOST_GROWTH:
-        raise ModelRejected.because(
-            name,
+        raise Unusable(
             f"the normalizer in its tokenizer.json can make a text {growth:.3g} times longer, and"
             f" {_MOST_GROWTH} is the most that is allowed",
         )

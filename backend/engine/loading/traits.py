@@ -17,7 +17,7 @@ from backend.engine.blas_threads import one_blas_thread
 from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
-from backend.engine.errors import EngineError, ModelRejected, NotFinite
+from backend.engine.errors import EngineError, NotFinite, Unusable
 from backend.engine.executing.pass_cost import FirstPass, pass_cost
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel, reason_of
@@ -66,18 +66,12 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a model stores KV.
+    """How a model stores KV."""
 
-    batches: whether rows can be batched.
-    trims: whether KV can always be cut to a shorter prefix.
-    stateless: whether no layer has a recurrent state.
-    known: whether the size of every layer's KV can be measured with one token.
-    """
-
-    batches: bool
-    trims: bool
-    stateless: bool
-    known: bool
+    batches: bool  # whether rows can be batched
+    trims: bool  # whether KV can always be cut to a shorter prefix
+    stateless: bool  # whether no layer has a recurrent state
+    known: bool  # whether the size of every layer's KV can be measured with one token
 
 
 def measure_passes(model: Any, traits: Traits) -> None:
@@ -98,7 +92,7 @@ def measure(
     member: this rank, if ranks divide the model.
     known: the `figures` of an earlier load, with which no pass is run; None if there are none.
 
-    Raises ModelRejected, InvalidRequest, and NotFinite if the logits of the first token are not
+    Raises Unusable, InvalidRequest, and NotFinite if the logits of the first token are not
     finite.
     """
     model = loaded.model
@@ -113,8 +107,7 @@ def measure(
             forms = member.agree(asdict(form))
             form = _Form(**{name: all(form[name] for form in forms) for name in forms[0]})
             if not form.known:
-                raise ModelRejected.because(
-                    loaded.name,
+                raise Unusable(
                     f"a model of type {loaded.model_type} stores its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
@@ -162,9 +155,7 @@ def measure(
         raise
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
-        raise ModelRejected.because(
-            loaded.name, f"it failed on its first token: {reason_of(fault)}"
-        ) from None
+        raise Unusable(f"it failed on its first token: {reason_of(fault)}") from None
 
 
 def _on_one_thread(stages: Stages[_Figures]) -> Stages[_Figures]:

@@ -25,7 +25,7 @@ from backend.engine.device import (
     starts_layers_early,
     weight_type,
 )
-from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.errors import EngineError, InvalidRequest, Unusable, naming
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
@@ -58,31 +58,23 @@ _PROGRESS_SECONDS = 2.0
 
 @dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model that is ready to compute, and its properties.
-
-    dtype: the type of floating-point weights, such as `bfloat16`, or of the scales of quantised
-        weights.
-    dequantized: whether the weights are quantised in the checkpoint and dense in memory.
-    context_size: the model's context in tokens, before the user's limit.
-    weights_bytes: the size of the weights in memory, including the cache of `experts`.
-    chat_template: None if the model has no template.
-    adapter_digest: identifies the adapters in the keys of caches; '' if there are none.
-    shard: this rank's part of the model; None if it has the whole model.
-    experts: the cache of experts that stay in the checkpoint's files; None if no expert does.
-    """
+    """A model that is ready to compute, and its properties."""
 
     name: str
     model: Any
     tokenizer: TokenizerWrapper
     config: dict[str, Any]
     eos_token_ids: frozenset[int]
-    context_size: int
-    weights_bytes: int
+    context_size: int  # the model's context in tokens, before the user's limit
+    weights_bytes: int  # the size of the weights in memory, including the cache of `experts`
+    # The type of floating-point weights or of the scales of quantised weights: `bfloat16`, …
     dtype: str
-    chat_template: str | None
-    adapter_digest: str = ""
+    chat_template: str | None  # None if the model has no template
+    adapter_digest: str = ""  # identifies the adapters in the keys of caches; '' if there are none
+    # Whether the weights are quantised in the checkpoint and dense in memory.
     dequantized: bool = False
-    shard: Shard | None = None
+    shard: Shard | None = None  # this rank's part of the model; None if it has the whole model
+    # The cache of experts that stay in the checkpoint's files; None if no expert does.
     experts: CachedExperts | None = None
 
     @property
@@ -145,14 +137,11 @@ def load_model(
                 f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
                 f" this model type: use a version that was made for MLX ({reason})"
             )
-        refusal = (
-            missing_files(checkpoint.name, checkpoint.missing)
-            if checkpoint.missing
-            else ModelRejected.because(checkpoint.name, reason)
-        )
+        refusal = missing_files(checkpoint.missing) if checkpoint.missing else Unusable(reason)
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
-    raise refusal.with_traceback(None)
+    with naming(checkpoint.name):
+        raise refusal.with_traceback(None)
 
 
 def _load(
@@ -213,7 +202,7 @@ def _load(
     size = bytes_of(model)
     needed = size + (experts.nbytes + experts.working_bytes if experts else 0)
     if needed > limit:
-        raise too_large(checkpoint.name, needed, limit)
+        raise too_large(needed, limit)
     yield from evaluate(model, size)
     # A layer that starts early may belong to a pass that is never completed. This must not happen
     # between ranks, because the other ranks would wait.
@@ -254,18 +243,21 @@ def _offload(
     except NotOffloadedError as error:
         why = str(error)
     if wanted is None:
-        raise too_large(checkpoint.name, size, limit, why)
+        raise too_large(size, limit, why)
     raise InvalidRequest(
         f"option expert_cache_mib is {wanted}, but {why}: leave expert_cache_mib out, or change it"
     )
 
 
-def too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected:
+def too_large(size: int, limit: int, why: str = "") -> Unusable:
+    """Return the error for weights that do not fit in memory.
+
+    why: why experts cannot stay in the files; '' if that was not tried.
+    """
     reason = f", and its experts cannot stay in its files, because {why}" if why else ""
-    return ModelRejected.because(
-        name,
+    return Unusable(
         f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB{reason}; raise"
-        " memory_limit_mib or use a smaller or more quantised model",
+        " memory_limit_mib or use a smaller or more quantised model"
     )
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
 from backend.engine.caching import kv
-from backend.engine.errors import EngineError, EngineFailed
+from backend.engine.errors import EngineError, EngineFailed, naming
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
@@ -97,7 +97,8 @@ def load_followed(
     """
     with ExitStack() as held:
         order = find(request, number, cancelled, held)
-        return (yield from _load(order, member))
+        with naming(order.checkpoint.name):
+            return (yield from _load(order, member))
 
 
 def _load(order: LoadOrder, member: Member) -> Stages[FollowedModel]:

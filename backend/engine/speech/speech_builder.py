@@ -57,7 +57,7 @@ def build(order: LoadOrder) -> Stages[Built]:
             cast(model, type_)
         size = bytes_of(model)
         if size > limit:
-            raise too_large(name, size, limit)
+            raise too_large(size, limit)
         yield from evaluate(model, size)
     except EngineError:
         raise

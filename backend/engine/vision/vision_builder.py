@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.caching import kv
-from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.json_files import OF_MEDIA, first_fault
@@ -59,9 +59,9 @@ def build(order: LoadOrder) -> Stages[Built]:
     try:
         return (yield from text_builder.build(order, _open_multimodal_model, open_media_input))
     except ModelRejected as refusal:
-        if not media or order.checkpoint.config["model_type"] not in model_types():
-            raise
-        raise ModelRejected(f"{refusal}{_HINT}") from None
+        if media and order.checkpoint.config["model_type"] in model_types():
+            refusal.message += _HINT
+        raise
 
 
 def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
@@ -76,7 +76,7 @@ def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
 def _open_media_input(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
 ) -> Stages[text_builder.MediaInput]:
-    """Open the media input of a loaded model. Begins and ends on `files`. Raises ModelRejected.
+    """Open the media input of a loaded model. Begins and ends on `files`. Raises Unusable.
 
     prompts: will put media into prompts.
     vocabulary: number of logits.
@@ -88,8 +88,7 @@ def _open_media_input(
             order.checkpoint.path, trust_remote_code=settings.trust_remote_code
         )
         if not (hasattr(processor, "tokenizer") or hasattr(processor, "image_processor")):
-            raise ModelRejected.because(
-                loaded.name,
+            raise Unusable(
                 f"{_NOT_BUILT} its files are missing, or it needs PyTorch, which this backend does"
                 f" not use{_OTHERS}",
             )
@@ -156,7 +155,7 @@ def _open_media_input(
                     _log.warning("this model's %s input is off: it failed", kind, exc_info=True)
             yield "files"
         if not tried:
-            raise ModelRejected.because(loaded.name, "its chat template has no marker for images")
+            raise Unusable("its chat template has no marker for images")
         form = replace(form, markers={kind: form.markers[kind] for kind in tried})
         media = MediaPrompts(
             form,
@@ -177,7 +176,7 @@ def _open_media_input(
 
 @contextmanager
 def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
-    """Turn every exception in the context into ModelRejected."""
+    """Turn every exception in the context into Unusable."""
     try:
         yield
         return
@@ -188,7 +187,7 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = _why_it_failed(fault, path)
-    raise ModelRejected.because(loaded.name, reason)
+    raise Unusable(reason)
 
 
 def _why_it_failed(fault: Exception, path: Path) -> str:

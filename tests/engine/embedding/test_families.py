@@ -518,6 +518,16 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
             {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 2},
             "layer_types in config.json has no regular order",
         ),
+        (
+            "modernbert",
+            {
+                "rope_parameters": {
+                    **_LOCAL_AND_GLOBAL,
+                    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+                }
+            },
+            "its rope_parameters is",
+        ),
         ("bert", {"model_type": "electra"}, "its model type 'electra' is not supported"),
         ("qwen3_score", {"num_labels": 3}, "it classifies texts into 3 classes"),
     ],

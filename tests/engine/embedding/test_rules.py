@@ -148,7 +148,7 @@ def state(folder: Path, *modules: str, **pooling: Any) -> PoolingRule:
     (folder / "modules.json").write_text(json.dumps(steps))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return pooling_of_checkpoint(SentenceFiles(folder, "m"), {"model_type": "bert"}, Settings())
+    return pooling_of_checkpoint(SentenceFiles(folder), {"model_type": "bert"}, Settings())
 
 
 def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
@@ -175,11 +175,11 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling" / "config.json").unlink()
     config = {"model_type": "bert"}
     with pytest.raises(ModelRejected, match=r"it lacks 1_Pooling/config\.json, .* option pooling"):
-        pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), config, Settings())
-    chosen = pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), config, Settings(pooling="cls"))
+        pooling_of_checkpoint(SentenceFiles(tmp_path), config, Settings())
+    chosen = pooling_of_checkpoint(SentenceFiles(tmp_path), config, Settings(pooling="cls"))
     assert chosen == PoolingRule(("cls",), False)
     (tmp_path / "modules.json").unlink()
-    rule = pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), {"model_type": "bert"}, Settings())
+    rule = pooling_of_checkpoint(SentenceFiles(tmp_path), {"model_type": "bert"}, Settings())
     assert rule == PoolingRule(("mean",), True)
 
 
@@ -195,7 +195,7 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
 def test_malformed_files_are_named(file: str, stated: Any, sentence: str, tmp_path: Path) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(json.dumps(stated))
-    files = SentenceFiles(tmp_path, "m")
+    files = SentenceFiles(tmp_path)
     with pytest.raises(ModelRejected, match=sentence):
         (prompts_of(files, Settings()), pooling_of_checkpoint(files, CONFIG, Settings()))
 
@@ -204,16 +204,16 @@ def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     roberta: dict[str, Any] = dict.fromkeys((*sizes, "vocab_size"), 4)
     roberta |= {"model_type": "roberta", "max_position_embeddings": 514, "num_attention_heads": 2}
-    assert sequence_limit(SentenceFiles(tmp_path, "m"), {"model_type": "llama"}) == 0
-    assert sequence_limit(SentenceFiles(tmp_path, "m"), roberta) == 512
+    assert sequence_limit(SentenceFiles(tmp_path), {"model_type": "llama"}) == 0
+    assert sequence_limit(SentenceFiles(tmp_path), roberta) == 512
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
-    assert sequence_limit(SentenceFiles(tmp_path, "m"), roberta) == 512
+    assert sequence_limit(SentenceFiles(tmp_path), roberta) == 512
     mistral = {"model_type": "mistral", "max_position_embeddings": 512, "sliding_window": 64}
-    assert sequence_limit(SentenceFiles(tmp_path, "m"), mistral) == 64
+    assert sequence_limit(SentenceFiles(tmp_path), mistral) == 64
     (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 128}')
-    assert sequence_limit(SentenceFiles(tmp_path, "m"), roberta) == 128
+    assert sequence_limit(SentenceFiles(tmp_path), roberta) == 128
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
-    assert sequence_limit(SentenceFiles(tmp_path, "m"), roberta) == 256
+    assert sequence_limit(SentenceFiles(tmp_path), roberta) == 256
 
 
 @pytest.mark.parametrize(
