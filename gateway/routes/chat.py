@@ -20,7 +20,7 @@ from gateway.openapi import streamed
 from gateway.problems import likeliest
 from gateway.refusals import invalid
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store
+from gateway.responses.store import Store, items_of
 from gateway.responses.to_chat import chat_request
 from gateway.sse import EventStream
 
@@ -38,7 +38,7 @@ def _in_chat_form(body: Any) -> Any:
     nothing = Store(0)  # so a reference to a stored response or item is refused
     if asked.previous_response_id:
         nothing.get(asked.previous_response_id, "previous_response_id")
-    chat = chat_request(asked, nothing.resolved(asked.input)).chat
+    chat = chat_request(asked, items_of(nothing.resolved(asked.input))).chat
     return chat.model_copy(update={"stream": asked.stream})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -25,7 +24,7 @@ from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
-from gateway.responses.store import Store, Stored, as_stored
+from gateway.responses.store import Store, Stored, as_stored, items_of
 from gateway.responses.to_chat import chat_request, tools_of
 from gateway.responses.tools import Offered
 
@@ -63,15 +62,9 @@ _ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 @router.post("/responses", responses=_ANSWER)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """Return an answer as a list of items, in one piece or as a stream of server-sent events."""
-    keep = gateway.settings.keep_responses
-    if keep:
-        # expired responses are removed even if no further request arrives
-        later = keep + gateway.settings.request_timeout
-        asyncio.get_running_loop().call_later(later, store.forget_old)
-    else:
+    if not gateway.settings.keep_responses:
         body = body.model_copy(update={"store": False})
-    previous = _previous(body, store)
-    given = store.resolved(body.input, previous)
+    previous, given = await _input(body, store)
     translation, tools = await apart(_translated, body, given, previous)
     stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
@@ -81,6 +74,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
         grown = reply.take(event)
         if isinstance(event, Done) and body.store is not False:
             store.put(replace(stored, response=reply.response))
+            store.expire_later()
         return grown
 
     events = answer(question, gateway)
@@ -103,8 +97,7 @@ async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
     """Return how many tokens the prompt has, as the model's chat template renders it."""
-    previous = _previous(body, store)
-    given = store.resolved(body.input, previous)
+    previous, given = await _input(body, store)
     translation, _ = await apart(_translated, body, given, previous)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
@@ -113,8 +106,7 @@ async def count_input_tokens(
 @router.post("/responses/compact")
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
     """Return the model's summary of a conversation, as an item that replaces the conversation."""
-    previous = _previous(body, store)
-    given = store.resolved(body.input, previous)
+    previous, given = await _input(body, store)
     items = [*await apart(_earlier, previous), *given]
     bare = body.model_copy(update=compaction.WITHOUT)
 
@@ -190,12 +182,13 @@ async def list_input_items(
     )
 
 
-def _previous(body: PromptRequest, store: Store) -> Stored | None:
-    name = body.previous_response_id
-    if not name:
-        return None
-    exchange.current().long = True  # a short body may continue a long conversation
-    return store.get(name, "previous_response_id")
+async def _input(body: PromptRequest, store: Store) -> tuple[Stored | None, list[Item]]:
+    """Return the response that a request continues, and the items of its input."""
+    previous = None
+    if body.previous_response_id:
+        exchange.current().long = True  # a short body may continue a long conversation
+        previous = store.get(body.previous_response_id, "previous_response_id")
+    return previous, await apart(items_of, store.resolved(body.input, previous))
 
 
 def _earlier(previous: Stored | None) -> list[Item]:

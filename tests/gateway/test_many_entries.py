@@ -258,6 +258,26 @@ async def test_a_short_body_that_continues_a_long_conversation_is_translated_on_
     assert not any(places)
 
 
+async def test_stored_items_are_validated_on_a_thread(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short request may refer to items that are as long as any."""
+    here, places = threading.get_ident(), []
+
+    def validated(*given: Any) -> Any:
+        places.append(threading.get_ident() == here)
+        return unchanged(*given)
+
+    unchanged = responses.items_of
+    monkeypatch.setattr(responses, "items_of", validated)
+    gateway.app.state.responses = Store()
+    message = {"type": "message", "role": "user", "content": "x", "id": "msg_1"}
+    gateway.app.state.responses.put(Stored({"id": "resp_1", "output": [message]}, (), ()))
+    body = {"model": MODEL, "input": [{"type": "item_reference", "id": "msg_1"}]}
+    assert await gateway.post("/v1/responses", _bytes(body)) == 200
+    assert places == [False]
+
+
 async def test_the_names_of_fields_are_listed_once_for_all_answers(
     gateway: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
