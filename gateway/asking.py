@@ -88,18 +88,18 @@ class Suspects:
         self._seen: dict[bytes, tuple[int, float, str]] = {}
 
     def note(self, request: BaseModel, end: str) -> None:
-        now = self._clock()
-        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         key = _digest(request)
         count = self._seen.pop(key, (0,))[0]
-        self._seen[key] = (count + 1, now + _REMEMBERED, end)
+        self._seen[key] = (count + 1, self._clock() + _REMEMBERED, end)
 
     def check(self, request: BaseModel) -> None:
         """Raise ApiError for a request that was running when two backends died."""
+        now = self._clock()
+        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         if not self._seen:
-            return
-        count, until, end = self._seen.get(_digest(request), (0, 0.0, ""))
-        if count >= _DEATHS and until > self._clock():
+            return  # the digest of a long request takes long
+        count, _, end = self._seen.get(_digest(request), (0, 0.0, ""))
+        if count >= _DEATHS:
             raise ApiError(
                 500,
                 f"the backend died {count} times while it worked on this request, so the request"

@@ -221,10 +221,10 @@ async def _medium(
     part: ContentPart, found: WireMessages, settings: GatewaySettings
 ) -> tuple[Kind, str]:
     if (sound := part.input_audio) is not None:
-        return "audio", images.audio(sound.data, sound.format, settings)
+        return "audio", await images.audio(sound.data, sound.format, settings)
     assert part.url is not None
     if part.audio_url is not None:
-        return "audio", images.audio(part.url, "WAV or MP3", settings)
+        return "audio", await images.audio(part.url, "WAV or MP3", settings)
     what: Fetched = "image" if part.video_url is None else "video"
     content = await images.media(part.url, settings, what)
     found.count_fetched(part.url, content, settings)

@@ -137,9 +137,7 @@ class Store:
         self.get(name, "response_id")
         self._drop(name)
 
-    def resolved(
-        self, sent: Sequence[Sent], previous: Stored | None = None
-    ) -> list[Item | Json]:
+    def resolved(self, sent: Sequence[Sent], previous: Stored | None = None) -> list[Item | Json]:
         """Return the input with the stored items for references; `items_of` validates them.
 
         Raises ApiError for a reference to an unknown item, and for two to the same item.

@@ -19,7 +19,7 @@ from gateway.models.reading import ModelFolder
 from gateway.openai import answering
 from gateway.openai.field_names import names_of
 from gateway.openai.translation import Translation
-from gateway.responses.store import Store, Stored
+from gateway.responses.store import Store, Stored, items_of
 from gateway.responses.to_chat import chat_request
 from gateway.routes import responses
 from gateway.settings import GatewaySettings
@@ -268,7 +268,7 @@ async def test_stored_items_are_validated_on_a_thread(
         places.append(threading.get_ident() == here)
         return unchanged(*given)
 
-    unchanged = responses.items_of
+    unchanged = items_of
     monkeypatch.setattr(responses, "items_of", validated)
     gateway.app.state.responses = Store()
     message = {"type": "message", "role": "user", "content": "x", "id": "msg_1"}
