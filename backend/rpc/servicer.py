@@ -162,6 +162,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         self._engine.require_model()
+        text_readings.require_only(request, "TokenizeString", "Prompt")
         if len(request.Prompt) > LARGEST_TEXT:
             raise InvalidRequest(
                 f"{named('Prompt')} is {len(request.Prompt)} characters long: send at most"

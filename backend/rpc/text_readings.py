@@ -52,13 +52,20 @@ def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputS
     return InputSwitches(None if truncate is None else _FLAGS[str(truncate)], prompt)
 
 
+# Fields of PredictOptions that calls about one text do not read.
 _NOT_READ = {
-    "Prompt": "send the text as Embeddings",
-    "Messages": "render the conversation, and send it as Embeddings",
-    "Images": "only text is embedded; send none",
-    "Videos": "only text is embedded; send none",
-    "Audios": "only text is embedded; send none",
+    "Messages": "render the conversation, and send it as",
+    **dict.fromkeys(("Images", "Videos", "Audios"), "send none, and text as"),
 }
+
+
+def require_only(options: pb.PredictOptions, rpc: str, field: str) -> None:
+    """Raise InvalidRequest for content in another field than the one that a call reads."""
+    for name, instead in _NOT_READ.items():
+        if getattr(options, name):
+            raise InvalidRequest(
+                f"{named(name)} is set, but {rpc} does not read it: {instead} {field}"
+            )
 
 
 async def embed(
@@ -100,9 +107,11 @@ async def embed(
 
 
 def _require_one_input(options: pb.PredictOptions) -> None:
-    for name, instead in _NOT_READ.items():
-        if getattr(options, name):
-            raise InvalidRequest(f"{named(name)} is set, but Embedding does not read it: {instead}")
+    require_only(options, "Embedding", "Embeddings")
+    if options.Prompt:
+        raise InvalidRequest(
+            f"{named('Prompt')} is set, but Embedding does not read it: send it as Embeddings"
+        )
     if options.Metadata.get("mlx.adapter"):
         raise InvalidRequest(
             f"{named('Metadata mlx.adapter')} is set, but Embedding uses the model without the"

@@ -324,8 +324,11 @@ def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> No
     found = gateway.client.post(path, json={"content": both[0]})
     assert found.status_code == 200, found.text
     several = gateway.client.post(path, json={"content": both}).json()
-    named = gateway.client.post(path, json={"content": both, "input": "a"}).json()
-    assert len(named["data"]) == 1
+    named = gateway.client.post(path, json={"content": both, "input": "a"})
+    assert len(named.json()["data"]) == 1
+    assert named.headers["x-ignored-fields"] == "content"
+    packed = gateway.client.post(path, json={"content": "a", "encoding_format": "base64"}).json()
+    assert isinstance(packed[0]["embedding"][0], str)
     assert [entry["index"] for entry in several] == [0, 1]
     # The shape of a batch changes the last digits of sums.
     close = [pytest.approx(vector, abs=1e-5) for vector in vectors]
