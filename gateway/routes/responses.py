@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 
 from common.field_names import named
 from gateway import exchange, sse
@@ -28,18 +27,7 @@ from gateway.responses.store import Store, Stored, as_stored, items_of
 from gateway.responses.to_chat import chat_request, tools_of
 from gateway.responses.tools import Offered
 
-
-async def known_query(request: Request) -> None:
-    """List undeclared query parameters, such as `include`, as ignored fields."""
-    route = request.scope["route"]
-    assert isinstance(route, APIRoute)
-    known = {field.alias for field in route.dependant.query_params}
-    for name in request.query_params:
-        if name not in known:
-            exchange.current().ignore(name)
-
-
-router = APIRouter(tags=["responses"], route_class=JsonRoute, dependencies=[Depends(known_query)])
+router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 

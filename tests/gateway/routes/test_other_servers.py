@@ -336,3 +336,22 @@ def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> No
     assert found.json()[0]["embedding"] == close[:1]
     missing = gateway.client.post(path, json={"model": "tiny"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("/v1/models?limit=1&verbose=1", "verbose"),
+        ("/v1/messages?beta=true", None),
+        ("/v1/chat/completions?api-version=2026-01-01&stream=true", "stream"),
+        ("/metrics?name=x", "name"),
+    ],
+)
+def test_a_query_that_has_no_meaning_is_listed(
+    gateway: GatewayProcess, path: str, ignored: str | None
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    post = "messages" in path or "chat" in path
+    answer = gateway.client.request("POST" if post else "GET", path, json=asked if post else None)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-ignored-fields") == ignored
