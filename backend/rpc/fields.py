@@ -44,6 +44,8 @@ _LATER = "this version does not support it"
 _DEVICE = "MLX manages memory and threads itself"
 _ROPE = "position encoding is set by the checkpoint's config.json"
 _LOG = "MLX_BACKEND_LOG sets the log level"
+_CHUNK = "the option prefill_chunk sets the size of prefill passes"
+_WHOLE = "for lazy grammars; here Grammar applies from the start of the answer"
 
 PREDICT_OPTIONS = FieldTable(
     used={
@@ -115,7 +117,7 @@ PREDICT_OPTIONS = FieldTable(
     neutral=each(
         {
             _DEVICE: "Threads MLock MMap MainGPU TensorSplit",
-            "the option prefill_chunk sets the size of prefill passes; results do not change": "Batch",
+            f"{_CHUNK}; results do not change": "Batch",
             "applies when a context is shifted, and contexts are never shifted here": "NKeep",
             "fixed when the model is loaded": "F16KV RopeFreqBase RopeFreqScale",
             _LOG: "DebugMode Debug",
@@ -181,7 +183,7 @@ MODEL_OPTIONS = FieldTable(
     neutral=each(
         {
             "each request has its own": "Seed",
-            "the option prefill_chunk sets the size of prefill passes": "NBatch",
+            _CHUNK: "NBatch",
             _DEVICE: "Threads MLock MMap NUMA LowVRAM NGPULayers MainGPU TensorSplit NoMulMatQ"
             " NoKVOffload EnforceEager SwapSpace",
             "DType, or else the platform, sets the type of weights and cache": "F16Memory",
@@ -189,7 +191,7 @@ MODEL_OPTIONS = FieldTable(
             "Score is always available": "EnableScore",
             "the option memory_limit_mib limits memory": "GPUMemoryUtilization",
             "the value comes from the checkpoint's config.json": "RMSNormEps NGQA",
-            "for lazy grammars; here Grammar applies from the start of the answer": "GrammarTriggers",
+            _WHOLE: "GrammarTriggers",
             _LOG: "DisableLogStatus",
             "no host sets it": "VocabOnly",
             "a class name for another engine; the kind of model comes from the checkpoint": "Type",

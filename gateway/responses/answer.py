@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,6 +21,7 @@ from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.tools import CustomTool, Offered, offered
+from gateway.sse import Answer
 
 Json = dict[str, Any]
 # For each kind of call: the field that has its input.
@@ -29,8 +30,8 @@ _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
-class ResponseAnswer:
-    """The response so far. Pass every event of the generation to `take`, in order."""
+class ResponseAnswer(Answer[Event]):
+    """The response so far."""
 
     def __init__(
         self,
@@ -38,10 +39,12 @@ class ResponseAnswer:
         model: str,
         defaults: Parameters,
         tools: Sequence[Offered] | None = None,
+        ended: Callable[[Json], None] = lambda _: None,
     ) -> None:
         """Start an empty response.
 
         tools: all that were offered; None for those of the request.
+        ended: called with the complete response.
         """
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
@@ -57,22 +60,20 @@ class ResponseAnswer:
         self._logprobs: list[Json] = []  # those of the open message
         self._before: Sequence[Json] = ()  # log-probabilities sent before the first text
         self._number = 0
+        self._ended = ended
         self._last: Json = self._response("in_progress")
 
-    @property
-    def response(self) -> Json:
-        """The complete response, available after Done, without an incomplete call."""
+    def whole(self) -> Json:
+        """Return the complete response, without an incomplete call."""
         output = self._last["output"]
         kept = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
         return self._last | {"output": kept}
 
     def beat(self) -> list[Json]:
-        """Return a sign of progress, after the start of the response if that has not been sent."""
         start = [] if self._number else [self._event("response.created", response=self._last)]
         return [*start, self._event("response.in_progress", response=self._last)]
 
     def take(self, event: Event) -> list[Json]:
-        """Return the stream's events for an event of the generation."""
         events = [] if self._number else self.beat()
         if isinstance(event, Progress):
             return events
@@ -93,7 +94,6 @@ class ResponseAnswer:
         return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
-        """Return the last events of a response that failed."""
         events = [] if self._number else self.beat()
         if (block := self._blocks.open) is not None:
             self._finish(block, "incomplete")
@@ -186,6 +186,7 @@ class ResponseAnswer:
             completed_at=None if cut else int(time.time()),
             usage=usage_of(done.usage),
         )
+        self._ended(self.whole())
         return [self._event(f"response.{status}", response=self._last)]
 
     def _response(self, status: str, **fields: Any) -> Json:

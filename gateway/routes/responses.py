@@ -11,10 +11,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from common.field_names import named
-from gateway import exchange, sse
+from gateway import exchange
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
-from gateway.generation import Done, Event, Piece, Usage
+from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openai.translation import Translation
@@ -26,6 +26,7 @@ from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored, items_of
 from gateway.responses.to_chat import chat_request, tools_of
 from gateway.responses.tools import Offered
+from gateway.sse import respond
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
@@ -56,28 +57,15 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     translation, tools = await apart(_translated, body, given, previous)
     stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
-    reply = ResponseAnswer(body, question.model, question.config.parameters, tools)
 
-    def take(event: Event) -> list[Json]:
-        grown = reply.take(event)
-        if isinstance(event, Done) and body.store is not False:
-            store.put(replace(stored, response=reply.response))
+    def ended(response: Json) -> None:
+        if body.store is not False:
+            store.put(replace(stored, response=response))
             store.expire_later()
-        return grown
 
+    reply = ResponseAnswer(body, question.model, question.config.parameters, tools, ended)
     events = answer(question, gateway)
-    if body.stream:
-        return sse.EventStream(
-            events,
-            lambda event: sse.written(take(event)),
-            gateway.settings,
-            lambda: sse.written(reply.beat()),
-            lambda error: sse.written(reply.fail(error)),
-        )
-    async with aclosing(events):
-        async for event in events:
-            take(event)
-    return JSONResponse(reply.response)
+    return await respond(events, reply, gateway.settings, streams=body.stream is True)
 
 
 @router.post("/responses/input_tokens")

@@ -161,7 +161,7 @@ class Supervisor:
     def reload(self, *, read: bool = True) -> None:
         """Read the models folder again; a changed model is unloaded once it is idle."""
         if read:
-            self._catalogue.reload()
+            self._catalogue.adopt(self._catalogue.read(always=True))
         for key, instance in list(self._instances.items()):
             try:
                 config = self._catalogue.resolve(key.name)
@@ -414,7 +414,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(_TICK)
             try:
-                if await asyncio.to_thread(self._catalogue.reload, always=False):
+                if (read := await asyncio.to_thread(self._catalogue.read)) is not None:
+                    self._catalogue.adopt(read)
                     self.reload(read=False)
                 self._background = [task for task in self._background if not task.done()]
                 self._forget()
