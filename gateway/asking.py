@@ -129,9 +129,9 @@ async def _checked_lease(
         except ApiError as error:
             # grpc.aio loses the initial metadata of a stream that ends before the event loop has
             # asked for it, so a broken connection counts too. A backend may refuse and stay alive.
-            error.died = error.died and (error.reached or not lease.connected())
-            if error.died and (end := await lease.ending()):
+            error.died = error.died and (error.reached or not lease.backend.up)
+            if error.died and (end := await lease.backend.ending()):
                 error.marked = error.end = without_folders(end)
             if error.code in _LOST:
-                lease.doubt(error.code == NOT_LOADED)
+                lease.backend.doubt(emptied=error.code == NOT_LOADED)
             raise

@@ -48,7 +48,6 @@ _HEAD = 16  # enough bytes to recognise a format
 
 
 def is_remote(url: str) -> bool:
-    """Return whether an image or a video has to be fetched."""
     return url[:8].lower().startswith(("http://", "https://"))
 
 

@@ -22,7 +22,6 @@ _GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
-    """Return the validated fields. Raises InvalidRequest with the field at fault."""
     return Sampling(
         logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
         repetition=_repetition(options.Penalty),
@@ -43,7 +42,6 @@ def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -
 
 
 def _within(name: str, value: float, low: float, high: float) -> float:
-    """Return the value if it is finite and in the range. Raises InvalidRequest."""
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"

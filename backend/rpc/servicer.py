@@ -50,8 +50,6 @@ _STATES = {
 
 
 class Servicer(backend_pb2_grpc.BackendServicer):
-    """`backend.Backend` on top of one engine."""
-
     def __init__(self, engine: Engine, identity: Identity, last_load: LastLoad) -> None:
         self._engine = engine
         self._identity = identity

@@ -178,7 +178,6 @@ def _usage(used: Usage) -> Json:
 
 
 def _error_type(status: int) -> str:
-    """Return Anthropic's error type for an HTTP status."""
     return _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 

@@ -77,7 +77,6 @@ def typed(block: Block, text: str, *, first: bool) -> Json:
 
 
 def called(block: Block, text: str, *, first: bool = True) -> Json:
-    """Return the function or the custom tool of a call."""
     named = {"name": block.call.name} if first else {}
     return named | {"input" if block.custom else "arguments": text}
 

@@ -18,9 +18,8 @@ from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import Parameters
 from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.chat_answer import token_logprob
-from gateway.responses.echo import echo_of
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.tools import CustomTool, Offered, offered
+from gateway.responses.tools import CustomTool, FunctionTool, NamespaceTool, Offered, offered
 from gateway.sse import Answer
 
 Json = dict[str, Any]
@@ -28,6 +27,12 @@ Json = dict[str, Any]
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+# Fields of the request that a response repeats.
+_AS_SENT = (
+    "instructions previous_response_id max_output_tokens max_tool_calls user safety_identifier"
+    " prompt_cache_key".split()
+)
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 class ResponseAnswer(Answer[Event]):
@@ -121,7 +126,6 @@ class ResponseAnswer(Answer[Event]):
         return events + (self._close(block) if step.verb == "end" else [])
 
     def _begin(self, block: Block) -> Json:
-        """Announce an item."""
         kind, fields = "message", Json(role="assistant", content=[])
         if block.kind == "reasoning":
             kind, fields = "reasoning", Json(summary=[], content=[])
@@ -156,7 +160,6 @@ class ResponseAnswer(Answer[Event]):
         return [text, self._part("done", part), self._item("done")]
 
     def _finish(self, block: Block, status: str) -> Json:
-        """Return the item of a block, in full."""
         # A new object, because the one that was announced has been returned in an event.
         item = self._output[-1] | {"status": status}
         if block.kind == "call":
@@ -269,3 +272,43 @@ def usage_of(used: Usage) -> Json:
         "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
         "total_tokens": used.prompt_tokens + used.completion_tokens,
     }
+
+
+def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
+    """Return the fields of the request that a response repeats, with the values that applied."""
+    text = request.text
+    reasoning = request.reasoning
+    form = text.format if text is not None and text.format is not None else None
+    return {
+        **{name: getattr(request, name) for name in _AS_SENT},
+        **{name: defaults.chosen(name, getattr(request, name)) for name in _SAMPLING},
+        "tools": [_tool(tool) for tool in request.tools or ()],
+        "tool_choice": _plain(request.tool_choice) or "auto",
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "text": {
+            "format": _plain(form) or {"type": "text"},
+            "verbosity": (text.verbosity if text is not None else None) or "medium",
+        },
+        "reasoning": {
+            "effort": reasoning.effort if reasoning is not None else None,
+            "summary": reasoning.summary if reasoning is not None else None,
+        },
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": "disabled",
+        "background": False,
+        "store": request.store is not False,
+        "service_tier": "default",
+        "metadata": request.metadata or {},
+    }
+
+
+def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump() | {"strict": bool(tool.strict)}
+    return tool.model_dump(exclude_none=True)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return value.model_dump(by_alias=True, exclude_none=True)

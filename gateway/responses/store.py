@@ -103,7 +103,6 @@ class Store:
         return size / self._most_bytes + 1 / self._most
 
     def forget_old(self) -> None:
-        """Remove responses that have not been used for too long."""
         oldest = self._clock() - self._seconds
         while self._kept and next(iter(self._kept.values()))[2] < oldest:
             self._drop(next(iter(self._kept)))

@@ -174,6 +174,5 @@ def _earlier(previous: Stored | None) -> list[Item]:
 def _translated(
     body: PromptRequest, given: Sequence[Item], previous: Stored | None
 ) -> tuple[Translation, list[Offered]]:
-    """Return the chat request, and the tools that are offered."""
     earlier = _earlier(previous)
     return chat_request(body, given, earlier), tools_of(body, given, earlier)

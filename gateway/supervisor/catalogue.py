@@ -47,7 +47,6 @@ class Catalogue:
 
     @property
     def models(self) -> list[ModelConfig]:
-        """The models, in the order of the files."""
         return list(self._folder.models)
 
     @property
@@ -167,7 +166,6 @@ class Catalogue:
 
 
 def _replaced(folder: ModelFolder, *changed: ModelConfig) -> ModelFolder:
-    """Return the folder with other versions of some of its models."""
     by_name = {model.name: model for model in changed}
     return replace(folder, models=[by_name.get(model.name, model) for model in folder.models])
 

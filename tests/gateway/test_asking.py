@@ -29,11 +29,18 @@ class Fake:
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Lease]:
         config: Any = None
+        backend: Any = self
+        yield Lease(config, backend)
 
-        async def ending() -> str:
-            return self.end
+    @property
+    def up(self) -> bool:
+        return self.survives
 
-        yield Lease(config, config, "", self.doubts.append, lambda: self.survives, ending)
+    async def ending(self) -> str:
+        return self.end
+
+    def doubt(self, *, emptied: bool) -> None:
+        self.doubts.append(emptied)
 
     def dying(
         self,

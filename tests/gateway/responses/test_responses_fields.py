@@ -11,7 +11,7 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.models.config import Parameters
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.responses.echo import echo_of
+from gateway.responses.answer import echo_of
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.store import Store, items_of
 from gateway.responses.to_chat import chat_request
