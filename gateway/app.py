@@ -10,12 +10,13 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
 from common.cache_folder import cache_folder
 from common.version import VERSION
-from gateway import openapi, refusals
+from gateway import exchange, openapi, refusals
 from gateway.access import AccessMiddleware
 from gateway.auth import KeyMiddleware
 from gateway.context import Gateway
@@ -45,12 +46,24 @@ from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 from gateway.used_prompts import UsedPrompts
 
+# Those that SDKs of Anthropic and Azure add to every request.
+_NEUTRAL_QUERY = {"beta", "api-version"}
 PREFIXES = ("/v1", "", "/api/v0", "/api/v1", "/v2")  # LM Studio's, Lemonade's, Cohere's
 _APIS = (
     adapters, chat, completions, embeddings, health, messages, models, rerank, responses, tokenize,
     transcriptions,
 )  # fmt: skip
 ROUTERS = (adapters.lists, *(api.router for api in _APIS))
+
+
+async def list_unknown_query(request: Request) -> None:
+    """List query parameters that a route does not have, such as `include`, as ignored fields."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = _NEUTRAL_QUERY.union(field.alias for field in route.dependant.query_params)
+    for name in request.query_params:
+        if name not in known:
+            exchange.current().ignore(name)
 
 
 def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic) -> FastAPI:
@@ -78,6 +91,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
         lifespan=lifespan,
         generate_unique_id_function=openapi.operation_id,
         redirect_slashes=False,
+        dependencies=[Depends(list_unknown_query)],
     )
     app.state.gateway = gateway
     refusals.install(app)

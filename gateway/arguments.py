@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from common.version import VERSION
-from gateway.loopback import is_loopback
-from gateway.settings import GatewaySettings, Rule
+from gateway.settings import GatewaySettings, Rule, is_loopback
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
 _KEY_FILE_VARIABLE = "MLX_GATEWAY_API_KEY_FILE"

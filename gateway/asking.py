@@ -88,18 +88,18 @@ class Suspects:
         self._seen: dict[bytes, tuple[int, float, str]] = {}
 
     def note(self, request: BaseModel, end: str) -> None:
-        now = self._clock()
-        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         key = _digest(request)
         count = self._seen.pop(key, (0,))[0]
-        self._seen[key] = (count + 1, now + _REMEMBERED, end)
+        self._seen[key] = (count + 1, self._clock() + _REMEMBERED, end)
 
     def check(self, request: BaseModel) -> None:
         """Raise ApiError for a request that was running when two backends died."""
+        now = self._clock()
+        self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         if not self._seen:
-            return
-        count, until, end = self._seen.get(_digest(request), (0, 0.0, ""))
-        if count >= _DEATHS and until > self._clock():
+            return  # the digest of a long request takes long
+        count, _, end = self._seen.get(_digest(request), (0, 0.0, ""))
+        if count >= _DEATHS:
             raise ApiError(
                 500,
                 f"the backend died {count} times while it worked on this request, so the request"
@@ -129,9 +129,9 @@ async def _checked_lease(
         except ApiError as error:
             # grpc.aio loses the initial metadata of a stream that ends before the event loop has
             # asked for it, so a broken connection counts too. A backend may refuse and stay alive.
-            error.died = error.died and (error.reached or not lease.connected())
-            if error.died and (end := await lease.ending()):
+            error.died = error.died and (error.reached or not lease.backend.up)
+            if error.died and (end := await lease.backend.ending()):
                 error.marked = error.end = without_folders(end)
             if error.code in _LOST:
-                lease.doubt(error.code == NOT_LOADED)
+                lease.backend.doubt(emptied=error.code == NOT_LOADED)
             raise

@@ -52,7 +52,6 @@ class KeyMiddleware:
 
 
 def is_open(path: str) -> bool:
-    """Return whether a path answers without a key."""
     bare = path.removeprefix("/v1") or "/"
     return bare in OPEN_PATHS or bare.startswith(OPEN_FOLDERS)
 

@@ -87,6 +87,5 @@ def as_refusals(names: Names) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
-    """Return whether the running task has been cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -71,7 +71,6 @@ class ApiError(Exception):
         return {"error": {name: getattr(self, name) for name in names}}
 
     def renamed(self, name_of: Callable[[str], str]) -> ApiError:
-        """Return the error with other names for its fields."""
         param = self.param and name_of(self.param)
         return replace(self, marked=renamed(self.marked, name_of), param=param)
 
@@ -135,7 +134,6 @@ def bad_field(message: str, code: str | None = None, *, param: str | None = None
 
 
 def too_slow(seconds: float) -> ApiError:
-    """Return the error for a request that took longer than the limit of `seconds`."""
     sentence = f"the request took longer than {seconds:g} s, which is this gateway's limit"
     return ApiError(504, sentence, SERVER, "timeout")
 

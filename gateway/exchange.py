@@ -51,7 +51,6 @@ class Exchange:
             self.ignored[_NOT_PLAIN.sub("?", name)[:LONGEST_NAME]] = None
 
     def count_tokens(self, prompt: int, completion: int) -> None:
-        """Add the tokens of one of the answers."""
         self.prompt_tokens += prompt
         self.completion_tokens += completion
 

@@ -245,7 +245,6 @@ def _done(
     trailing: Mapping[str, Any],
     prompt_logprobs: tuple[dict[str, Any], ...] | None,
 ) -> Done:
-    """Return the end, from the last Reply and the backend's trailing metadata."""
     usage = Usage(
         last.prompt_tokens,
         last.tokens,

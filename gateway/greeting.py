@@ -78,7 +78,6 @@ class Greeting:
 
 
 def say(line: str) -> None:
-    """Print a line for the person at the terminal."""
     print(f"gateway: {line}", file=sys.stderr, flush=True)
 
 

@@ -82,7 +82,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def _began(cycle: RequestResponseCycle | None) -> bool:
-        """Return whether the response has begun."""
         return cycle is None or cycle.response_started
 
     def on_message_begin(self) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from gateway.errors import ApiError
+from gateway.limits import apart
 from gateway.remote_images import PUBLIC, Fetched, Fetcher, invalid, too_large
 from gateway.settings import GatewaySettings
 
@@ -40,11 +43,11 @@ PDF = "application/pdf"
 _PDFS: Sequence[Signature] = ((PDF, lambda head: head.lstrip().startswith(b"%PDF-")),)
 _FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 MOST_REMOTE = 16  # for one request: as many as backends accept by default
+_LONG = 1 << 18  # bytes of content that takes milliseconds to decode and encode
 _HEAD = 16  # enough bytes to recognise a format
 
 
 def is_remote(url: str) -> bool:
-    """Return whether an image or a video has to be fetched."""
     return url[:8].lower().startswith(("http://", "https://"))
 
 
@@ -68,32 +71,38 @@ async def media(
 
     Raises ApiError 400 or 413 without `param`: only the caller knows where the part is.
     """
-    if not is_remote(url):
-        content = _decoded(url, settings.max_image_bytes, f"the {what}")
-    elif settings.allow_remote_images:
-        content = await fetcher.fetch(url, settings.max_image_bytes, what)
-    else:
-        raise invalid(
-            "image",
-            f"{what}s are not fetched from URLs here: send a data URI, or start the gateway with"
-            " --allow-remote-images",
-        )
     known, names = _KNOWN[what]
-    if (kind := _kind(content, known)) is None:
-        raise invalid(what, f"this is not a known kind of {what}: send {names}")
-    return _data_uri(kind, content)
+    refusal = invalid(what, f"this is not a known kind of {what}: send {names}")
+    if is_remote(url):
+        if not settings.allow_remote_images:
+            raise invalid(
+                "image",
+                f"{what}s are not fetched from URLs here: send a data URI, or start the gateway"
+                " with --allow-remote-images",
+            )
+        content = await fetcher.fetch(url, settings.max_image_bytes, what)
+        return await _apart(content, _data_uri, content, known, refusal)
+    largest = settings.max_image_bytes
+    return await _apart(url, _checked, url, largest, f"the {what}", known, refusal)
 
 
-def audio(data: str, form: str, settings: GatewaySettings) -> str:
+async def audio(data: str, form: str, settings: GatewaySettings) -> str:
     """Return the audio of an input_audio part (base64; `form` is wav or mp3), as `media` does."""
-    content = _decoded(data, settings.max_image_bytes, "the audio")
-    kind = _kind(content, _SOUNDS)
-    if kind is None or kind != _FORMATS.get(form, kind):
-        raise invalid(
-            "audio",
-            f"this is not {form[:10]} audio: send base64 of a WAV or MP3 file, and its format",
-        )
-    return _data_uri(kind, content)
+    known = [each for each in _SOUNDS if each[0] == _FORMATS.get(form, each[0])]
+    sentence = f"this is not {form[:10]} audio: send base64 of a WAV or MP3 file, and its format"
+    largest, refusal = settings.max_image_bytes, invalid("audio", sentence)
+    return await _apart(data, _checked, data, largest, "the audio", known, refusal)
+
+
+async def _apart(content: str | bytes, work: Callable[..., str], *arguments: Any) -> str:
+    """Return the result of `work`, on a thread if the content is long."""
+    return await apart(work, *arguments) if len(content) > _LONG else work(*arguments)
+
+
+def _checked(
+    text: str, largest: int, what: str, known: Sequence[Signature], refusal: ApiError
+) -> str:
+    return _data_uri(_decoded(text, largest, what), known, refusal)
 
 
 def _decoded(text: str, largest: int, what: str) -> bytes:
@@ -124,5 +133,8 @@ def _kind(content: bytes, known: Sequence[Signature]) -> str | None:
     return next((kind for kind, matches in known if matches(head)), None)
 
 
-def _data_uri(kind: str, content: bytes) -> str:
+def _data_uri(content: bytes, known: Sequence[Signature], refusal: ApiError) -> str:
+    """Return content of a known kind as a data URI. Raises `refusal` for any other content."""
+    if (kind := _kind(content, known)) is None:
+        raise refusal
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

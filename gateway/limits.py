@@ -108,7 +108,6 @@ class JsonRoute(APIRoute):
         return with_body
 
     def _object(self, body: bytearray) -> bytearray:
-        """Return the body as a JSON object."""
         return body
 
     def _checked(self, body: dict[str, Any]) -> Any:

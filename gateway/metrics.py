@@ -69,7 +69,6 @@ class Metrics:
         )
 
     def observe(self, seen: Exchange, status: int) -> None:
-        """Count a request that ended with this status."""
         path = seen.route or _OTHER
         method = seen.method if seen.method in _METHODS else _OTHER
         self.requests.labels(method, path, str(status)).inc()

@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.wording import shown
 from gateway.errors import ApiError
-from gateway.loopback import is_loopback
 from gateway.refusals import response_of
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, is_loopback
 
 _METHODS = "GET, POST, DELETE"
 _READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields,"

@@ -6,6 +6,7 @@ The command line (gateway/arguments.py) and the table in docs/gateway.md are gen
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,3 +120,11 @@ class GatewaySettings:
     def folder(self) -> Path:
         """The folder to which relative paths of checkpoints refer."""
         return self.models_dir or Path.cwd()
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether this is a loopback address itself, not a name that resolves to one."""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -33,14 +34,63 @@ _HEADERS = {
 _FAULT = ApiError(500, "the gateway failed during this answer", SERVER, "internal_error")
 
 
+class Answer(ABC, Generic[T]):
+    """An answer in the form of one API. Pass every event of its generation to `take`, in order.
+
+    What `take`, `beat` and `fail` return is for a stream, and `write` returns its text.
+    """
+
+    media_type: ClassVar[str] = "text/event-stream"
+
+    @abstractmethod
+    def take(self, event: T) -> list[Any]:
+        """Add an event."""
+
+    def add(self, event: T) -> None:
+        """Add an event to an answer that is sent in one piece."""
+        self.take(event)
+
+    @abstractmethod
+    def beat(self) -> list[Any]:
+        """Return a sign of progress, after the start of the answer if that has not been sent."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> list[Any]:
+        """Return the last parts of an answer that failed."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the complete answer, available after its last event."""
+
+    def write(self, parts: Iterable[Any]) -> str:
+        """Return events named by their `type`, as in Anthropic's API and in Responses."""
+        return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in parts)
+
+
+async def respond(
+    events: AsyncGenerator[T, None], answer: Answer[T], settings: GatewaySettings, *, streams: bool
+) -> Response:
+    """Return the answer to a request, in one piece or as a stream."""
+    if streams:
+        return EventStream(
+            events,
+            lambda event: answer.write(answer.take(event)),
+            settings,
+            lambda: answer.write(answer.beat()),
+            lambda error: answer.write(answer.fail(error)),
+            answer.media_type,
+        )
+    async with aclosing(events):
+        async for event in events:
+            answer.add(event)
+    # The arguments of a call may contain half of a surrogate pair, which UTF-8 cannot represent.
+    whole = json.dumps(answer.whole(), ensure_ascii=False).encode(errors="replace")
+    return Response(whole, media_type="application/json")
+
+
 def openai_error(error: ApiError) -> str:
     """Return the event on which OpenAI's clients raise an error; nothing follows it."""
     return f"data: {json.dumps(error.body())}\n\n"
-
-
-def written(events: Iterable[dict[str, Any]]) -> str:
-    """Return events named by their `type`, as in Anthropic's API and in Responses."""
-    return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
 
 
 class EventStream(Response, Generic[T]):
@@ -94,7 +144,7 @@ class EventStream(Response, Generic[T]):
             async with aclosing(self._events) as events, asyncio.timeout(left):
                 async for event in events:
                     if text := self._write(event):
-                        await writer.write(text.encode())
+                        await writer.write(text.encode(errors="replace"))
         except TimeoutError:
             raise too_slow(self._limit) from None
 

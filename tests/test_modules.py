@@ -113,7 +113,7 @@ COVERED = {
     "rpc/test_other_services.py": "backend/rpc/health",
     "rpc/test_process.py": "backend/rpc/address backend/rpc/lifetime common/standard_streams",
     "rpc/test_requests.py": """
-        backend/rpc/json_field backend/rpc/prompt_fields backend/rpc/sampling_fields
+        backend/rpc/checks backend/rpc/prompt_fields backend/rpc/sampling_fields
     """,
 }
 

@@ -47,7 +47,6 @@ class Answer:
         return self._thought.total
 
     def feed(self, piece: TextDelta) -> Sequence[ChatEvent]:
-        """Parse the next piece of text."""
         self._unsent += piece.logprobs
         parser = self._started()
         if parser is None:
@@ -60,7 +59,6 @@ class Answer:
         return merged(read)
 
     def finish(self, end: Finished) -> Sequence[ChatEvent]:
-        """Parse the end of the text."""
         parser = self._started()
         events = [] if parser is None else parser.finish(end.reason)
         self._thought.add(events, end.usage.completion_tokens)

@@ -36,7 +36,6 @@ def begin() -> Notes:
 
 
 def note(**fields: object) -> None:
-    """Add fields to the log line of the current call."""
     _notes.get({}).update(fields)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.rpc.request_metadata import KEYS, PREFIX
 from common.field_names import named
-from common.field_table import EMPTY, FieldTable, Off, Refused, one_of
+from common.field_table import EMPTY, FieldTable, Off, Refused, each, one_of
 from wire import backend_pb2 as pb
 
 
@@ -42,12 +42,10 @@ _OFF_SHARE = Off(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 or 
 
 _LATER = "this version does not support it"
 _DEVICE = "MLX manages memory and threads itself"
-_AT_LOAD = "fixed when the model is loaded"
-_MIROSTAT = "belongs to Mirostat, which is refused"
-_CHECKPOINT = "the value comes from the checkpoint's config.json"
-_IMAGES = "for models that generate images"
 _ROPE = "position encoding is set by the checkpoint's config.json"
 _LOG = "MLX_BACKEND_LOG sets the log level"
+_CHUNK = "the option prefill_chunk sets the size of prefill passes"
+_WHOLE = "for lazy grammars; here Grammar applies from the start of the answer"
 
 PREDICT_OPTIONS = FieldTable(
     used={
@@ -116,24 +114,18 @@ PREDICT_OPTIONS = FieldTable(
         "Mirostat": Refused("send 0 and use TopP or MinP", one_of(0), _LATER),
         "NegativePrompt": Refused("leave it empty", EMPTY, _LATER),
     },
-    neutral={
-        "Threads": _DEVICE,
-        "Batch": "the option prefill_chunk sets the size of prefill passes; results do not change",
-        "NKeep": "applies when a context is shifted, and contexts are never shifted here",
-        "F16KV": _AT_LOAD,
-        "MLock": _DEVICE,
-        "MMap": _DEVICE,
-        "MainGPU": _DEVICE,
-        "TensorSplit": _DEVICE,
-        "DebugMode": _LOG,
-        "Debug": _LOG,
-        "RopeFreqBase": _AT_LOAD,
-        "RopeFreqScale": _AT_LOAD,
-        "PenalizeNL": "Penalty counts newlines like any other token, as in llama.cpp",
-        "MirostatETA": _MIROSTAT,
-        "MirostatTAU": _MIROSTAT,
-        "NegativePromptScale": "belongs to NegativePrompt, which is refused",
-    },
+    neutral=each(
+        {
+            _DEVICE: "Threads MLock MMap MainGPU TensorSplit",
+            f"{_CHUNK}; results do not change": "Batch",
+            "applies when a context is shifted, and contexts are never shifted here": "NKeep",
+            "fixed when the model is loaded": "F16KV RopeFreqBase RopeFreqScale",
+            _LOG: "DebugMode Debug",
+            "Penalty counts newlines like any other token, as in llama.cpp": "PenalizeNL",
+            "belongs to Mirostat, which is refused": "MirostatETA MirostatTAU",
+            "belongs to NegativePrompt, which is refused": "NegativePromptScale",
+        }
+    ),
 )
 
 MODEL_OPTIONS = FieldTable(
@@ -188,43 +180,27 @@ MODEL_OPTIONS = FieldTable(
         "YarnBetaSlow": Refused("send 0", one_of(0, 1), _ROPE),
         "TensorParallelSize": Refused("send 0 or 1", one_of(0, 1), "one process serves the model"),
     },
-    neutral={
-        "Seed": "each request has its own",
-        "NBatch": "the option prefill_chunk sets the size of prefill passes",
-        "Threads": _DEVICE,
-        "F16Memory": "DType, or else the platform, sets the type of weights and cache",
-        "MLock": _DEVICE,
-        "MMap": _DEVICE,
-        "NUMA": _DEVICE,
-        "LowVRAM": _DEVICE,
-        "NGPULayers": _DEVICE,
-        "MainGPU": _DEVICE,
-        "TensorSplit": _DEVICE,
-        "NoMulMatQ": _DEVICE,
-        "NoKVOffload": _DEVICE,
-        "FlashAttention": "MLX chooses its attention kernels itself",
-        "EnforceEager": _DEVICE,
-        "EnableScore": "Score is always available",
-        "SwapSpace": _DEVICE,
-        "GPUMemoryUtilization": "the option memory_limit_mib limits memory",
-        "RMSNormEps": _CHECKPOINT,
-        "NGQA": _CHECKPOINT,
-        "GrammarTriggers": "for lazy grammars; here Grammar applies from the start of the answer",
-        "DisableLogStatus": _LOG,
-        "VocabOnly": "no host sets it",
-        "Type": "a class name for another engine; the kind of model comes from the checkpoint",
-        "PipelineType": _IMAGES,
-        "SchedulerType": _IMAGES,
-        "CUDA": _IMAGES,
-        "CFGScale": _IMAGES,
-        "IMG2IMG": _IMAGES,
-        "CLIPModel": _IMAGES,
-        "CLIPSubfolder": _IMAGES,
-        "CLIPSkip": _IMAGES,
-        "ControlNet": _IMAGES,
-        "AudioPath": "for models that generate audio",
-        "Proxy": "for LocalAI's cloud proxy",
-    },
+    neutral=each(
+        {
+            "each request has its own": "Seed",
+            _CHUNK: "NBatch",
+            _DEVICE: "Threads MLock MMap NUMA LowVRAM NGPULayers MainGPU TensorSplit NoMulMatQ"
+            " NoKVOffload EnforceEager SwapSpace",
+            "DType, or else the platform, sets the type of weights and cache": "F16Memory",
+            "MLX chooses its attention kernels itself": "FlashAttention",
+            "Score is always available": "EnableScore",
+            "the option memory_limit_mib limits memory": "GPUMemoryUtilization",
+            "the value comes from the checkpoint's config.json": "RMSNormEps NGQA",
+            _WHOLE: "GrammarTriggers",
+            _LOG: "DisableLogStatus",
+            "no host sets it": "VocabOnly",
+            "a class name for another engine; the kind of model comes from the checkpoint": "Type",
+            "for models that generate images": "PipelineType SchedulerType CUDA CFGScale IMG2IMG"
+            " CLIPModel CLIPSubfolder CLIPSkip ControlNet",
+            "for models that generate audio": "AudioPath",
+            "for LocalAI's cloud proxy": "Proxy",
+        }
+    ),
 )
 
 TRANSCRIPT_REQUEST = FieldTable(

@@ -28,7 +28,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Report NOT_SERVING from now on."""
         self._stopped.set()
 
     async def Check(self, request: Any, context: Any) -> Any:

@@ -33,5 +33,4 @@ class Identity:
             raise IdentityMismatch(self._loaded, requested)
 
     def learn(self, name: str) -> None:
-        """Remember the name of a model that has just been loaded."""
         self._loaded = name

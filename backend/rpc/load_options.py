@@ -14,8 +14,8 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.settings import RULES, checked, unknown_setting
+from backend.rpc.checks import json_object, require_least
 from backend.rpc.fields import MODEL_OPTIONS, require_neutral
-from backend.rpc.json_field import json_object
 from common.field_names import named
 from common.field_table import FieldTable, Refused, each
 from common.wording import shown
@@ -184,9 +184,5 @@ def _choices(text: str) -> tuple[tuple[str, AdapterRequest], ...]:
 def _context_size(context_size: int, max_model_len: int) -> int:
     """Return the smaller of the limits on prompt plus output that are set; 0 if none is."""
     for name, value in (("ContextSize", context_size), ("MaxModelLen", max_model_len)):
-        if value < 0:
-            raise InvalidRequest(
-                f"{named(name)} is {value}: send a count of tokens, or 0 for the model's own"
-                " maximum"
-            )
+        require_least(name, value, 0, "a count of tokens, or 0 for the model's own maximum")
     return min((size for size in (context_size, max_model_len) if size), default=0)

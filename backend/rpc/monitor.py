@@ -26,7 +26,6 @@ _DOUBTFUL = 2  # seconds of silence after which to check whether a signal has st
 
 
 def main(file: int, process: int) -> None:
-    """Watch until the process has ended or hangs."""
     heartbeat = Heartbeat(mmap.mmap(file, BYTES))
     engine, loop = Standstill(), Standstill()
     while not select.select([0], [], [], TICK_SECONDS)[0]:

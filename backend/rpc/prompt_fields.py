@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
+from backend.rpc.checks import require_alone, require_most
 from backend.rpc.request_metadata import template_arguments
 from common.field_names import BadField, named
 from common.messages import template_messages
@@ -23,6 +24,7 @@ from wire import backend_pb2 as pb
 
 MOST_MESSAGES = 10_000
 LARGEST_JSON = 2 << 20
+_TOKENS = "Metadata mlx.prompt_token_ids"
 
 
 def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Prompt:
@@ -37,15 +39,13 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
             " continue: send them with UseTokenizerTemplate, or leave it out",
         )
     if extras.infill is not None:
-        other = "Messages" if chats else "Metadata mlx.prompt_token_ids"
-        if chats or extras.prompt_token_ids is not None:
-            raise InvalidRequest(
-                f"{named('Metadata mlx.infill')} and {other} are both given: send the text before"
-                " the gap as Prompt",
-            )
+        others = {"Messages": chats, _TOKENS: extras.prompt_token_ids is not None}
+        require_alone("Metadata mlx.infill", others, "send the text before the gap as Prompt")
         return replace(extras.infill, prefix=options.Prompt)
     if extras.prompt_token_ids is not None:
-        return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
+        require_alone(_TOKENS, {"Prompt": options.Prompt, "Messages": chats})
+        require_in_vocabulary("prompt_token_ids", extras.prompt_token_ids, vocabulary_size)
+        return TokenPrompt(extras.prompt_token_ids)
     if chats and extras.prompt_logprobs:
         raise InvalidRequest(
             f"{named('Metadata mlx.prompt_logprobs')} is true, but Messages are given: only a raw"
@@ -84,30 +84,13 @@ def _require_begun(options: pb.PredictOptions) -> None:
 
 def _require_bounded(options: pb.PredictOptions) -> None:
     """Limit what is parsed here, because parsing delays every other call."""
-    if len(options.Messages) > MOST_MESSAGES:
-        raise InvalidRequest(
-            f"{named('Messages')} has {len(options.Messages)} entries: send at most"
-            f" {MOST_MESSAGES}",
-        )
+    require_most("Messages", options.Messages, MOST_MESSAGES)
     parsed = len(options.Tools) + sum(len(message.tool_calls) for message in options.Messages)
     if parsed > LARGEST_JSON:
         raise InvalidRequest(
             f"{named('Tools')} and tool_calls are {parsed} characters together: send at most"
             f" {LARGEST_JSON}",
         )
-
-
-def _token_prompt(
-    options: pb.PredictOptions, ids: tuple[int, ...], vocabulary_size: int, *, chats: bool
-) -> TokenPrompt:
-    for name, given in (("Prompt", bool(options.Prompt)), ("Messages", chats)):
-        if given:
-            raise InvalidRequest(
-                f"{named('Metadata mlx.prompt_token_ids')} and {name} are both given: send one of"
-                " them",
-            )
-    require_in_vocabulary("prompt_token_ids", ids, vocabulary_size)
-    return TokenPrompt(ids)
 
 
 def require_in_vocabulary(key: str, ids: tuple[int, ...], vocabulary_size: int) -> None:

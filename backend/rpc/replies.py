@@ -25,7 +25,6 @@ _REPLACEMENT = "\ufffd"
 
 
 def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """Return a Reply with the next event of a stream."""
     reply = last(usage, logprobs)
     match event:
         case Content(text):
@@ -51,7 +50,6 @@ def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
 
 
 def progress(event: Progress) -> pb.Reply:
-    """Return a Reply with prompt progress, without any text."""
     counts = {
         "total": event.usage.prompt_tokens,
         "cached": event.usage.cached_tokens,

@@ -17,7 +17,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras, InfillPrompt, Position
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
-from backend.rpc.json_field import json_object
+from backend.rpc.checks import json_object, require_most
 from common.field_names import named
 from common.wording import nearest, shown
 
@@ -26,30 +26,10 @@ _LONGEST_LIST = 2 << 20
 _LARGEST_BLOB = 64 * 1024
 # Arguments that control rendering itself; clients may not set them.
 RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "add_special_tokens",
-        "bos_token",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "eos_token",
-        "max_length",
-        "messages",
-        "padding",
-        "processor_kwargs",
-        "raise_exception",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "self",
-        "strftime_now",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
+    "add_generation_prompt add_special_tokens bos_token chat_template continue_final_message"
+    " conversation documents eos_token max_length messages padding processor_kwargs raise_exception"
+    " return_assistant_tokens_mask return_dict return_tensors self strftime_now tokenize"
+    " tokenizer_kwargs tools truncation".split()
 )
 
 
@@ -100,10 +80,7 @@ def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def _blob(text: str) -> dict[str, Any]:
     name = "Metadata chat_template_kwargs"
-    if len(text) > _LARGEST_BLOB:
-        raise InvalidRequest(
-            f"{named(name)} is {len(text)} characters long: send at most {_LARGEST_BLOB}"
-        )
+    require_most(name, text, _LARGEST_BLOB, "characters")
     return json_object(name, text)
 
 

@@ -22,6 +22,7 @@ from backend.engine.request import (
     Prompt,
 )
 from backend.engine.served_model import ServedModel
+from backend.rpc.checks import require_alone, require_least, require_most
 from backend.rpc.fields import PREDICT_OPTIONS, require_neutral
 from backend.rpc.prompt_fields import prompt_of, require_in_vocabulary, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
@@ -101,11 +102,9 @@ def _adapter(options: pb.PredictOptions, extras: Extras, served: ServedModel) ->
             else ": the model has none, because its option adapters is empty"
         )
         raise InvalidRequest(f"{field} is {shown(name)}, but the model has no such adapter{hint}")
-    if name and options.PromptCachePath:
-        raise InvalidRequest(
-            f"{field} and {named('PromptCachePath')} are both given, but KV that an adapter"
-            " computed is not stored in files: send one of them"
-        )
+    if name:
+        why = "send one of them, because KV that an adapter computed is not stored in files"
+        require_alone("Metadata mlx.adapter", {"PromptCachePath": options.PromptCachePath}, why)
     return name
 
 
@@ -135,28 +134,22 @@ def _attachments(
     )
     if given == Attachments():
         return None
-    for name in ("Images", "Videos", "Audios"):
-        if getattr(options, name) and not served.media:
-            raise InvalidRequest(
-                f"{named(name)} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(served.public_name)} accepts only text: send none, or load a"
-                " vision-language model",
-            )
+    kinds = ("Images", "Videos", "Audios")
+    sent = [named(name) for name in kinds if getattr(options, name)]
+    positions = [named(f"Metadata mlx.{kind}_messages") for kind in ("image", "video", "audio")]
     if not served.media:
         raise InvalidRequest(
-            f"{named('Metadata mlx.image_messages')}, mlx.video_messages and mlx.audio_messages"
-            f" are for media, but the loaded model {shown(served.public_name)} accepts only text:"
-            " leave them out",
+            f"{' and '.join(sent or positions)} cannot be used, because the loaded model"
+            f" {shown(served.public_name)} accepts only text: send none, or load a vision-language"
+            " model"
         )
     others = {
-        "prompt_token_ids": extras.prompt_token_ids is not None,
-        "infill": extras.infill is not None,
-        "prompt_logprobs": extras.prompt_logprobs,
+        "Metadata mlx.prompt_token_ids": extras.prompt_token_ids is not None,
+        "Metadata mlx.infill": extras.infill is not None,
+        "Metadata mlx.prompt_logprobs": extras.prompt_logprobs,
     }
     for key in (key for key, is_given in others.items() if is_given):
-        raise InvalidRequest(
-            f"{named(f'Metadata mlx.{key}')} and media are both given: send only one of them",
-        )
+        raise InvalidRequest(f"{named(key)} and media are both given: send only one of them")
     return given
 
 
@@ -169,26 +162,16 @@ def _request_id(label: str) -> str:
 def _max_tokens(value: int) -> int | None:
     if value in _UNLIMITED:
         return None
-    if value < 0:
-        raise InvalidRequest(
-            f"{named('Tokens')} is {value}: send a positive count, or 0 for no limit"
-        )
+    require_least("Tokens", value, 0, "a positive count, or 0 for no limit")
     return value
 
 
 def _stop_strings(given: list[str]) -> tuple[str, ...]:
     """Return the distinct stop strings; hosts send an empty one for "none"."""
     stops = tuple(dict.fromkeys(stop for stop in given if stop))
-    if len(stops) > MOST_STOPS:
-        raise InvalidRequest(
-            f"{named('StopPrompts')} has {len(stops)} entries: send at most {MOST_STOPS}"
-        )
+    require_most("StopPrompts", stops, MOST_STOPS)
     for index, stop in enumerate(given):
-        if len(stop.encode()) > LONGEST_STOP:
-            raise InvalidRequest(
-                f"{named(f'StopPrompts[{index}]')} is {len(stop.encode())} bytes long:"
-                f" send at most {LONGEST_STOP}",
-            )
+        require_most(f"StopPrompts[{index}]", stop.encode(), LONGEST_STOP, "bytes")
     return stops
 
 
@@ -287,18 +270,14 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
 
 
 def _n_draft(value: int) -> int | None:
-    if value < -1:
-        raise InvalidRequest(
-            f"{named('NDraft')} is {value}: send a count, 0 for the model's own, or -1 for none"
-        )
+    require_least("NDraft", value, -1, "a count, 0 for the model's own, or -1 for none")
     return min(max(value, 0), MOST_DRAFT_TOKENS) if value else None
 
 
 def _logprobs(options: pb.PredictOptions) -> int | None:
     """Return the number of alternatives per token; None for no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
-        if (value := getattr(options, name)) < 0:
-            raise InvalidRequest(f"{named(name)} is {value}: send a count, or 0 for none")
+        require_least(name, getattr(options, name), 0, "a count, or 0 for none")
     if options.TopLogprobs > MOST_ALTERNATIVES:
         raise InvalidRequest(
             f"{named('TopLogprobs')} is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import WHOLE, Extras, Sampling
-from backend.rpc.json_field import json_object
+from backend.rpc.checks import json_object, require_least, require_most
 from common.field_names import named
 from common.wording import shown
 from wire import backend_pb2 as pb
@@ -22,7 +22,6 @@ _GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
-    """Return the validated fields. Raises InvalidRequest with the field at fault."""
     return Sampling(
         logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
         repetition=_repetition(options.Penalty),
@@ -43,7 +42,6 @@ def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -
 
 
 def _within(name: str, value: float, low: float, high: float) -> float:
-    """Return the value if it is finite and in the range. Raises InvalidRequest."""
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
@@ -70,19 +68,13 @@ def _additive(name: str, value: float) -> float:
 
 
 def _top_k(value: int) -> int:
-    if value < -1:
-        raise InvalidRequest(
-            f"{named('TopK')} is {value}: send a positive count, or 0 or -1 to turn it off"
-        )
+    require_least("TopK", value, -1, "a positive count, or 0 or -1 to turn it off")
     return max(value, 0)
 
 
 def _window(value: int) -> int:
-    if value < -1:
-        raise InvalidRequest(
-            f"{named('Repeat')} is {value}: send how many tokens {named('Penalty')} looks back, 0"
-            f" for {_DEFAULT_WINDOW}, or -1 for all of them",
-        )
+    looks_back = f"how many tokens {named('Penalty')} looks back, 0 for {_DEFAULT_WINDOW}"
+    require_least("Repeat", value, -1, f"{looks_back}, or -1 for all of them")
     return WHOLE if value == -1 else value or _DEFAULT_WINDOW
 
 
@@ -94,10 +86,7 @@ def _seed(value: int) -> int:
 def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
     """Parse a JSON object of token id → value added to its logit."""
     given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
-    if len(given) > MOST_BIASES:
-        raise InvalidRequest(
-            f"{named('LogitBias')} has {len(given)} tokens: send at most {MOST_BIASES}"
-        )
+    require_most("LogitBias", given, MOST_BIASES, "tokens")
     return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())
 
 

@@ -12,7 +12,6 @@ from wire import backend_pb2 as pb
 
 
 def score_request(request: pb.ScoreRequest) -> ScoreRequest:
-    """Return the validated request. Raises InvalidRequest with the field at fault."""
     wanted = ScoreRequest(
         request_id=secrets.token_hex(6),
         prompt=request.prompt,

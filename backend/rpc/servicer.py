@@ -16,7 +16,7 @@ import grpc
 
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
-from backend.engine.errors import EngineError, InvalidRequest
+from backend.engine.errors import EngineError
 from backend.engine.events import Finished, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
@@ -25,13 +25,13 @@ from backend.engine.speech.transcript import Transcribed
 from backend.rpc import logs, replies, scores, text_readings, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
+from backend.rpc.checks import require_most
 from backend.rpc.identity import Identity
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
 from backend.rpc.transcription import transcribe
 from common.chat_events import ChatEvent, message_of
-from common.field_names import named
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -50,8 +50,6 @@ _STATES = {
 
 
 class Servicer(backend_pb2_grpc.BackendServicer):
-    """`backend.Backend` on top of one engine."""
-
     def __init__(self, engine: Engine, identity: Identity, last_load: LastLoad) -> None:
         self._engine = engine
         self._identity = identity
@@ -162,11 +160,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         self._engine.require_model()
-        if len(request.Prompt) > LARGEST_TEXT:
-            raise InvalidRequest(
-                f"{named('Prompt')} is {len(request.Prompt)} characters long: send at most"
-                f" {LARGEST_TEXT}",
-            )
+        text_readings.require_only(request, "TokenizeString", "Prompt")
+        require_most("Prompt", request.Prompt, LARGEST_TEXT, "characters")
         tokens = await self._engine.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
 
@@ -174,10 +169,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self, request: pb.DetokenizeRequest, _context: Context
     ) -> pb.DetokenizeResponse:
         self._engine.require_model()
-        if len(request.tokens) > MOST_IDS:
-            raise InvalidRequest(
-                f"{named('tokens')} has {len(request.tokens)} ids: send at most {MOST_IDS}"
-            )
+        require_most("tokens", request.tokens, MOST_IDS, "ids")
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 
     async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:

@@ -87,7 +87,6 @@ _TRIGGERS: tuple[tuple[re.Pattern[str], type[Exception] | None, str], ...] = tup
 
 
 def status_of(error: Exception) -> Status:
-    """Return the status for the exception that ended a call."""
     error = errors.refused_by_system(error) or error
     for kind, code in _CODES.items():
         if isinstance(error, kind):

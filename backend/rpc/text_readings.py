@@ -17,6 +17,7 @@ from backend.engine.embedding.readers import PairReader, TextReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
+from backend.rpc.checks import require_alone, require_least, require_most
 from common.field_names import named
 from common.rerank_limits import MOST_DOCUMENTS
 from common.wording import shown
@@ -52,13 +53,20 @@ def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputS
     return InputSwitches(None if truncate is None else _FLAGS[str(truncate)], prompt)
 
 
+# Fields of PredictOptions that calls about one text do not read.
 _NOT_READ = {
-    "Prompt": "send the text as Embeddings",
-    "Messages": "render the conversation, and send it as Embeddings",
-    "Images": "only text is embedded; send none",
-    "Videos": "only text is embedded; send none",
-    "Audios": "only text is embedded; send none",
+    "Messages": "render the conversation, and send it as",
+    **dict.fromkeys(("Images", "Videos", "Audios"), "send none, and text as"),
 }
+
+
+def require_only(options: pb.PredictOptions, rpc: str, field: str) -> None:
+    """Raise InvalidRequest for content in another field than the one that a call reads."""
+    for name, instead in _NOT_READ.items():
+        if getattr(options, name):
+            raise InvalidRequest(
+                f"{named(name)} is set, but {rpc} does not read it: {instead} {field}"
+            )
 
 
 async def embed(
@@ -100,19 +108,18 @@ async def embed(
 
 
 def _require_one_input(options: pb.PredictOptions) -> None:
-    for name, instead in _NOT_READ.items():
-        if getattr(options, name):
-            raise InvalidRequest(f"{named(name)} is set, but Embedding does not read it: {instead}")
+    require_only(options, "Embedding", "Embeddings")
+    if options.Prompt:
+        raise InvalidRequest(
+            f"{named('Prompt')} is set, but Embedding does not read it: send it as Embeddings"
+        )
     if options.Metadata.get("mlx.adapter"):
         raise InvalidRequest(
             f"{named('Metadata mlx.adapter')} is set, but Embedding uses the model without the"
             " adapters of option adapters: send none"
         )
-    if options.Embeddings and options.EmbeddingTokens:
-        raise InvalidRequest(
-            f"{named('Embeddings')} ({len(options.Embeddings)} characters) and EmbeddingTokens"
-            f" ({len(options.EmbeddingTokens)} ids) are both set: send one of them",
-        )
+    if options.Embeddings:
+        require_alone("Embeddings", {"EmbeddingTokens": options.EmbeddingTokens})
     if not options.Embeddings and not options.EmbeddingTokens:
         raise InvalidRequest(
             f"{named('Embeddings')} and EmbeddingTokens are both empty: send a text, or its tokens",
@@ -158,16 +165,11 @@ def _require_rankable(request: pb.RerankRequest) -> None:
         )
     if not request.documents:
         raise InvalidRequest(f"{named('documents')} is empty: send at least one")
-    if len(request.documents) > MOST_DOCUMENTS:
-        raise InvalidRequest(
-            f"{named('documents')} has {len(request.documents)} entries: send at most"
-            f" {MOST_DOCUMENTS}",
-        )
+    require_most("documents", request.documents, MOST_DOCUMENTS)
     for index, document in enumerate(request.documents):
         if not document:
             raise InvalidRequest(f"{named(f'documents[{index}]')} is empty: leave it out")
-    if request.top_n < 0:
-        raise InvalidRequest(f"{named('top_n')} is {request.top_n}: send a count, or 0 for all")
+    require_least("top_n", request.top_n, 0, "a count, or 0 for all")
 
 
 async def classify(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenClassifyResponse:

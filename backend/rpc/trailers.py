@@ -22,7 +22,6 @@ _UNPRINTABLE = re.compile("[^ -~]")
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the trailers for this end of an answer."""
     trailers: list[tuple[str, str | bytes]] = [
         ("mlx-finish-reason", end.reason),
         ("mlx-cached-tokens", str(end.usage.cached_tokens)),

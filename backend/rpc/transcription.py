@@ -22,6 +22,7 @@ from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, T
 from backend.engine.vision.media_plan import AUDIO
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
+from backend.rpc.checks import require_most
 from backend.rpc.requests import generation_request
 from common.chat_events import Content
 from common.field_names import named
@@ -55,11 +56,8 @@ async def transcribe(
         )
     abilities = served.speech or SpeechAbilities(translates=True, samples=True)
     _require_transcribable(request, abilities)
-    if served.speech and len(request.prompt) > _LONGEST_PROMPT:
-        raise InvalidRequest(
-            f"{named('prompt')} has {len(request.prompt)} characters: send at most"
-            f" {_LONGEST_PROMPT}"
-        )
+    if served.speech:
+        require_most("prompt", request.prompt, _LONGEST_PROMPT, "characters")
     language = _language(request.language, abilities if served.speech else None)
     segments: list[Segment] = []
     text = ""

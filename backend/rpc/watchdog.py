@@ -76,7 +76,6 @@ class Watchdog:
             logs.warning("monitor", started=False, why=failure)
 
     def close(self) -> None:
-        """End the monitor, because there is nothing left to watch."""
         if self._monitor is not None:
             assert self._monitor.stdin is not None
             self._monitor.stdin.close()

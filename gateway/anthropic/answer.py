@@ -19,6 +19,7 @@ from gateway.errors import ApiError
 from gateway.generation import Done, Event, Progress, Usage
 from gateway.openai.anthropic_parts import SEAL
 from gateway.refusals import TEXT, ErrorForm, schema_of
+from gateway.sse import Answer
 
 Json = dict[str, Any]
 # For each kind of block: the name of its type, of its deltas, and of their field.
@@ -41,8 +42,8 @@ _ERRORS: Mapping[int, str] = {
 }
 
 
-class MessageAnswer:
-    """The message so far. Pass every event of the generation to `take`, in order."""
+class MessageAnswer(Answer[Event]):
+    """The message so far."""
 
     def __init__(self, request: MessagesRequest, model: str) -> None:
         self._request = request
@@ -81,7 +82,6 @@ class MessageAnswer:
         return [start, {"type": "ping"}]
 
     def take(self, event: Event) -> list[Json]:
-        """Return the stream's events for an event of the generation."""
         events: list[Json] = []
         if not self._started:
             counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
@@ -92,8 +92,11 @@ class MessageAnswer:
             events += self._end(event)
         return events
 
-    def message(self) -> Json:
-        """Return the complete message, available after Done, without a call that is incomplete."""
+    def fail(self, error: ApiError) -> list[Json]:
+        return [error_body(error)]
+
+    def whole(self) -> Json:
+        """Return the complete message, without a call that is incomplete."""
         content = [block for block in self._content if not isinstance(block.get("input"), str)]
         return self._message | {"content": content}
 
@@ -175,7 +178,6 @@ def _usage(used: Usage) -> Json:
 
 
 def _error_type(status: int) -> str:
-    """Return Anthropic's error type for an HTTP status."""
     return _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 

@@ -111,7 +111,6 @@ def _conversation(request: CountTokensRequest) -> Conversation:
 
 
 def _part(block: Block) -> Json:
-    """Return the block as a part of a chat message."""
     if isinstance(block, ImageBlock | VideoBlock):
         kind = f"{block.type}_url"
         return {"type": kind, kind: {"url": block.source.url}}

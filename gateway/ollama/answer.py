@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,8 +11,9 @@ from gateway import exchange
 from gateway.blocks import Block, Blocks, consume
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Progress
-from gateway.openai.chat_answer import chat_logprobs
+from gateway.openai.chat_answer import token_logprob
 from gateway.refusals import TEXT, ErrorForm, schema_of
+from gateway.sse import Answer
 
 Json = dict[str, Any]
 _NS = 1_000_000  # nanoseconds in a millisecond
@@ -29,32 +30,24 @@ def text_part(content: str, thinking: str, _: list[Json]) -> Json:
     return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
-class OllamaAnswer:
-    """The answer so far. Pass every event of the generation to `take`, in order.
+class OllamaAnswer(Answer[Event]):
+    """The answer so far."""
 
-    streams: whether it is sent in parts; otherwise the last line has all of it.
-    """
+    media_type = "application/x-ndjson"
 
-    def __init__(
-        self, model: str, part: Callable[[str, str, list[Json]], Json], *, streams: bool
-    ) -> None:
+    def __init__(self, model: str, part: Callable[[str, str, list[Json]], Json]) -> None:
         self._model = model
         self._part = part
-        self._streams = streams
         self._blocks = Blocks()
         self._logprobs: list[Json] = []
 
     def take(self, event: Event) -> list[Json]:
         """Return the lines for an event; a call is sent when it is complete."""
         if isinstance(event, Progress):
-            return [] if event.processed else [self.beat()]
-        blocks = self._blocks
-        consume(blocks, event)
+            return [] if event.processed else self.beat()
+        consume(self._blocks, event)
         if isinstance(event, Done):
-            calls = [_call(block) for block in blocks.calls]
-            if not self._streams:
-                part = self._part(blocks.text_of("text"), blocks.text_of("reasoning"), calls)
-                return [self._end(event, part | _logprobs(self._logprobs))]
+            calls = self._calls()
             lines = [self._line(self._part("", "", calls), False)] if calls else []
             return [*lines, self._end(event, self._part("", "", []))]
         self._logprobs += event.logprobs
@@ -63,8 +56,23 @@ class OllamaAnswer:
         part = self._part(event.content, event.reasoning, [])
         return [self._line(part | _logprobs(event.logprobs), False)]
 
-    def beat(self) -> Json:
-        return self._line(self._part("", "", []), False)
+    def whole(self) -> Json:
+        blocks = self._blocks
+        assert blocks.done is not None
+        part = self._part(blocks.text_of("text"), blocks.text_of("reasoning"), self._calls())
+        return self._end(blocks.done, part | _logprobs(self._logprobs))
+
+    def beat(self) -> list[Json]:
+        return [self._line(self._part("", "", []), False)]
+
+    def fail(self, error: ApiError) -> list[Json]:
+        return [error_body(error)]
+
+    def write(self, parts: Iterable[Json]) -> str:
+        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in parts)
+
+    def _calls(self) -> list[Json]:
+        return [_call(block) for block in self._blocks.calls]
 
     def empty(self, reason: str) -> Json:
         """Return the answer to a request that only loads or unloads a model."""
@@ -92,22 +100,13 @@ def durations() -> Json:
 
 
 def _logprobs(entries: Sequence[Json]) -> Json:
-    return {"logprobs": chat_logprobs(entries)["content"]} if entries else {}
+    return {"logprobs": [*map(token_logprob, entries)]} if entries else {}
 
 
 def _call(block: Block) -> Json:
     arguments = json.loads(block.text)
     function = {"index": block.call.index, "name": block.call.name, "arguments": arguments}
     return {"id": block.call.id, "function": function}
-
-
-def written(line: Json) -> str:
-    return json.dumps(line, ensure_ascii=False) + "\n"
-
-
-def error_line(error: ApiError) -> str:
-    """Return the last line of a stream that failed."""
-    return written(error_body(error))
 
 
 def error_body(error: ApiError) -> Json:

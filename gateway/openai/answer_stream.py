@@ -1,4 +1,4 @@
-"""The stream of an OpenAI answer with one or several choices: chunks, usage, `[DONE]`.
+"""An OpenAI answer with one or several choices: whole, or as chunks, usage and `[DONE]`.
 
 A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: it
 encodes one small object and uses no pydantic models. The text is ASCII, because some clients treat
@@ -8,19 +8,19 @@ U+2028 as the end of a line.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, Progress
 from gateway.openai.envelope import Json, usage_of
-from gateway.sse import DONE
+from gateway.sse import DONE, Answer, openai_error
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Choice(Protocol):
-    """One answer of the stream, as items of `choices`."""
+    """One of the answers, as items of `choices`."""
 
     def begin(self) -> Sequence[Json]:
         """Return the items of the first chunks.
@@ -29,14 +29,20 @@ class Choice(Protocol):
         """
 
     def chunks(self, event: Piece | Done) -> Iterable[Json]:
-        """Return the items for an event."""
+        """Add an event, and return its items, of which the caller must consume all."""
 
     def nothing(self) -> Json:
         """Return an item that adds nothing to the answer."""
 
+    def whole(self) -> Json:
+        """Return the item of the complete answer."""
 
-class AnswerStream:
-    """The chunks of one request, each with the fields of `head`.
+    def add(self, event: Piece | Done) -> None:
+        """Add an event to an answer that is sent in one piece."""
+
+
+class OpenAIAnswer(Answer[tuple[int, Event]]):
+    """The answers to one request, with the fields of `head` in each of its objects.
 
     usage: the last chunk has the usage, and all others `"usage": null`, as OpenAI's do.
     per_prompt: how many choices in a row have the same prompt.
@@ -53,6 +59,8 @@ class AnswerStream:
         per_prompt: int,
     ) -> None:
         self._choices = choices
+        self._ends: dict[int, Done] = {}
+        self._whole = head
         self._usage = usage
         self._progress = progress
         self._per_prompt = per_prompt
@@ -60,39 +68,47 @@ class AnswerStream:
         self._start = f'{self._head},"choices":['
         self._end = '],"usage":null}\n\n' if usage else "]}\n\n"
 
-    async def chunks(
-        self, events: AsyncGenerator[tuple[int, Event], None]
-    ) -> AsyncGenerator[str, None]:
-        """Yield the events of the stream.
+    def take(self, event: tuple[int, Event]) -> list[str]:
+        index, arrived = event
+        choice = self._choices[index]
+        parts = [*map(self._chunk, choice.begin())]
+        if not isinstance(arrived, Progress):
+            parts += map(self._chunk, choice.chunks(arrived))
+        elif self._progress:
+            parts.append(self._reported(choice.nothing(), arrived))
+        if isinstance(arrived, Done):
+            self._ends[index] = arrived
+        if len(self._ends) == len(self._choices):
+            if self._usage:
+                usage = _encode(self._used())
+                parts.append(f'{self._head},"choices":[],"usage":{usage}}}\n\n')
+            parts.append(DONE)
+        return parts
 
-        A failure is raised, because it is not a finish reason.
-        """
-        ends: dict[int, Done] = {}
-        async with aclosing(events):
-            async for index, event in events:
-                choice = self._choices[index]
-                if isinstance(event, Done):
-                    ends[index] = event
-                if begun := self._written(choice.begin()):
-                    yield begun
-                if not isinstance(event, Progress):
-                    for entry in choice.chunks(event):
-                        yield self._chunk(entry)
-                elif self._progress:
-                    yield self._reported(choice.nothing(), event)
-        if self._usage:
-            usages = [ends[index].usage for index in sorted(ends)]
-            usage = _encode(usage_of(usages, self._per_prompt))
-            yield f'{self._head},"choices":[],"usage":{usage}}}\n\n'
-        yield DONE
+    def add(self, event: tuple[int, Event]) -> None:
+        index, arrived = event
+        if not isinstance(arrived, Progress):
+            self._choices[index].add(arrived)
+        if isinstance(arrived, Done):
+            self._ends[index] = arrived
 
-    def beat(self) -> str:
-        """Return an empty chunk, or the chunks that begin the choices."""
-        begun = "".join(self._written(choice.begin()) for choice in self._choices)
-        return begun or self._chunk(self._choices[0].nothing())
+    def beat(self) -> list[str]:
+        begun = [entry for choice in self._choices for entry in choice.begin()]
+        return [*map(self._chunk, begun or [self._choices[0].nothing()])]
 
-    def _written(self, entries: Iterable[Json]) -> str:
-        return "".join(map(self._chunk, entries))
+    def fail(self, error: ApiError) -> list[str]:
+        return [openai_error(error)]
+
+    def whole(self) -> Json:
+        choices = [choice.whole() for choice in self._choices]
+        return {**self._whole, "choices": choices, "usage": self._used()}
+
+    def write(self, parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+    def _used(self) -> Json:
+        ends = [self._ends[index].usage for index in range(len(self._choices))]
+        return usage_of(ends, self._per_prompt)
 
     def _chunk(self, entry: Json) -> str:
         return f"{self._start}{_encode(entry)}{self._end}"

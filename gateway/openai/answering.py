@@ -117,7 +117,6 @@ class Question:
 
     @property
     def model(self) -> str:
-        """The model's name, if the client sent one."""
         return self.translation.chat.model or self.config.name
 
 

@@ -1,15 +1,15 @@
-"""Answers of `/chat/completions`, in one piece and as a stream: `chat.completion` objects."""
+"""The choices of answers of `/chat/completions`: `chat.completion` objects and chunks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.blocks import Block, Blocks, Step, consume
-from gateway.generation import Done, Event, Piece
-from gateway.openai.answer_stream import AnswerStream
+from gateway.generation import Done, Piece
+from gateway.openai.answer_stream import OpenAIAnswer
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.envelope import Json, usage_of
+from gateway.openai.envelope import Json
 from gateway.openai.tools import CustomTool
 from gateway.openai.tools_to_wire import is_legacy
 
@@ -58,61 +58,16 @@ def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
     return reason
 
 
-def chat_logprobs(entries: Iterable[Json]) -> Json:
-    """Return the backend's log-probabilities in OpenAI's form, which has no token ids."""
-    return {"content": [token_logprob(entry) for entry in entries], "refusal": None}
+def _logprobs(entries: Iterable[Json]) -> Json:
+    return {"content": [*entries], "refusal": None}
 
 
 def token_logprob(entry: Json) -> Json:
-    """Return one log-probability in OpenAI's form."""
+    """Return one of the backend's log-probabilities in OpenAI's form, which has no token ids."""
     names = ("token", "bytes", "logprob")
     others = entry.get("top_logprobs") or ()
     top = [{name: other[name] for name in names} for other in others]
     return {**{name: entry[name] for name in names}, "top_logprobs": top}
-
-
-async def chat_completion(
-    events: AsyncIterator[tuple[int, Event]], head: Json, form: ChatForm
-) -> Json:
-    answers = [Blocks(form.custom) for _ in range(form.choices)]
-    logprobs: list[list[Json]] = [[] for _ in answers]
-    async for index, event in events:
-        if isinstance(event, Piece):  # now, because thousands at once would stop all streams
-            logprobs[index] += map(token_logprob, event.logprobs)
-        consume(answers[index], event)
-    pairs = enumerate(zip(answers, logprobs, strict=True))
-    choices = [_choice(index, *pair, form) for index, pair in pairs]
-    usage = usage_of([each.done.usage for each in answers if each.done], form.choices)
-    return {**head, "choices": choices, "usage": usage}
-
-
-def _choice(index: int, answer: Blocks, logprobs: list[Json], form: ChatForm) -> Json:
-    assert answer.done is not None
-    reason, called = answer.done.finish_reason, bool(answer.calls)
-    return {
-        "index": index,
-        "message": _message(answer, answer.calls, form),
-        "logprobs": {"content": logprobs, "refusal": None} if form.logprobs else None,
-        "finish_reason": finish_reason(reason, called=called, legacy=form.legacy),
-    }
-
-
-def _message(answer: Blocks, calls: list[Block], form: ChatForm) -> Json:
-    message: Json = {
-        "role": "assistant",
-        "content": answer.text_of("text") or (None if calls else ""),
-        "refusal": None,
-        "annotations": [],
-    }
-    if form.reasoning and (reasoning := answer.text_of("reasoning")):
-        message["reasoning_content"] = reasoning
-    if calls and form.legacy:
-        message["function_call"] = called(calls[0], calls[0].text)
-    elif calls:
-        message["tool_calls"] = [
-            {"id": block.call.id, **typed(block, block.text, first=True)} for block in calls
-        ]
-    return message
 
 
 def typed(block: Block, text: str, *, first: bool) -> Json:
@@ -122,57 +77,89 @@ def typed(block: Block, text: str, *, first: bool) -> Json:
 
 
 def called(block: Block, text: str, *, first: bool = True) -> Json:
-    """Return the function or the custom tool of a call."""
     named = {"name": block.call.name} if first else {}
     return named | {"input" if block.custom else "arguments": text}
 
 
-def chat_stream(head: Json, form: ChatForm) -> AnswerStream:
-    choices = [_Streamed(index, form) for index in range(form.choices)]
-    return AnswerStream(
+def chat_answer(head: Json, form: ChatForm) -> OpenAIAnswer:
+    choices = [_Choice(index, form) for index in range(form.choices)]
+    return OpenAIAnswer(
         head, choices, usage=form.usage, progress=form.progress, per_prompt=form.choices
     )
 
 
-class _Streamed:
-    """One answer of the stream: a chunk with the role, deltas, a chunk with the finish reason."""
+class _Choice:
+    """One answer. A stream has a chunk with the role, deltas, and one with the finish reason."""
 
     def __init__(self, index: int, form: ChatForm) -> None:
         self._index = index
         self._form = form
         self._begun = False
         self._blocks = Blocks(form.custom)
-        self._logprobs: list[Json] = []
+        self._logprobs: list[Json] = []  # those that no chunk has
 
     def begin(self) -> list[Json]:
-        """Return the item for the first chunk; empty if it has been sent."""
         if self._begun:
             return []
         self._begun = True
-        return [self.nothing({"role": "assistant", "content": ""})]
+        return [self._part({"role": "assistant", "content": ""})]
 
-    def nothing(self, delta: Json | None = None) -> Json:
-        """Return an item that adds nothing to the answer."""
-        return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
+    def nothing(self) -> Json:
+        return self._part({})
+
+    def add(self, event: Piece | Done) -> None:
+        self._note(event)
+        consume(self._blocks, event)
+
+    def _note(self, event: Piece | Done) -> None:
+        if isinstance(event, Piece) and self._form.logprobs:
+            self._logprobs += map(token_logprob, event.logprobs)
 
     def chunks(self, event: Piece | Done) -> Iterator[Json]:
-        if isinstance(event, Piece):
-            self._logprobs.extend(event.logprobs)
+        self._note(event)
         for step in self._blocks.take(event):
             if delta := self._delta(step):
-                yield self._choice(delta, None)
+                yield self._part(delta, self._unsent())
         if isinstance(event, Done):
-            reason = finish_reason(
-                event.finish_reason, called=bool(self._blocks.calls), legacy=self._form.legacy
-            )
-            yield self._choice({}, reason)
+            yield self._part({}, self._unsent(), self._reason(event))
 
-    def _choice(self, delta: Json, reason: str | None) -> Json:
-        logprobs = None
-        if self._form.logprobs and self._logprobs:
-            logprobs = chat_logprobs(self._logprobs)
-            self._logprobs = []
+    def whole(self) -> Json:
+        assert self._blocks.done is not None
+        return {
+            "index": self._index,
+            "message": self._message(),
+            "logprobs": _logprobs(self._logprobs) if self._form.logprobs else None,
+            "finish_reason": self._reason(self._blocks.done),
+        }
+
+    def _part(self, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
         return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _unsent(self) -> Json | None:
+        unsent, self._logprobs = self._logprobs, []
+        return _logprobs(unsent) if unsent else None
+
+    def _reason(self, end: Done) -> str:
+        called = bool(self._blocks.calls)
+        return finish_reason(end.finish_reason, called=called, legacy=self._form.legacy)
+
+    def _message(self) -> Json:
+        answer, calls = self._blocks, self._blocks.calls
+        message: Json = {
+            "role": "assistant",
+            "content": answer.text_of("text") or (None if calls else ""),
+            "refusal": None,
+            "annotations": [],
+        }
+        if self._form.reasoning and (reasoning := answer.text_of("reasoning")):
+            message["reasoning_content"] = reasoning
+        if calls and self._form.legacy:
+            message["function_call"] = called(calls[0], calls[0].text)
+        elif calls:
+            message["tool_calls"] = [
+                {"id": block.call.id, **typed(block, block.text, first=True)} for block in calls
+            ]
+        return message
 
     def _delta(self, step: Step) -> Json:
         """Return what a step adds; empty if nothing."""

@@ -13,6 +13,7 @@ from common.field_names import named
 from gateway.context import Gateway
 from gateway.errors import bad_field
 from gateway.limits import apart
+from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
@@ -39,8 +40,31 @@ async def options_of(
     So an invalid request is refused before a model is loaded, with its own HTTP status.
     """
     first = pb.PredictOptions()
-    write_sampling(first, request, config)
-    first.Tokens = most_tokens(
+    checkpoints = gateway.supervisor.checkpoints
+    await apart(_write_fields, first, request, config, checkpoints)
+    await _write_prompt(first, request, gateway)
+    return await apart(_choices, first, request, config)
+
+
+def _choices(
+    first: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
+) -> list[pb.PredictOptions]:
+    require_few(first, request.n or 1)
+    wanted = [first, *(copy.deepcopy(first) for _ in range(1, request.n or 1))]
+    for choice, options in enumerate(wanted):
+        options.Seed = seed_of(request, config, choice)
+    return wanted
+
+
+def _write_fields(
+    options: pb.PredictOptions,
+    request: ChatCompletionRequest,
+    config: ModelConfig,
+    checkpoints: Checkpoints,
+) -> None:
+    """Write all but the prompt, and adapt the messages to the model."""
+    write_sampling(options, request, config)
+    options.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
         # Programs send 0 for an unset limit.
         ("max_completion_tokens", request.max_completion_tokens or None),
@@ -48,18 +72,12 @@ async def options_of(
         ("n_predict", request.n_predict or None),
     )
     if request.n_predict == 0 and not (request.max_tokens or request.max_completion_tokens):
-        first.Metadata["mlx.prompt_only"] = "true"
-    _write_logprobs(first, request)
-    await apart(_write_form, first, request)
-    if has_media(request.messages) and gateway.supervisor.checkpoints.is_text_only(config):
+        options.Metadata["mlx.prompt_only"] = "true"
+    _write_logprobs(options, request)
+    _write_form(options, request)
+    write_template_arguments(options, request, config)
+    if has_media(request.messages) and checkpoints.is_text_only(config):
         request.messages = without_media(request.messages, config.name)
-    await _write_prompt(first, request, gateway)
-    write_template_arguments(first, request, config)
-    require_few(first, request.n or 1)
-    wanted = [first, *(copy.deepcopy(first) for _ in range(1, request.n or 1))]
-    for choice, options in enumerate(wanted):
-        options.Seed = seed_of(request, config, choice)
-    return wanted
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:

@@ -1,15 +1,14 @@
-"""Answers of `/completions`, in one piece and as a stream: `text_completion` objects."""
+"""The choices of answers of `/completions`, which are `text_completion` objects."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, Progress
-from gateway.openai.answer_stream import AnswerStream
+from gateway.generation import Done, Piece
+from gateway.openai.answer_stream import OpenAIAnswer
 from gateway.openai.completion_to_wire import CompletionPlan
-from gateway.openai.envelope import usage_of
 
 
 class LegacyLogprobs:
@@ -53,26 +52,9 @@ def _top(entry: dict[str, Any]) -> dict[str, float] | None:
     return top
 
 
-async def completion(
-    events: AsyncIterator[tuple[int, Event]], head: dict[str, Any], plan: CompletionPlan
-) -> dict[str, Any]:
+def completion_answer(head: dict[str, Any], plan: CompletionPlan) -> OpenAIAnswer:
     choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
-    ends: dict[int, Done] = {}
-    async for index, event in events:
-        if not isinstance(event, Progress):
-            choices[index].add(event)
-        if isinstance(event, Done):
-            ends[index] = event
-    return {
-        **head,
-        "choices": [choice.pending() for choice in choices],
-        "usage": usage_of([ends[index].usage for index in sorted(ends)], plan.per_prompt),
-    }
-
-
-def completion_stream(head: dict[str, Any], plan: CompletionPlan) -> AnswerStream:
-    choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
-    return AnswerStream(
+    return OpenAIAnswer(
         head, choices, usage=plan.usage, progress=plan.progress, per_prompt=plan.per_prompt
     )
 
@@ -103,7 +85,7 @@ class _Choice:
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
         self.add(event)
         if self._reason is not None or (not self._waits and any(self._text)):
-            yield self.pending()
+            yield self.whole()
 
     def add(self, event: Piece | Done) -> None:
         if isinstance(event, Piece):
@@ -118,7 +100,7 @@ class _Choice:
         if self._plan.echo and event.finish_reason == "stop" and event.stop_sequence is None:
             self._entries.append(END)
 
-    def pending(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """Return the choice with everything that was not sent yet."""
         text, self._text = "".join(self._text), []
         entries, self._entries = self._entries, []

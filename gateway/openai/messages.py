@@ -56,7 +56,6 @@ class ContentPart(Strict):
 
     @property
     def url(self) -> str | None:
-        """The URL of an image, a video or audio."""
         for given in (self.image_url, self.source, self.video_url, self.audio_url):
             if given is not None:
                 return given if isinstance(given, str) else given.url

@@ -98,8 +98,7 @@ async def wire_messages(
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
-    turns = await apart(lambda: list(turns_of(messages)))
-    _require_few_remote(turns)
+    turns = await apart(_turns, messages)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
     open_calls = _OpenCalls(())
     for index, turn in enumerate(turns):
@@ -125,8 +124,9 @@ async def wire_messages(
     return found
 
 
-def _require_few_remote(turns: Sequence[Turn]) -> None:
-    remote = 0
+def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Return the turns. Raises ApiError if they have more URLs than may be fetched."""
+    turns, remote = [*turns_of(messages)], 0
     for path, part in (each for turn in turns for each in turn.parts):
         if not isinstance(part, ContentPart) or part.url is None:
             continue
@@ -136,6 +136,7 @@ def _require_few_remote(turns: Sequence[Turn]) -> None:
                 f"{named(f'{path}.{part.field}')}: at most {images.MOST_REMOTE} images and videos"
                 " are fetched: send the others as data URIs"
             )
+    return turns
 
 
 def _fitting(message: ChatMessage, place: str) -> ChatMessage:
@@ -221,10 +222,10 @@ async def _medium(
     part: ContentPart, found: WireMessages, settings: GatewaySettings
 ) -> tuple[Kind, str]:
     if (sound := part.input_audio) is not None:
-        return "audio", images.audio(sound.data, sound.format, settings)
+        return "audio", await images.audio(sound.data, sound.format, settings)
     assert part.url is not None
     if part.audio_url is not None:
-        return "audio", images.audio(part.url, "WAV or MP3", settings)
+        return "audio", await images.audio(part.url, "WAV or MP3", settings)
     what: Fetched = "image" if part.video_url is None else "video"
     content = await images.media(part.url, settings, what)
     found.count_fetched(part.url, content, settings)

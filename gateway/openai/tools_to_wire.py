@@ -25,12 +25,10 @@ class Offer:
 
     @property
     def may_call(self) -> bool:
-        """Whether an answer may contain a call."""
         return bool(self.tools) and self.mode != "none"
 
     @property
     def must_call(self) -> bool:
-        """Whether every answer is a call."""
         return self.mode == "required"
 
 

@@ -38,7 +38,6 @@ def verbose(result: pb.TranscriptResult, task: str, wanted: Sequence[str]) -> Js
 
 
 def srt(result: pb.TranscriptResult) -> str:
-    """Return the transcript as SubRip."""
     return "".join(
         f"{number}\n{_clock(each.start, ',')} --> {_clock(each.end, ',')}\n{text}\n\n"
         for number, (each, text) in enumerate(_cues(result), 1)

@@ -55,7 +55,6 @@ class Translation:
     places: Mapping[str, str]
 
     def named(self, error: ApiError) -> ApiError:
-        """Return the error with the client's names of its fields."""
         return _placed(error, self.places)
 
 

@@ -19,7 +19,6 @@ _KINDS = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A 
 
 
 def has_media(messages: Iterable[ChatMessage]) -> bool:
-    """Return whether any message contains an image, a video or audio."""
     return any(_is_medium(part) for message in messages for part in _parts(message.content))
 
 

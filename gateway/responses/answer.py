@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,19 +18,25 @@ from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import Parameters
 from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.chat_answer import token_logprob
-from gateway.responses.echo import echo_of
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.tools import CustomTool, Offered, offered
+from gateway.responses.tools import CustomTool, FunctionTool, NamespaceTool, Offered, offered
+from gateway.sse import Answer
 
 Json = dict[str, Any]
 # For each kind of call: the field that has its input.
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+# Fields of the request that a response repeats.
+_AS_SENT = (
+    "instructions previous_response_id max_output_tokens max_tool_calls user safety_identifier"
+    " prompt_cache_key".split()
+)
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
-class ResponseAnswer:
-    """The response so far. Pass every event of the generation to `take`, in order."""
+class ResponseAnswer(Answer[Event]):
+    """The response so far."""
 
     def __init__(
         self,
@@ -38,10 +44,12 @@ class ResponseAnswer:
         model: str,
         defaults: Parameters,
         tools: Sequence[Offered] | None = None,
+        ended: Callable[[Json], None] = lambda _: None,
     ) -> None:
         """Start an empty response.
 
         tools: all that were offered; None for those of the request.
+        ended: called with the complete response.
         """
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
@@ -57,22 +65,20 @@ class ResponseAnswer:
         self._logprobs: list[Json] = []  # those of the open message
         self._before: Sequence[Json] = ()  # log-probabilities sent before the first text
         self._number = 0
+        self._ended = ended
         self._last: Json = self._response("in_progress")
 
-    @property
-    def response(self) -> Json:
-        """The complete response, available after Done, without an incomplete call."""
+    def whole(self) -> Json:
+        """Return the complete response, without an incomplete call."""
         output = self._last["output"]
         kept = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
         return self._last | {"output": kept}
 
     def beat(self) -> list[Json]:
-        """Return a sign of progress, after the start of the response if that has not been sent."""
         start = [] if self._number else [self._event("response.created", response=self._last)]
         return [*start, self._event("response.in_progress", response=self._last)]
 
     def take(self, event: Event) -> list[Json]:
-        """Return the stream's events for an event of the generation."""
         events = [] if self._number else self.beat()
         if isinstance(event, Progress):
             return events
@@ -93,7 +99,6 @@ class ResponseAnswer:
         return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
-        """Return the last events of a response that failed."""
         events = [] if self._number else self.beat()
         if (block := self._blocks.open) is not None:
             self._finish(block, "incomplete")
@@ -121,7 +126,6 @@ class ResponseAnswer:
         return events + (self._close(block) if step.verb == "end" else [])
 
     def _begin(self, block: Block) -> Json:
-        """Announce an item."""
         kind, fields = "message", Json(role="assistant", content=[])
         if block.kind == "reasoning":
             kind, fields = "reasoning", Json(summary=[], content=[])
@@ -156,7 +160,6 @@ class ResponseAnswer:
         return [text, self._part("done", part), self._item("done")]
 
     def _finish(self, block: Block, status: str) -> Json:
-        """Return the item of a block, in full."""
         # A new object, because the one that was announced has been returned in an event.
         item = self._output[-1] | {"status": status}
         if block.kind == "call":
@@ -186,6 +189,7 @@ class ResponseAnswer:
             completed_at=None if cut else int(time.time()),
             usage=usage_of(done.usage),
         )
+        self._ended(self.whole())
         return [self._event(f"response.{status}", response=self._last)]
 
     def _response(self, status: str, **fields: Any) -> Json:
@@ -268,3 +272,43 @@ def usage_of(used: Usage) -> Json:
         "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
         "total_tokens": used.prompt_tokens + used.completion_tokens,
     }
+
+
+def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
+    """Return the fields of the request that a response repeats, with the values that applied."""
+    text = request.text
+    reasoning = request.reasoning
+    form = text.format if text is not None and text.format is not None else None
+    return {
+        **{name: getattr(request, name) for name in _AS_SENT},
+        **{name: defaults.chosen(name, getattr(request, name)) for name in _SAMPLING},
+        "tools": [_tool(tool) for tool in request.tools or ()],
+        "tool_choice": _plain(request.tool_choice) or "auto",
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "text": {
+            "format": _plain(form) or {"type": "text"},
+            "verbosity": (text.verbosity if text is not None else None) or "medium",
+        },
+        "reasoning": {
+            "effort": reasoning.effort if reasoning is not None else None,
+            "summary": reasoning.summary if reasoning is not None else None,
+        },
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": "disabled",
+        "background": False,
+        "store": request.store is not False,
+        "service_tier": "default",
+        "metadata": request.metadata or {},
+    }
+
+
+def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump() | {"strict": bool(tool.strict)}
+    return tool.model_dump(exclude_none=True)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return value.model_dump(by_alias=True, exclude_none=True)

@@ -8,6 +8,7 @@ exist.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 import uuid
@@ -27,6 +28,7 @@ from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
 Json = dict[str, Any]
 MOST = 1000  # responses
 MOST_BYTES = 256 << 20  # for all conversations together
+_LATE = 1.0  # seconds that an expired response may stay, so that one timer removes several
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Stored:
     earlier: tuple[Json, ...]  # the items of the responses before it
     given: tuple[Json, ...]
     named: frozenset[str] = frozenset()  # the ids in `given` that the gateway chose
-    before: int = 0  # bytes of `earlier`
+    held: int = 0  # bytes of `earlier` and `given`
     owner: str = field(default_factory=lambda: exchange.current().owner)
 
     def conversation(self) -> tuple[Json, ...]:
@@ -55,7 +57,7 @@ class Stored:
     @property
     def size(self) -> int:
         """Bytes of the conversation."""
-        return self.before + sum(map(_size, (*self.given, *self.response["output"])))
+        return self.held + sum(map(_size, self.response["output"]))
 
 
 class Store:
@@ -76,6 +78,7 @@ class Store:
         # several items, so those that they named are found only in their own conversation.
         self._responses: dict[str, str] = {}
         self._bytes = 0
+        self._expiry: asyncio.TimerHandle | None = None
         self._parts: defaultdict[str, float] = defaultdict(float)  # of the limits, by owner
 
     def put(self, stored: Stored) -> None:
@@ -100,10 +103,21 @@ class Store:
         return size / self._most_bytes + 1 / self._most
 
     def forget_old(self) -> None:
-        """Remove responses that have not been used for too long."""
         oldest = self._clock() - self._seconds
         while self._kept and next(iter(self._kept.values()))[2] < oldest:
             self._drop(next(iter(self._kept)))
+
+    def expire_later(self) -> None:
+        """Remove each response when its time is over, even if no request arrives then."""
+        if self._expiry is None and self._kept:
+            oldest = next(iter(self._kept.values()))[2]
+            left = max(oldest + self._seconds - self._clock(), 0.0) + _LATE
+            self._expiry = asyncio.get_running_loop().call_later(left, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self.forget_old()
+        self.expire_later()
 
     def get(self, name: str, param: str) -> Stored:
         """Return the response.
@@ -122,36 +136,47 @@ class Store:
         self.get(name, "response_id")
         self._drop(name)
 
-    def resolved(self, sent: Sequence[Sent], previous: Stored | None = None) -> list[Item]:
-        """Return the input with the stored items for references.
+    def resolved(self, sent: Sequence[Sent], previous: Stored | None = None) -> list[Item | Json]:
+        """Return the input with the stored items for references; `items_of` validates them.
 
-        Raises ApiError for an unknown one.
+        Raises ApiError for a reference to an unknown item, and for two to the same item.
 
         An item is found in the conversation of `previous`, and in this client's other responses if
         the gateway chose its id. A reference is also reasoning of which a client kept only the id,
         as LangChain does.
         """
-        names = [item.id for item in sent if isinstance(item, ItemReference)]
-        if len(names) > len(set(names)):
-            raise bad_field(
-                f"{named('input')} refers to the same item more than once: send each reference"
-                " once",
-                "duplicate_item",
-            )
         known = {item["id"]: item for item in previous.conversation()} if previous else {}
-        return [self._known(item, f"input[{at}].id", known) for at, item in enumerate(sent)]
+        found: dict[str, Json] = {}
+        items: list[Item | Json] = []
+        for at, item in enumerate(sent):
+            stored = self._known(item, f"input[{at}].id", known)
+            if stored is None:
+                assert not isinstance(item, ItemReference)
+                items.append(item)
+            elif stored["id"] in found:
+                raise bad_field(
+                    f"{named('input')} refers to the same item more than once: send each reference"
+                    " once",
+                    "duplicate_item",
+                )
+            else:
+                items.append(stored)
+                found[stored["id"]] = stored
+        if found:
+            exchange.current().long = True  # a short reference may stand for a long item
+        return items
 
-    def _known(self, item: Sent, place: str, known: Mapping[str, Json]) -> Item:
+    def _known(self, item: Sent, place: str, known: Mapping[str, Json]) -> Json | None:
+        """Return the stored item for a reference; None for any other item."""
         bare = isinstance(item, Reasoning) and not (item.content or item.encrypted_content)
         if not isinstance(item, ItemReference) and not (bare and item.id):
-            return item
+            return None
         try:
-            found = known.get(item.id or "") or self._item(item.id or "", place)
+            return known.get(item.id or "") or self._item(item.id or "", place)
         except ApiError:
             if isinstance(item, ItemReference):
                 raise
-            return item
-        return ITEMS.validate_python([found])[0]
+            return None
 
     def _item(self, name: str, param: str) -> Json:
         """Return an item of any of this client's responses. Raises ApiError about `param`."""
@@ -187,6 +212,11 @@ def _size(value: Any) -> int:
     return sys.getsizeof(value) + sum(map(_size, inner))
 
 
+def items_of(resolved: Sequence[Item | Json]) -> list[Item]:
+    """Return the input with its stored items validated, which may take long."""
+    return [ITEMS.validate_python([e])[0] if isinstance(e, dict) else e for e in resolved]
+
+
 def _missing(name: str, param: str) -> ApiError:
     return ApiError(
         400 if param == "previous_response_id" else 404,
@@ -220,7 +250,8 @@ def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
         for name, item in zip(named, given, strict=True)
     ]
     earlier, before = (previous.conversation(), previous.size) if previous else ((), 0)
-    return Stored({}, earlier, tuple(items), frozenset(named), before)
+    held = before + sum(map(_size, items))
+    return Stored({}, earlier, tuple(items), frozenset(named), held)
 
 
 def _plain(value: Any) -> Any:

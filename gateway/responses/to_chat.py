@@ -125,7 +125,6 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 def _conversation(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
 ) -> Conversation:
-    """Return the instructions, the earlier conversation, and the input."""
     conversation = Conversation()
     items = [(item, _EARLIER) for item in earlier]
     items += [(item, f"input[{index}]") for index, item in enumerate(given)]

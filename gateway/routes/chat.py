@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import BeforeValidator, ValidationError
-from pydantic_core import to_json
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.answering import events_of
-from gateway.openai.chat_answer import chat_completion, chat_stream, form_of
+from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
@@ -20,9 +18,9 @@ from gateway.openapi import streamed
 from gateway.problems import likeliest
 from gateway.refusals import invalid
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store
+from gateway.responses.store import Store, items_of
 from gateway.responses.to_chat import chat_request
-from gateway.sse import EventStream
+from gateway.sse import respond
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
@@ -38,7 +36,7 @@ def _in_chat_form(body: Any) -> Any:
     nothing = Store(0)  # so a reference to a stored response or item is refused
     if asked.previous_response_id:
         nothing.get(asked.previous_response_id, "previous_response_id")
-    chat = chat_request(asked, nothing.resolved(asked.input)).chat
+    chat = chat_request(asked, items_of(nothing.resolved(asked.input))).chat
     return chat.model_copy(update={"stream": asked.stream})
 
 
@@ -57,11 +55,6 @@ async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    head, form = head_of("chatcmpl", kind, body.model, config), form_of(body)
+    answer = chat_answer(head_of("chatcmpl", kind, body.model, config), form_of(body))
     events = events_of(body, wanted, gateway)
-    if body.stream:
-        stream = chat_stream(head, form)
-        return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
-    async with aclosing(events):
-        answer = await chat_completion(events, head, form)
-    return Response(to_json(answer), media_type="application/json")
+    return await respond(events, answer, gateway.settings, streams=body.stream is True)

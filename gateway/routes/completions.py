@@ -21,13 +21,12 @@ from gateway.openai import other_fields
 from gateway.openai.answer_stream import progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
-from gateway.openai.completion_answer import completion as whole_completion
-from gateway.openai.completion_answer import completion_stream
+from gateway.openai.completion_answer import completion_answer
 from gateway.openai.completion_request import CompletionRequest, Tokens
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
 from gateway.openapi import streamed
-from gateway.sse import EventStream
+from gateway.sse import EventStream, respond
 from gateway.tagged import MOST_ENTRIES
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
@@ -75,12 +74,8 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     plan = await apart(completion_plan, body, config)
     head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
-    if body.stream:
-        stream = completion_stream(head, plan)
-        return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
-    async with aclosing(events):
-        answer = await whole_completion(events, head, plan)
-    return Response(to_json(answer), media_type="application/json")
+    answer = completion_answer(head, plan)
+    return await respond(events, answer, gateway.settings, streams=body.stream is True)
 
 
 @router.post("/infill")

@@ -70,11 +70,15 @@ Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=In
 
 
 def prefer(name: str, other: str) -> Any:
-    """Return a validator for a model with two names of one field: with both, only `name` counts."""
+    """Return a validator for two names of one field: with both, `other` is left out and listed."""
 
     def check(body: Any) -> Any:
-        both = isinstance(body, dict) and name in body
-        return {key: body[key] for key in body if key != other} if both else body
+        if not isinstance(body, dict) or not {name, other} <= body.keys():
+            return body
+        if exchange.current().strict:
+            raise bad_field(f"{named(other)} and {name} are both given: send one of them")
+        exchange.current().ignore(other)
+        return {key: body[key] for key in body if key != other}
 
     return model_validator(mode="before")(check)
 
@@ -126,7 +130,8 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """Return the vectors of texts, each a separate call, which the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)
     if body.in_llama_form:
-        return in_parts("", ({"index": i, "embedding": [[*v]]} for i, v in enumerate(vectors)), {})
+        encoded = (_encoded(vector, body.encoding_format) for vector in vectors)
+        return in_parts("", ({"index": i, "embedding": [v]} for i, v in enumerate(encoded)), {})
     entries = (
         {"object": "embedding", "index": place, "embedding": _encoded(vector, body.encoding_format)}
         for place, vector in enumerate(vectors)

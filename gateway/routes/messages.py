@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from gateway import sse
-from gateway.anthropic.answer import ERRORS, MessageAnswer, error_body
+from gateway.anthropic.answer import ERRORS, MessageAnswer
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
@@ -16,6 +13,7 @@ from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openapi import streamed
 from gateway.refusals import FORMS
+from gateway.sse import respond
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 FORMS["messages"] = ERRORS
@@ -30,18 +28,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     )
     reply = MessageAnswer(body, question.model)
     events = answer(question, gateway)
-    if body.stream:
-        return sse.EventStream(
-            events,
-            lambda event: sse.written(reply.take(event)),
-            gateway.settings,
-            lambda: sse.written(reply.beat()),
-            lambda error: sse.written([error_body(error)]),
-        )
-    async with aclosing(events):
-        async for event in events:
-            reply.take(event)
-    return JSONResponse(reply.message())
+    return await respond(events, reply, gateway.settings, streams=body.stream is True)
 
 
 @router.post("/messages/count_tokens")

@@ -13,22 +13,13 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from common.device_memory import has_graphics
-from gateway import exchange, sse
+from gateway import exchange
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.generation import Event
 from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
-from gateway.ollama.answer import (
-    ERRORS,
-    Json,
-    OllamaAnswer,
-    chat_part,
-    durations,
-    error_line,
-    text_part,
-    written,
-)
+from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part
 from gateway.ollama.request import (
     ChatRequest,
     GenerateRequest,
@@ -43,6 +34,7 @@ from gateway.openai.completion_to_wire import completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import with_adapters
+from gateway.sse import respond
 from gateway.supervisor.status import State
 
 VERSION = "0.12.11"  # whose API this follows
@@ -219,8 +211,7 @@ async def _answered(
     gateway: Gateway,
     part: Callable[[str, str, list[Json]], Json],
 ) -> Response:
-    streams = body.stream is not False
-    reply = OllamaAnswer(body.model, part, streams=streams)
+    reply = OllamaAnswer(body.model, part)
     leaves = _leaves(body.keep_alive)
     if (translation := await apart(chat_request, body)) is None:
         if leaves:
@@ -234,18 +225,7 @@ async def _answered(
         events = answer(await question_of(translation, gateway), gateway)
     if leaves:
         events = _then_unload(events, body.model, gateway)
-    if streams:
-        return sse.EventStream(
-            events,
-            lambda event: "".join(map(written, reply.take(event))),
-            gateway.settings,
-            lambda: written(reply.beat()),
-            error_line,
-            "application/x-ndjson",
-        )
-    async with aclosing(events):
-        *_, last = [line async for event in events for line in reply.take(event)]
-    return JSONResponse(last)
+    return await respond(events, reply, gateway.settings, streams=body.stream is not False)
 
 
 def _leaves(keep_alive: str | float | None) -> bool:

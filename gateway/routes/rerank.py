@@ -16,6 +16,7 @@ from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
+from gateway.openai.sampling_to_wire import agreed
 from gateway.routes.embeddings import (
     TRUNCATE,
     Sent,
@@ -52,7 +53,7 @@ class RerankRequest(Request):
         validation_alias=AliasChoices("documents", "texts")
     )
     in_tei_form: Sent = Field(False, validation_alias="texts")
-    return_text: bool | None = about("TEI: results include the text.")
+    return_text: bool | None = about("TEI's name of return_documents; off by default there.")
     top_n: int | None = about("Best documents to return; default: all.", ge=1)
     return_documents: bool | None = about("Whether results include their text; they do by default.")
     truncate: Truncate = about(TRUNCATE)
@@ -63,7 +64,11 @@ class RerankRequest(Request):
 async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     """Return the documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]
-    bare = body.return_documents is False
+    with_text = agreed(
+        ("return_documents", body.return_documents), ("return_text", body.return_text)
+    )
+    if with_text is None:
+        with_text = not body.in_tei_form
     config = gateway.supervisor.resolve(body.model)
 
     async def rank(lease: Lease) -> pb.RerankResult:
@@ -82,11 +87,11 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
     if body.in_tei_form:
         scored = [{"index": each.index, "score": each.relevance_score} for each in best]
-        shown = [{"text": texts[each.index]} if body.return_text else {} for each in best]
+        shown = [{"text": texts[each.index]} if with_text else {} for each in best]
         return JSONResponse([score | text for score, text in zip(scored, shown, strict=True)])
     results = [
         {"index": result.index, "relevance_score": result.relevance_score}
-        | ({} if bare else {"document": {"text": texts[result.index]}})
+        | ({"document": {"text": texts[result.index]}} if with_text else {})
         for result in best
     ]
     usage = usage_of(read, reply.usage.total_tokens)

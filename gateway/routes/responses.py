@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,13 +9,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 
 from common.field_names import named
-from gateway import exchange, sse
+from gateway import exchange
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
-from gateway.generation import Done, Event, Piece, Usage
+from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openai.translation import Translation
@@ -25,22 +23,12 @@ from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
-from gateway.responses.store import Store, Stored, as_stored
+from gateway.responses.store import Store, Stored, as_stored, items_of
 from gateway.responses.to_chat import chat_request, tools_of
 from gateway.responses.tools import Offered
+from gateway.sse import respond
 
-
-async def known_query(request: Request) -> None:
-    """List undeclared query parameters, such as `include`, as ignored fields."""
-    route = request.scope["route"]
-    assert isinstance(route, APIRoute)
-    known = {field.alias for field in route.dependant.query_params}
-    for name in request.query_params:
-        if name not in known:
-            exchange.current().ignore(name)
-
-
-router = APIRouter(tags=["responses"], route_class=JsonRoute, dependencies=[Depends(known_query)])
+router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
@@ -63,39 +51,21 @@ _ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 @router.post("/responses", responses=_ANSWER)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """Return an answer as a list of items, in one piece or as a stream of server-sent events."""
-    keep = gateway.settings.keep_responses
-    if keep:
-        # expired responses are removed even if no further request arrives
-        later = keep + gateway.settings.request_timeout
-        asyncio.get_running_loop().call_later(later, store.forget_old)
-    else:
+    if not gateway.settings.keep_responses:
         body = body.model_copy(update={"store": False})
-    previous = _previous(body, store)
-    given = store.resolved(body.input, previous)
+    previous, given = await _input(body, store)
     translation, tools = await apart(_translated, body, given, previous)
     stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
-    reply = ResponseAnswer(body, question.model, question.config.parameters, tools)
 
-    def take(event: Event) -> list[Json]:
-        grown = reply.take(event)
-        if isinstance(event, Done) and body.store is not False:
-            store.put(replace(stored, response=reply.response))
-        return grown
+    def ended(response: Json) -> None:
+        if body.store is not False:
+            store.put(replace(stored, response=response))
+            store.expire_later()
 
+    reply = ResponseAnswer(body, question.model, question.config.parameters, tools, ended)
     events = answer(question, gateway)
-    if body.stream:
-        return sse.EventStream(
-            events,
-            lambda event: sse.written(take(event)),
-            gateway.settings,
-            lambda: sse.written(reply.beat()),
-            lambda error: sse.written(reply.fail(error)),
-        )
-    async with aclosing(events):
-        async for event in events:
-            take(event)
-    return JSONResponse(reply.response)
+    return await respond(events, reply, gateway.settings, streams=body.stream is True)
 
 
 @router.post("/responses/input_tokens")
@@ -103,8 +73,7 @@ async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
     """Return how many tokens the prompt has, as the model's chat template renders it."""
-    previous = _previous(body, store)
-    given = store.resolved(body.input, previous)
+    previous, given = await _input(body, store)
     translation, _ = await apart(_translated, body, given, previous)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
@@ -113,8 +82,7 @@ async def count_input_tokens(
 @router.post("/responses/compact")
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
     """Return the model's summary of a conversation, as an item that replaces the conversation."""
-    previous = _previous(body, store)
-    given = store.resolved(body.input, previous)
+    previous, given = await _input(body, store)
     items = [*await apart(_earlier, previous), *given]
     bare = body.model_copy(update=compaction.WITHOUT)
 
@@ -190,12 +158,13 @@ async def list_input_items(
     )
 
 
-def _previous(body: PromptRequest, store: Store) -> Stored | None:
-    name = body.previous_response_id
-    if not name:
-        return None
-    exchange.current().long = True  # a short body may continue a long conversation
-    return store.get(name, "previous_response_id")
+async def _input(body: PromptRequest, store: Store) -> tuple[Stored | None, list[Item]]:
+    """Return the response that a request continues, and the items of its input."""
+    previous = None
+    if body.previous_response_id:
+        exchange.current().long = True  # a short body may continue a long conversation
+        previous = store.get(body.previous_response_id, "previous_response_id")
+    return previous, await apart(items_of, store.resolved(body.input, previous))
 
 
 def _earlier(previous: Stored | None) -> list[Item]:
@@ -205,6 +174,5 @@ def _earlier(previous: Stored | None) -> list[Item]:
 def _translated(
     body: PromptRequest, given: Sequence[Item], previous: Stored | None
 ) -> tuple[Translation, list[Offered]]:
-    """Return the chat request, and the tools that are offered."""
     earlier = _earlier(previous)
     return chat_request(body, given, earlier), tools_of(body, given, earlier)

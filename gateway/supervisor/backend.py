@@ -74,8 +74,7 @@ class Backend:
 
     def __init__(self, process: BackendProcess | None, address: str, token: str) -> None:
         self.process = process
-        self.doubted = False  # a request found that the backend is dead
-        self.emptied = False  # a request was answered with "no model is loaded"
+        self.doubted = self.emptied = False
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         channel: Any = _Authorized(self._channel, token)
         self.stub: Stub = backend_pb2_grpc.BackendStub(channel)
@@ -120,9 +119,16 @@ class Backend:
         if self.process.exited.done():
             raise LoadFailed(self.process.exited.result())
 
+    def doubt(self, *, emptied: bool) -> None:
+        """Have the backend checked before the next lease, because it seems dead.
+
+        emptied: it has lost its model.
+        """
+        self.doubted = True
+        self.emptied = self.emptied or emptied
+
     @property
     def up(self) -> bool:
-        """Whether the socket is currently connected."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def healthy(self, limit: float) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,6 +23,13 @@ from gateway.supervisor import failures
 HUB_ID = re.compile(rf"{PLAIN_NAME.pattern}/{PLAIN_NAME.pattern}", re.ASCII)
 UNNAMED = "default_model"  # what clients of mlx_lm.server send for the model it started with
 _log = logging.getLogger("gateway.supervisor")
+
+
+class Read(NamedTuple):
+    """A models folder at one time."""
+
+    folder: ModelFolder
+    stamp: frozenset[tuple[str, int, int]]
 
 
 class Catalogue:
@@ -39,7 +47,6 @@ class Catalogue:
 
     @property
     def models(self) -> list[ModelConfig]:
-        """The models, in the order of the files."""
         return list(self._folder.models)
 
     @property
@@ -94,7 +101,7 @@ class Catalogue:
             raise bad_field(f"{named('destination')} is {shown(name)}, the name of another model")
         with _changing(), (self._models_dir / f"{name}.yaml").open("x", encoding="utf-8") as file:
             json.dump(given | {"name": name}, file, indent=1)
-        self.reload()
+        self.adopt(self.read(always=True))
 
     def with_adapters(self, name: str, adapters: Mapping[str, str]) -> ModelConfig:
         """Return a model of the folder with other adapters. Raises ApiError for one's name."""
@@ -134,28 +141,31 @@ class Catalogue:
             raise failures.not_in_folder(name)
         with _changing():
             place.rename(place.with_name(f".{place.name}"))
-        self.reload()
+        self.adopt(self.read(always=True))
 
-    def reload(self, *, always: bool = True) -> bool:
-        """Read the folder again. Returns False if it is unchanged.
+    def read(self, *, always: bool = False) -> Read | None:
+        """Return the models folder as it is now; None if it is unchanged, or cannot be read.
 
-        If the folder cannot be read, the old models stay.
+        This changes nothing, so it may run on a thread.
         """
         if self._models_dir is None:
-            return False
+            return None
         try:
             if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
-                return False
-            self._folder = self._with_changes(read_folder(self._models_dir))
-            self._stamp = stamp
-            _log.info("read %d models, %d broken", len(self.models), len(self.broken))
+                return None
+            return Read(read_folder(self._models_dir), stamp)
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
-        return True
+            return None
+
+    def adopt(self, read: Read | None) -> None:
+        """Serve the models of a folder that was read. The old models stay if it was not."""
+        if read is not None:
+            self._folder, self._stamp = self._with_changes(read.folder), read.stamp
+            _log.info("read %d models, %d broken", len(self.models), len(self.broken))
 
 
 def _replaced(folder: ModelFolder, *changed: ModelConfig) -> ModelFolder:
-    """Return the folder with other versions of some of its models."""
     by_name = {model.name: model for model in changed}
     return replace(folder, models=[by_name.get(model.name, model) for model in folder.models])
 

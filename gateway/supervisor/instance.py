@@ -70,7 +70,6 @@ class ModelInstance:
 
     @property
     def working(self) -> bool:
-        """Whether a load or an unload is running."""
         return self.work is not None and not self.work.done()
 
     @property

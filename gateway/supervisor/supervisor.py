@@ -26,6 +26,7 @@ from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
 from gateway.supervisor import failures, policy
+from gateway.supervisor.backend import Backend
 from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.instance import Key, ModelInstance
@@ -43,13 +44,16 @@ class Lease:
     """A loaded model, which stays loaded until the lease is released."""
 
     config: ModelConfig
-    stub: Stub
-    identity: str  # the ModelIdentity to send with requests
-    # Call this if the backend seems dead (True: if it has lost its model); it is then checked
-    # before the next lease.
-    doubt: Callable[[bool], None]
-    connected: Callable[[], bool]  # whether the backend's connection is up
-    ending: Callable[[], Awaitable[str]]  # see `Backend.ending`
+    backend: Backend
+
+    @property
+    def stub(self) -> Stub:
+        return self.backend.stub
+
+    @property
+    def identity(self) -> str:
+        """The ModelIdentity to send with requests."""
+        return self.config.parameters.model
 
 
 class Supervisor:
@@ -161,7 +165,7 @@ class Supervisor:
     def reload(self, *, read: bool = True) -> None:
         """Read the models folder again; a changed model is unloaded once it is idle."""
         if read:
-            self._catalogue.reload()
+            self._catalogue.adopt(self._catalogue.read(always=True))
         for key, instance in list(self._instances.items()):
             try:
                 config = self._catalogue.resolve(key.name)
@@ -198,16 +202,8 @@ class Supervisor:
             self._warming.cancel()  # its backend stops within a step, and stores what it has read
         try:
             await self._until_usable(instance)
-            backend = instance.backend
-            assert backend is not None
-            config = instance.config
-
-            def doubt(emptied: bool) -> None:
-                backend.doubted = True
-                backend.emptied = backend.emptied or emptied
-
-            stub, identity = backend.stub, config.parameters.model
-            yield Lease(config, stub, identity, doubt, lambda: backend.up, backend.ending)
+            assert instance.backend is not None
+            yield Lease(instance.config, instance.backend)
         finally:
             self._release(instance)
 
@@ -414,7 +410,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(_TICK)
             try:
-                if await asyncio.to_thread(self._catalogue.reload, always=False):
+                if (read := await asyncio.to_thread(self._catalogue.read)) is not None:
+                    self._catalogue.adopt(read)
                     self.reload(read=False)
                 self._background = [task for task in self._background if not task.done()]
                 self._forget()

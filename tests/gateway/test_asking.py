@@ -29,11 +29,18 @@ class Fake:
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Lease]:
         config: Any = None
+        backend: Any = self
+        yield Lease(config, backend)
 
-        async def ending() -> str:
-            return self.end
+    @property
+    def up(self) -> bool:
+        return self.survives
 
-        yield Lease(config, config, "", self.doubts.append, lambda: self.survives, ending)
+    async def ending(self) -> str:
+        return self.end
+
+    def doubt(self, *, emptied: bool) -> None:
+        self.doubts.append(emptied)
 
     def dying(
         self,
@@ -146,7 +153,7 @@ async def test_a_backend_that_lost_its_model_has_not_died() -> None:
     assert fake.doubts == [True] * 6
 
 
-def test_a_suspicion_expires() -> None:
+def test_a_suspicion_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     suspects = Suspects(clock=lambda: now)
     for _ in range(2):
@@ -154,4 +161,5 @@ def test_a_suspicion_expires() -> None:
     with pytest.raises(ApiError):
         suspects.check(Asked(prompt="deadly", seed=7))
     now = 601.0
+    monkeypatch.setattr(asking, "_digest", None)  # which would read every later request
     suspects.check(Asked(prompt="deadly", seed=7))

@@ -16,10 +16,11 @@ import pytest
 from gateway import tolerance
 from gateway.app import create_app
 from gateway.models.reading import ModelFolder
-from gateway.openai import answering
+from gateway.openai import answering, chat_to_wire
 from gateway.openai.field_names import names_of
+from gateway.openai.template_arguments import write_template_arguments
 from gateway.openai.translation import Translation
-from gateway.responses.store import Store, Stored
+from gateway.responses.store import Store, Stored, items_of
 from gateway.responses.to_chat import chat_request
 from gateway.routes import responses
 from gateway.settings import GatewaySettings
@@ -256,6 +257,45 @@ async def test_a_short_body_that_continues_a_long_conversation_is_translated_on_
         assert await gateway.post(f"/v1/{path}", _bytes(body)) == 200
     assert places
     assert not any(places)
+
+
+async def test_the_fields_of_a_long_chat_are_written_on_a_thread(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables of a chat template, and the ids of stop tokens, may be long too."""
+    here, places = threading.get_ident(), []
+
+    def written(*given: Any) -> None:
+        places.append(threading.get_ident() == here)
+        unchanged(*given)
+
+    unchanged = write_template_arguments
+    monkeypatch.setattr(chat_to_wire, "write_template_arguments", written)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+    for long in ("x", "x" * (1 << 16)):
+        body = {**chat, "chat_template_kwargs": {"long": long}}
+        assert await gateway.post("/v1/chat/completions", _bytes(body)) == 200
+    assert places == [True, False]
+
+
+async def test_stored_items_are_validated_on_a_thread(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short request may refer to items that are as long as any."""
+    here, places = threading.get_ident(), []
+
+    def validated(*given: Any) -> Any:
+        places.append(threading.get_ident() == here)
+        return unchanged(*given)
+
+    unchanged = items_of
+    monkeypatch.setattr(responses, "items_of", validated)
+    gateway.app.state.responses = Store()
+    message = {"type": "message", "role": "user", "content": "x", "id": "msg_1"}
+    gateway.app.state.responses.put(Stored({"id": "resp_1", "output": [message]}, (), ()))
+    body = {"model": MODEL, "input": [{"type": "item_reference", "id": "msg_1"}]}
+    assert await gateway.post("/v1/responses", _bytes(body)) == 200
+    assert places == [False]
 
 
 async def test_the_names_of_fields_are_listed_once_for_all_answers(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from gateway.openai.messages_to_wire import wire_messages
 from gateway.remote_images import MOST_REDIRECTS, PUBLIC, Address, Fetcher, is_public
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess
+from tests.gateway.requests_begun import begun
 from wire import backend_pb2 as pb
 
 PNG = base64.b64decode(
@@ -132,12 +134,13 @@ async def test_invalid_videos_are_refused() -> None:
     assert raised.value.status == 413
 
 
-def test_the_format_of_a_sound_is_checked() -> None:
-    assert audio(encoded(WAV), "wav", CLOSED) == f"data:audio/wav;base64,{encoded(WAV)}"
-    assert audio(encoded(b"ID3\x04" + b"\0" * 20), "mp3", CLOSED).startswith("data:audio/mpeg;")
+async def test_the_format_of_a_sound_is_checked() -> None:
+    assert await audio(encoded(WAV), "wav", CLOSED) == f"data:audio/wav;base64,{encoded(WAV)}"
+    mp3 = await audio(encoded(b"ID3\x04" + b"\0" * 20), "mp3", CLOSED)
+    assert mp3.startswith("data:audio/mpeg;")
     for data, form in ((encoded(WAV), "mp3"), (encoded(PNG), "wav"), ("/etc/passwd", "wav")):
         with pytest.raises(ApiError):
-            audio(data, form, CLOSED)
+            await audio(data, form, CLOSED)
 
 
 async def test_urls_are_off_by_default() -> None:
@@ -386,3 +389,20 @@ def test_an_error_names_the_part_at_fault(gateway: GatewayProcess) -> None:
 
     for url in ("http://127.0.0.1:1/a.png", "file:///etc/passwd", "/etc/passwd", "nonsense"):
         assert ask(url)["param"] == "messages[0].content[0].image_url"
+
+
+async def test_a_large_image_is_decoded_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding it takes long, and streams go on meanwhile; a small one is decoded at once."""
+    here, places = threading.get_ident(), []
+
+    def decoded(*given: Any) -> bytes:
+        places.append(threading.get_ident() == here)
+        return unchanged(*given)
+
+    unchanged = images._decoded
+    monkeypatch.setattr(images, "_decoded", decoded)
+    begun().long = True
+    settings = replace(CLOSED, max_image_bytes=1 << 20)
+    for content in (PNG, PNG + bytes(1 << 19)):
+        await media(encoded(content), settings)
+    assert places == [True, False]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.arguments import KEYS_VARIABLE, BadArgument, flag_of, settings_from
-from gateway.loopback import is_loopback
 from gateway.models.reading import single
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, is_loopback
 from tests.gateway.doc_tables import refused_table, settings_table
 from tests.gateway.gateway_process import ROOT
 

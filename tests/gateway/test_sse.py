@@ -12,8 +12,10 @@ import pytest
 from starlette.types import Message
 
 from gateway.errors import ApiError
+from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.ollama.answer import OllamaAnswer, chat_part
 from gateway.settings import GatewaySettings
-from gateway.sse import EventStream
+from gateway.sse import EventStream, respond
 from tests.gateway.requests_begun import begun
 
 SETTINGS = GatewaySettings(Path("models"), keepalive_interval=0)
@@ -41,7 +43,7 @@ class Client:
             self.status = message["status"]
         else:
             self.bodies.append(message["body"])
-            self.ended = not message["more_body"]
+            self.ended = not message.get("more_body", False)
         self._news.set()
 
     async def receive(self) -> Message:
@@ -146,3 +148,18 @@ async def test_a_disconnect_closes_the_events_at_once() -> None:
         await running
     assert closed == ["events"]
     assert not client.ended
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_half_of_a_character_in_a_call_is_replaced(streams: bool) -> None:
+    """Models write it as an escape, which UTF-8 cannot represent."""
+
+    async def events() -> AsyncGenerator[Event, None]:
+        yield Piece(tool_calls=(ToolCallPiece(0, "c1", "look", '{"text": "\\ud83d!"}'),))
+        yield Done("stop", Usage())
+
+    client = Client()
+    response = await respond(events(), OllamaAnswer("m", chat_part), SETTINGS, streams=streams)
+    await response(SCOPE, client.receive, client.send)
+    assert (client.status, client.ended) == (200, True)
+    assert b'"text": "?!"' in b"".join(client.bodies)

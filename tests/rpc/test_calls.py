@@ -196,6 +196,10 @@ def test_tokenize_ignores_the_template_and_fills_both_fields(stub: BackendStub) 
     reply = stub.TokenizeString(pb.PredictOptions(Prompt="hi", UseTokenizerTemplate=True))
     assert (reply.length, list(reply.tokens)) == (2, [104, 105])
     assert stub.TokenizeString(pb.PredictOptions()).length == 0
+    chat = pb.PredictOptions(Messages=[pb.Message(role="user", content="hi")])
+    failure = failure_of(lambda: stub.TokenizeString(chat))
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "send it as Prompt" in failure.sentence
 
 
 def test_detokenize(stub: BackendStub) -> None:

@@ -388,7 +388,7 @@ def test_extreme_stop_strings_are_refused() -> None:
     many = [str(number) for number in range(requests.MOST_STOPS + 1)]
     assert refusal(StopPrompts=many).startswith("StopPrompts has 65 entries")
     long = "é" * (requests.LONGEST_STOP // 2) + "x"
-    assert refusal(StopPrompts=["", long]).startswith("StopPrompts[1] is 4097 bytes")
+    assert refusal(StopPrompts=["", long]).startswith("StopPrompts[1] has 4097 bytes")
 
 
 def _offered(choice: str) -> Any:

@@ -61,12 +61,12 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in message.take(event)]
-    assert rebuilt([json.loads(each) for each in written]) == message.message()
+    assert rebuilt([json.loads(each) for each in written]) == message.whole()
     end = events[-1]
     assert isinstance(end, Done)
-    usage = message.message()["usage"]
+    usage = message.whole()["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == end.usage.prompt_tokens
-    content = message.message()["content"]
+    content = message.whole()["content"]
     for kind, field in (("thinking", "reasoning"), ("text", "content")):
         text = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
         assert "".join(block[kind] for block in content if block["type"] == kind) == text
@@ -101,7 +101,7 @@ def test_the_first_event_counts_the_whole_prompt(first: Event) -> None:
 def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
     message = answer(stop_sequences=["END"])
     message.take(end)
-    assert (message.message()["stop_reason"], message.message()["stop_sequence"]) == (
+    assert (message.whole()["stop_reason"], message.whole()["stop_sequence"]) == (
         reason,
         sequence,
     )
@@ -111,7 +111,7 @@ def test_a_call_ends_with_tool_use() -> None:
     message = answer()
     message.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
     message.take(Done("stop", Usage()))
-    assert message.message()["stop_reason"] == "tool_use"
+    assert message.whole()["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("written", ["", '{"a'])
@@ -120,7 +120,7 @@ def test_an_incomplete_call_is_dropped_from_the_whole_answer(written: str) -> No
     events = message.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", written),)))
     message.take(Done("length", Usage(completion_tokens=5)))
     assert "content_block_start" in [event["type"] for event in events]
-    assert (message.message()["content"], message.message()["stop_reason"]) == ([], "max_tokens")
+    assert (message.whole()["content"], message.whole()["stop_reason"]) == ([], "max_tokens")
 
 
 def test_omitted_thinking_leaves_a_block_that_brings_it_back() -> None:
@@ -130,7 +130,7 @@ def test_omitted_thinking_leaves_a_block_that_brings_it_back() -> None:
     events += message.take(Piece(reasoning="count.", content="open"))
     events += message.take(Done("stop", Usage()))
     assert not any(event.get("delta", {}).get("thinking") for event in events)
-    hidden, text = message.message()["content"]
+    hidden, text = message.whole()["content"]
     assert (hidden["thinking"], text["text"]) == ("", "open")
     assert ThoughtPart(**hidden).thought == "I count."
 
@@ -139,7 +139,7 @@ def test_a_message_has_every_field_of_the_api() -> None:
     message = answer()
     message.take(Piece(content="hi"))
     *_, delta, _ = message.take(Done("stop", Usage(5, 1, 2)))
-    whole = message.message()
+    whole = message.whole()
     assert {"stop_details", "container"} <= whole.keys() & delta["delta"].keys()
     assert whole["usage"]["cache_creation"] == {
         "ephemeral_5m_input_tokens": 0,

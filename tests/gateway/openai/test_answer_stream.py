@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, Usage
-from gateway.openai.answer_stream import AnswerStream
-from gateway.openai.chat_answer import ChatForm, chat_stream
+from gateway.openai.answer_stream import OpenAIAnswer
+from gateway.openai.chat_answer import ChatForm, chat_answer
 
 ENDED = Done("stop", Usage(prompt_tokens=5, completion_tokens=1))
 
 
-async def chunks(stream: AnswerStream, *events: tuple[int, Event]) -> list[Any]:
-    async def all_of() -> AsyncGenerator[tuple[int, Event], None]:
-        for event in events:
-            yield event
-
-    written = "".join([chunk async for chunk in stream.chunks(all_of())])
+def chunks(stream: OpenAIAnswer, *events: tuple[int, Event]) -> list[Any]:
+    written = "".join(stream.write(stream.take(event)) for event in events)
     *lines, last = (line.removeprefix("data: ") for line in written.split("\n\n") if line)
     assert last == "[DONE]"
     return [json.loads(line) for line in lines]
 
 
-async def test_every_choice_begins_once_and_the_prompt_counts_once() -> None:
-    stream = chat_stream({"id": "a"}, ChatForm(choices=2, usage=True))
-    found = await chunks(stream, (1, Piece("x")), (0, ENDED), (1, ENDED))
+def test_every_choice_begins_once_and_the_prompt_counts_once() -> None:
+    stream = chat_answer({"id": "a"}, ChatForm(choices=2, usage=True))
+    found = chunks(stream, (1, Piece("x")), (0, ENDED), (1, ENDED))
     deltas = [(one["index"], one["delta"]) for each in found for one in each["choices"]]
     begun = {"role": "assistant", "content": ""}
     assert deltas == [(1, begun), (1, {"content": "x"}), (0, begun), (0, {}), (1, {})]
@@ -35,16 +30,16 @@ async def test_every_choice_begins_once_and_the_prompt_counts_once() -> None:
     assert found[-1]["usage"]["completion_tokens"] == 2
 
 
-async def test_progress_is_reported_if_it_is_asked_for() -> None:
+def test_progress_is_reported_if_it_is_asked_for() -> None:
     event = Progress(total=9, cached=1, processed=4, ms=2.4)
     for asked in (True, False):
-        stream = chat_stream({"id": "a"}, ChatForm(progress=asked))
-        found = await chunks(stream, (0, event), (0, ENDED))
+        stream = chat_answer({"id": "a"}, ChatForm(progress=asked))
+        found = chunks(stream, (0, event), (0, ENDED))
         shown = {"total": 9, "cache": 1, "processed": 4, "time_ms": 2}
         assert [each.get("prompt_progress") for each in found].count(shown) == asked
 
 
 def test_a_beat_begins_all_choices_and_then_adds_nothing() -> None:
-    stream = chat_stream({"id": "a"}, ChatForm(choices=2))
-    assert stream.beat().count('"role":"assistant"') == 2
-    assert stream.beat().count('"delta":{}') == 1
+    stream = chat_answer({"id": "a"}, ChatForm(choices=2))
+    assert "".join(stream.beat()).count('"role":"assistant"') == 2
+    assert "".join(stream.beat()).count('"delta":{}') == 1

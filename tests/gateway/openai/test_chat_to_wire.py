@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import other_fields
-from gateway.openai.chat_answer import chat_completion, chat_stream, form_of
+from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
@@ -799,20 +798,17 @@ def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None
     pieces = [Piece(tool_calls=(ToolCallPiece(0, "c1", "patch"),))]
     pieces += [Piece(tool_calls=(ToolCallPiece(0, arguments=each),)) for each in arguments]
 
-    async def events() -> AsyncGenerator[tuple[int, Event], None]:
-        for piece in pieces:
-            yield 0, piece
-        yield 0, Done("stop", Usage())
-
-    async def streamed() -> list[dict[str, Any]]:
-        chunks = [chunk async for chunk in chat_stream({"id": "a"}, form).chunks(events())]
-        lines = "".join(chunks).replace("data: ", "").split("\n\n")[:-2]
-        return [json.loads(line)["choices"][0] for line in lines]
-
-    answer = asyncio.run(chat_completion(events(), {}, form))["choices"][0]
+    streamed, whole = chat_answer({"id": "a"}, form), chat_answer({}, form)
+    chunks = ""
+    events: list[Event] = [*pieces, Done("stop", Usage())]
+    for event in events:
+        chunks += streamed.write(streamed.take((0, event)))
+        whole.add((0, event))
+    answer = whole.whole()["choices"][0]
     custom = {"name": "patch", "input": text}
     assert answer["message"]["tool_calls"] == [{"id": "c1", "type": "custom", "custom": custom}]
-    choices = asyncio.run(streamed())
+    lines = chunks.replace("data: ", "").split("\n\n")[:-2]
+    choices = [json.loads(line)["choices"][0] for line in lines]
     parts = [part for each in choices for part in each["delta"].get("tool_calls", ())]
     assert parts[0] == {
         "index": 0,

@@ -90,7 +90,7 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event], summary: st
     for event in read:
         client.read(event)
     last = read[-1]["response"]
-    assert last == response.response
+    assert last == response.whole()
     assert client.items == last["output"]
     assert len(client.finished) == len(client.items)
     end = events[-1]
@@ -119,10 +119,10 @@ def test_reasoning_is_its_own_summary_if_one_is_asked_for(summary: str | None) -
     assert [(event["delta"], event[index]) for event in deltas] == [("So", 0), (".", 0)]
     (done,) = [event for event in events if event["type"] == f"{prefix}_text.done"]
     assert (done["text"], done[index]) == ("So.", 0)
-    (item,) = response.response["output"]
+    (item,) = response.whole()["output"]
     part = {"type": "summary_text" if summed else "reasoning_text", "text": "So."}
     assert (item["summary"], item["content"]) == (([part], []) if summed else ([], [part]))
-    assert response.response["reasoning"]["summary"] == summary
+    assert response.whole()["reasoning"]["summary"] == summary
 
 
 def test_an_incomplete_call_is_partial_in_a_stream_and_dropped_from_the_whole() -> None:
@@ -132,7 +132,7 @@ def test_an_incomplete_call_is_partial_in_a_stream_and_dropped_from_the_whole() 
     last = response.take(Done("length", Usage(3, 4)))[-1]["response"]
     assert [item["status"] for item in last["output"]] == ["completed", "incomplete"]
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert response.response == last | {"output": last["output"][:1]}
+    assert response.whole() == last | {"output": last["output"][:1]}
 
 
 def test_a_completely_sent_call_is_completed_however_the_answer_ends() -> None:
@@ -140,8 +140,8 @@ def test_a_completely_sent_call_is_completed_however_the_answer_ends() -> None:
     response.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", '{"a": 1}'),)))
     events = response.take(Done("length", Usage(3, 4)))
     (done,) = [event for event in events if event["type"] == "response.output_item.done"]
-    assert done["item"]["status"] == response.response["output"][0]["status"] == "completed"
-    assert response.response["status"] == "incomplete"
+    assert done["item"]["status"] == response.whole()["output"][0]["status"] == "completed"
+    assert response.whole()["status"] == "incomplete"
 
 
 def entries(*tokens: str) -> tuple[Json, ...]:
@@ -172,7 +172,7 @@ def test_text_begins_with_its_own_log_probabilities(
     response.take(Piece(content=text, logprobs=entries(*content)))
     response.take(Piece(content="!", logprobs=entries("!")))
     response.take(Done("stop", Usage()))
-    part = response.response["output"][1]["content"][0]
+    part = response.whole()["output"][1]["content"][0]
     assert [entry["token"] for entry in part["logprobs"]] == [*tokens, "!"]
 
 
@@ -198,7 +198,7 @@ def test_reasoning_is_also_encrypted_content_if_that_is_included() -> None:
         events = [*reply.take(Piece(reasoning="I ")), *reply.take(Piece(reasoning="count."))]
         events += reply.take(Done("stop", Usage()))
         (done,) = [e["item"] for e in events if e["type"] == "response.output_item.done"]
-        assert reply.response["output"] == [done]
+        assert reply.whole()["output"] == [done]
         assert done.get("encrypted_content") == sealed
 
 
@@ -218,7 +218,7 @@ def test_a_response_repeats_the_requests_fields() -> None:
         top_p=0.5,
         instructions="Be brief.",
         store=False,
-    ).response
+    ).whole()
     assert response["tools"] == [tool | {"description": None, "strict": False}]
     assert response["tool_choice"] == {"type": "function", "name": "look"}
     assert response["text"]["format"] == schema
@@ -239,14 +239,12 @@ def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
     patch = ToolCallPiece(1, "c2", "mcp__files__patch", '{"input": "x"}')
     reply.take(Piece(tool_calls=(patch,)))
     reply.take(Done("stop", Usage()))
-    response = [
-        (item["type"], item["namespace"], item["name"]) for item in reply.response["output"]
-    ]
+    response = [(item["type"], item["namespace"], item["name"]) for item in reply.whole()["output"]]
     assert response == [
         ("function_call", "mcp__files", "read"),
         ("custom_tool_call", "mcp__files", "patch"),
     ]
-    assert reply.response["tools"][0]["name"] == "mcp__files"
+    assert reply.whole()["tools"][0]["name"] == "mcp__files"
 
 
 @pytest.mark.parametrize(
@@ -272,8 +270,8 @@ def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -
     item = client.items[0]
     assert (item["type"], item["call_id"], item["name"]) == ("custom_tool_call", "c1", "patch")
     assert item["input"] == text
-    assert reply.response["output"] == client.items
-    assert reply.response["tools"] == [{"type": "custom", "name": "patch"}]
+    assert reply.whole()["output"] == client.items
+    assert reply.whole()["tools"] == [{"type": "custom", "name": "patch"}]
 
 
 @given(st.text(max_size=20), st.lists(st.integers(0, 80), max_size=4), st.booleans())

@@ -11,9 +11,9 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.models.config import Parameters
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.responses.echo import echo_of
+from gateway.responses.answer import echo_of
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store
+from gateway.responses.store import Store, items_of
 from gateway.responses.to_chat import chat_request
 from tests.gateway.requests_begun import begun
 
@@ -80,7 +80,7 @@ def request(**fields: Any) -> ResponsesRequest:
 
 def chat(**fields: Any) -> ChatCompletionRequest:
     asked = request(**fields)
-    return chat_request(asked, Store().resolved(asked.input)).chat
+    return chat_request(asked, items_of(Store().resolved(asked.input))).chat
 
 
 def test_every_field_has_a_test() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.errors import ApiError
-from gateway.responses.items import Message, Reasoning, Text
+from gateway.responses.items import ITEMS, Item, Message, Reasoning, Text
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store, Stored
+from gateway.responses.store import Store, Stored, as_stored, items_of
 from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]
@@ -67,20 +69,31 @@ def test_bytes_are_limited_and_released() -> None:
 def test_items_with_the_same_id_are_all_counted() -> None:
     """Clients choose the ids of the items that they send."""
     store = Store(most_bytes=30_000)
-    short, long = ({"id": "msg_1", "text": "x" * count} for count in (1, 10_000))
-    store.put(Stored({"id": "a", "output": []}, (), (short,)))
-    store.put(Stored({"id": "b", "output": []}, (), (long, dict(long), dict(long))))
+    short, long = (ITEMS.validate_python([_message("msg_1", "x" * n)]) for n in (1, 10_000))
+    store.put(_answered("a", short))
+    store.put(_answered("b", long * 3))
     assert kept(store, "a", "b") == [True, False]
     for name in "cdef":
-        store.put(Stored({"id": name, "output": []}, (), (dict(long),)))
+        store.put(_answered(name, long))
     assert kept(store, *"cdef") == [False, False, True, True]
+
+
+def _answered(name: str, given: list[Item]) -> Stored:
+    return replace(as_stored(given, None), response={"id": name, "output": []})
+
+
+def test_the_input_is_measured_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring many parts takes long: `as_stored` runs on a thread, and `put` does not."""
+    given = _answered("a", ITEMS.validate_python([_message("msg_1", "said")]))
+    monkeypatch.setattr("gateway.responses.store._size", None)
+    Store().put(given)
 
 
 def _resolved(store: Store, name: str, previous: Stored | None = None) -> str:
     """The text of the message that a reference stands for; the error's code if there is none."""
     body = {"input": [{"type": "item_reference", "id": name}]}
     try:
-        (item,) = store.resolved(ResponsesRequest.model_validate(body).input, previous)
+        (item,) = items_of(store.resolved(ResponsesRequest.model_validate(body).input, previous))
     except ApiError as error:
         return f"{error.status} {error.param} {error.code}"
     assert isinstance(item, Message)
@@ -153,10 +166,13 @@ def test_an_item_is_referred_to_once() -> None:
     """A short request with many references to a long item would become a very long one."""
     store = Store()
     store.put(Stored({"id": "a", "output": [_message("msg_a", "said")]}, (), ()))
-    twice = {"input": [{"type": "item_reference", "id": "msg_a"}] * 2}
-    with pytest.raises(ApiError, match="more than once") as caught:
-        store.resolved(ResponsesRequest.model_validate(twice).input)
-    assert (caught.value.status, caught.value.param) == (400, "input")
+    thought = {"type": "reasoning", "id": "rs_a", "summary": []}
+    store.put(Stored({"id": "b", "output": [thought]}, (), ()))
+    for sent in ({"type": "item_reference", "id": "msg_a"}, thought):
+        asked = ResponsesRequest.model_validate({"input": [sent] * 2})
+        with pytest.raises(ApiError, match="more than once") as caught:
+            store.resolved(asked.input)
+        assert (caught.value.status, caught.value.param) == (400, "input")
 
 
 def test_reasoning_of_which_only_the_id_came_back_is_the_stored_one() -> None:
@@ -170,7 +186,7 @@ def test_reasoning_of_which_only_the_id_came_back_is_the_stored_one() -> None:
         (thought | {"content": [{"type": "text", "text": "mine"}]}, "mine"),
     ):
         asked = ResponsesRequest.model_validate({"input": [sent]})
-        (item,) = store.resolved(asked.input)
+        (item,) = items_of(store.resolved(asked.input))
         assert isinstance(item, Reasoning)
         assert (item.content[0].text if item.content else None) == text
 
@@ -197,6 +213,35 @@ def test_responses_expire() -> None:
     now = 30.0
     store.forget_old()
     assert kept(store, "a") == [False]
+
+
+async def test_a_response_expires_without_another_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One timer waits for all responses, however many requests there are."""
+    timers: list[tuple[float, Any]] = []
+    loop = asyncio.get_running_loop()
+
+    def call_later(*given: Any) -> Any:
+        timers.append(given)
+        return given
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    now = 0.0
+    store = Store(seconds=10, clock=lambda: now)
+    for name in "ab":
+        store.put(stored(name))
+        store.expire_later()
+        now = 8.0
+    ((seconds, expire),) = timers
+    now = seconds
+    expire()
+    assert kept(store, "a", "b") == [False, True]
+    assert len(timers) == 2
+    now += timers[1][0] + 8
+    timers[1][1]()
+    assert kept(store, "b") == [False]
+    assert len(timers) == 2
 
 
 def test_a_disabled_store_keeps_nothing() -> None:

@@ -14,7 +14,7 @@ from gateway.openai.messages import ContentPart
 from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store
+from gateway.responses.store import Store, items_of
 from gateway.responses.to_chat import chat_request
 from tests.gateway.requests_begun import begun
 
@@ -30,7 +30,7 @@ def translated(
     body = {"model": "m", "input": given} | fields
     request = ResponsesRequest.model_validate(body)
     return chat_request(
-        request, Store().resolved(request.input), ITEMS.validate_python(earlier or [])
+        request, items_of(Store().resolved(request.input)), ITEMS.validate_python(earlier or [])
     )
 
 

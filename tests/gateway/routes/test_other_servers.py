@@ -324,8 +324,11 @@ def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> No
     found = gateway.client.post(path, json={"content": both[0]})
     assert found.status_code == 200, found.text
     several = gateway.client.post(path, json={"content": both}).json()
-    named = gateway.client.post(path, json={"content": both, "input": "a"}).json()
-    assert len(named["data"]) == 1
+    named = gateway.client.post(path, json={"content": both, "input": "a"})
+    assert len(named.json()["data"]) == 1
+    assert named.headers["x-ignored-fields"] == "content"
+    packed = gateway.client.post(path, json={"content": "a", "encoding_format": "base64"}).json()
+    assert isinstance(packed[0]["embedding"][0], str)
     assert [entry["index"] for entry in several] == [0, 1]
     # The shape of a batch changes the last digits of sums.
     close = [pytest.approx(vector, abs=1e-5) for vector in vectors]
@@ -333,3 +336,22 @@ def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> No
     assert found.json()[0]["embedding"] == close[:1]
     missing = gateway.client.post(path, json={"model": "tiny"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("/v1/models?limit=1&verbose=1", "verbose"),
+        ("/v1/messages?beta=true", None),
+        ("/v1/chat/completions?api-version=2026-01-01&stream=true", "stream"),
+        ("/metrics?name=x", "name"),
+    ],
+)
+def test_a_query_that_has_no_meaning_is_listed(
+    gateway: GatewayProcess, path: str, ignored: str | None
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    post = "messages" in path or "chat" in path
+    answer = gateway.client.request("POST" if post else "GET", path, json=asked if post else None)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-ignored-fields") == ignored

@@ -129,6 +129,7 @@ def test_documents_are_returned_best_first(gateway: GatewayProcess) -> None:
     assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     bare = ask(gateway, "rerank", **asked, return_documents=False, top_n=50)
     assert [set(result) for result in bare["results"]] == [{"index", "relevance_score"}] * 3
+    assert ask(gateway, "rerank", **asked, return_text=False) == bare
     assert ask(gateway, "rerank", 400, **asked, top_n=0)["param"] == "top_n"
 
 
@@ -140,6 +141,9 @@ def test_texts_are_ranked_in_the_form_of_tei(gateway: GatewayProcess) -> None:
     assert found == scores
     shown = ask(gateway, "rerank", **asked, return_text=True)
     assert shown == [scores[0] | {"text": "abcd"}, scores[1] | {"text": "ab"}]
+    assert ask(gateway, "rerank", **asked, return_documents=True) == shown
+    both = ask(gateway, "rerank", 400, **asked, return_documents=True, return_text=False)
+    assert both["param"] == "return_text"
     missing = ask(gateway, "rerank", 400, model="numbers", query="q")
     assert missing["param"] == "documents"
 

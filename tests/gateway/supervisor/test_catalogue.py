@@ -68,8 +68,19 @@ def test_adapters_that_no_request_could_choose_are_refused(
 
 def test_an_unchanged_folder_is_not_read_again(tmp_path: Path) -> None:
     models = catalogue(tmp_path, "one")
-    assert not models.reload(always=False)
+    assert models.read() is None
     (tmp_path / "two.yaml").write_text("parameters: {model: m}")
-    assert models.reload(always=False)
+    models.adopt(models.read())
     assert models.resolve("two").name == "two"
-    assert not models.reload(always=False)
+    assert models.read() is None
+
+
+def test_a_change_while_the_folder_is_read_is_kept(tmp_path: Path) -> None:
+    """The folder is read on a thread, and requests may add adapters meanwhile."""
+    models = catalogue(tmp_path, "one")
+    (tmp_path / "two.yaml").write_text("parameters: {model: m}")
+    read = models.read()
+    models.change(models.with_adapters("one", {"sql": "/a"}))
+    models.adopt(read)
+    assert models.resolve("sql").name == "one"
+    assert models.resolve("two").name == "two"

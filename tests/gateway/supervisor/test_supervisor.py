@@ -138,13 +138,13 @@ async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
         async with supervisor.lease("tiny") as lease:
             process = process_of(supervisor, "tiny")
-            lease.doubt(False)
+            lease.backend.doubt(emptied=False)
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") == process
         process.suspend()  # its sockets are open, and it is alive
         monkeypatch.setattr(instance, "_HEALTH_LIMIT", 2.0)
         async with supervisor.lease("tiny") as lease:
-            lease.doubt(False)
+            lease.backend.doubt(emptied=False)
         async with supervisor.lease("tiny"):
             assert process_of(supervisor, "tiny") != process
         assert has_ended(process)

@@ -1,8 +1,9 @@
-"""Reads a text field that contains a JSON object."""
+"""Checks that several kinds of requests share. All of them raise InvalidRequest."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
@@ -10,6 +11,30 @@ from common.field_names import named
 from common.wording import json_fault
 
 _KINDS = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+
+
+def require_alone(
+    field: str, others: Mapping[str, object], advice: str = "send one of them"
+) -> None:
+    """Refuse a field that was sent together with one of these others.
+
+    others: their values by name; a value that counts as false was not sent.
+    """
+    for name, given in others.items():
+        if given:
+            raise InvalidRequest(f"{named(field)} and {named(name)} are both given: {advice}")
+
+
+def require_most(field: str, values: Sized, most: int, what: str = "entries") -> None:
+    """Refuse a field with more than `most` entries or characters."""
+    if len(values) > most:
+        raise InvalidRequest(f"{named(field)} has {len(values)} {what}: send at most {most}")
+
+
+def require_least(field: str, value: int, least: int, advice: str) -> None:
+    """Refuse a number that is too small."""
+    if value < least:
+        raise InvalidRequest(f"{named(field)} is {value}: send {advice}")
 
 
 def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, Any]:
