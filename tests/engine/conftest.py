@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine import device, scheduler
 from backend.engine.loading import findings
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from tests.long import TEST_LONG
 
 # A GPU has only its own order of waiting; a CPU can take either.
@@ -96,10 +96,10 @@ def exact_buffers() -> Iterator[None]:
 def guesses_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every decode step of a model that drafts checks guesses, even if that saves no time."""
 
-    def most(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+    def most(self: DraftWidth, rows: int, longest: int, most: int) -> int:
         return most
 
-    monkeypatch.setattr(GuessWidth, "choose", most)
+    monkeypatch.setattr(DraftWidth, "choose", most)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ Plain Python without MLX. A module answers each question:
 - How many bytes does a sequence, a pass or a cached prefix need? `charges`
 - Where do a prompt's first tokens come from? `prefix_source`
 - Whose prompts does a step prefill? `prefill_turns`, within what `pace` allows
-- How many draft tokens does a step check? `guess_width`
+- How many draft tokens does a step check? `draft_width`
 - Whose grammars take too much time? `mask_share`
 - When are sequences preempted for texts to embed? `text_turn`
 

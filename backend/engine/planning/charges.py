@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
-from backend.engine.planning.guess_width import MOST_AGAIN
+from backend.engine.planning.draft_width import MOST_AGAIN
 from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import GROWTH_STEP, CacheCost, Limits, PassCost
 from backend.engine.planning.sequence_state import SequenceState
@@ -13,13 +13,13 @@ from backend.engine.planning.sequence_table import SequenceTable
 
 
 def longest_alone(
-    cost: CacheCost, passes: PassCost, draft: CacheCost | None, room: int, most: int
+    cost: CacheCost, passes: PassCost, draft: CacheCost | None, budget: int, most: int
 ) -> int:
     """Return how many tokens, at most `most`, a sequence may have if it runs alone.
 
     The prefill passes are then as short as possible.
     draft: cost of the KV of a draft model, if there is one.
-    room: bytes besides the weights.
+    budget: bytes besides the weights.
     """
     window = max((size for _, size in cost.windowed), default=0)
 
@@ -29,7 +29,7 @@ def longest_alone(
         prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
         return kv + passes.chosen(1, tokens) + prefill
 
-    return bisect_right(range(1, most + 1), room, key=needed)
+    return bisect_right(range(1, most + 1), budget, key=needed)
 
 
 class Charges:
@@ -47,7 +47,7 @@ class Charges:
         used += sum(sequence.arrived.beside for sequence in admitted)
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
-    def newcomer(self, sequence: SequenceState, *, alone: bool) -> int:
+    def admission(self, sequence: SequenceState, *, alone: bool) -> int:
         """Return the bytes needed to admit one more sequence.
 
         These are the bytes of the sequence, of its smallest pass and, if other sequences run, of a

@@ -39,10 +39,12 @@ def checkpoint_positions(
     ahead = list(dict.fromkeys(at for at in chosen if at > filled))[:most]
     # A sliding window that has not wrapped around yet can still be truncated to any length.
     behind = {at for at in (chosen if known is None else known) if at <= filled}
-    return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=chosen)
+    return set(ahead), _thinned_out(behind, max(most - len(ahead), 0), last, kept=chosen)
 
 
-def _spread(positions: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
+def _thinned_out(
+    positions: Collection[int], most: int, end: int, *, kept: Collection[int]
+) -> set[int]:
     """Return at most `most` of the positions: first those in `kept`, then others.
 
     Conversations are usually edited near their end. So positions far from `end` that have close

@@ -99,7 +99,7 @@ class Pace:
             widest = max(part.end - part.start for part in group)
             seconds += self.seconds(len(group) * widest, max(part.start for part in group))
         for batch, rows in plan.decode.items():
-            seconds += self.seconds(rows * (1 + plan.guess.get(batch, 0)))
+            seconds += self.seconds(rows * (1 + plan.draft.get(batch, 0)))
         return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:

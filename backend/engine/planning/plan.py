@@ -107,7 +107,7 @@ class Limits:
     cost: cost of one sequence's KV.
     passes: temporary memory of forward passes.
     slots: maximum number of admitted sequences.
-    room: memory budget: bytes that the memory limit leaves after the weights.
+    budget: bytes that the memory limit leaves after the weights.
     prompt_cache: how many of these bytes cached prefixes may use.
     max_entries: maximum number of cached prefixes; 0 means no limit.
     prefill_chunk: maximum number of tokens of one prefill pass.
@@ -120,7 +120,7 @@ class Limits:
 
     cost: CacheCost
     slots: int
-    room: int
+    budget: int
     prompt_cache: int
     max_entries: int
     prefill_chunk: int
@@ -285,8 +285,8 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
-    """A decode step has ended, of a batch with a width in the plan's `guess`.
+class Drafted:
+    """A decode step has ended, of a batch with a width in the plan's `draft`.
 
     rows: number of sequences.
     longest: number of tokens of the longest sequence.
@@ -342,7 +342,7 @@ PlannerEvent = (
     | PrefillTimed
     | DecodeTimed
     | Masked
-    | Guessed
+    | Drafted
     | OtherBytes
     | MemoryShort
 )
@@ -429,14 +429,14 @@ class Refusal:
     """A sequence that is refused because it does not fit in memory.
 
     needed: bytes that the sequence needs, besides the weights.
-    room: bytes that the memory limit leaves after the weights.
+    budget: bytes that the memory limit leaves after the weights.
     tokens: number of tokens of the sequence.
     writing: bytes that a disk has not finished writing, without which the sequence would fit.
     """
 
     sequence: int
     needed: int
-    room: int
+    budget: int
     tokens: int
     writing: int = 0
 
@@ -452,8 +452,8 @@ class StepPlan:
     preempt: sequences that lose their KV and start again later.
     leave: sequences that have ended.
     decode: by batch, how many sequences decode.
-    guess: by batch, the maximum number of draft tokens to check for each sequence. Batches that are
-        not listed check none, and their steps are not reported as `Guessed`.
+    draft: by batch, the maximum number of draft tokens to check for each sequence. Batches that are
+        not listed check none, and their steps are not reported as `Drafted`.
     rows: by batch, how many rows the KV may have, including unused rows that sequences can join.
         Batches that are not listed have a row for each sequence.
     prefill: the passes, each with the sequences that share it.
@@ -472,7 +472,7 @@ class StepPlan:
     start: tuple[Start, ...] = ()
     join: tuple[Join, ...] = ()
     decode: Mapping[int, int] = field(default_factory=dict)
-    guess: Mapping[int, int] = field(default_factory=dict)
+    draft: Mapping[int, int] = field(default_factory=dict)
     rows: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     ahead: bool = False

@@ -13,15 +13,15 @@ from dataclasses import replace
 from backend.engine.planning.burst import Burst
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.checkpoint_positions import checkpoint_positions
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.pace import SMALLEST_STEP, Pace
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
+    Drafted,
     Ended,
     Generated,
-    Guessed,
     Join,
     Leave,
     Limits,
@@ -74,7 +74,7 @@ class Planner:
     preemptions: number of sequences that were preempted to free memory.
     unused: bytes that the latest plan charges to no sequence. KV may be read from a file into them,
         because cached prefixes are then evicted.
-    lendable: bytes that texts to embed may use beside the latest plan.
+    free_for_texts: bytes that texts to embed may use beside the latest plan.
     """
 
     def __init__(self, limits: Limits, pace: Pace | None = None) -> None:
@@ -86,11 +86,11 @@ class Planner:
         self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
         self._burst = Burst(self.pace)
-        self.widths = GuessWidth(limits.draft_tokens)
+        self.widths = DraftWidth(limits.draft_tokens)
         self.masks = MaskShare(limits.stall_ms / 1e3)
         self._texts = TextTurn(self.sequences, self._charges, self.pace)
         self.preemptions = 0
-        self.unused = self.lendable = limits.room
+        self.unused = self.free_for_texts = limits.budget
         self._arrived: list[int] = []  # since the latest plan
         self._leaving: list[Leave] = []
         self._steps = 0
@@ -116,9 +116,9 @@ class Planner:
         """Take bytes from the budget, or give some back; returns False if sequences use them."""
         if nbytes > max(self.unused, 0):
             return False
-        self.limits = replace(self.limits, room=self.limits.room - nbytes)
+        self.limits = replace(self.limits, budget=self.limits.budget - nbytes)
         self.unused -= nbytes
-        self.lendable -= nbytes
+        self.free_for_texts -= nbytes
         return True
 
     @property
@@ -160,9 +160,9 @@ class Planner:
         self.entries.copied.clear()
         self._claim = 0
         if self._texts.lacking:
-            self._claim = self._texts.claim(now, self._room - self._used())
+            self._claim = self._texts.claim(now, self._budget - self._used())
         unfit = self._refuse_unfit()
-        preempt, refuse, used = self._make_room()
+        preempt, refuse, used = self._free_memory()
         paused = self._pause_costly_grammars()
         start, refused = self._admit(now)
         refuse += unfit + refused
@@ -172,7 +172,7 @@ class Planner:
         }
         if paused or start or join:
             used = self._used()
-        left = self._room - used - self.entries.storing_bytes
+        left = self._budget - used - self.entries.storing_bytes
         prefilling = self.sequences.of("prefill")
         left += self._charges.least_pass(prefilling)
         free = left - self.entries.copied_bytes
@@ -189,12 +189,12 @@ class Planner:
         self._shrink(left)
         features = self._shrink_features(left - self.entries.index.nbytes)
         left -= self.entries.index.nbytes + self._features
-        guess = self._guess(left)
-        rows = self._rows(left, guess)
-        self.lendable += lent + self._claim
+        draft = self._draft_widths(left)
+        rows = self._rows(left, draft)
+        self.free_for_texts += lent + self._claim
         leave, self._leaving = self._leaving, []
         unread, self._unread = self._unread, []
-        self.unused = self.limits.room - used
+        self.unused = self.limits.budget - used
         return StepPlan(
             number=self._steps,
             features=features,
@@ -206,7 +206,7 @@ class Planner:
             start=tuple(start),
             join=tuple(join),
             decode=decode,
-            guess=guess,
+            draft=draft,
             rows=rows,
             prefill=tuple(prefill),
             ahead=ahead,
@@ -241,7 +241,7 @@ class Planner:
         if self.entries.busy or self._texts.lacking:
             return -1
         tokens, growth = self._charges.growth(self.sequences.batches().values())
-        if growth > self.lendable:
+        if growth > self.free_for_texts:
             return -1
         if self.limits.draft_tokens and any(
             sequence.arrived.draft_tokens for sequence in self.sequences.admitted.values()
@@ -251,7 +251,7 @@ class Planner:
             if not steps:
                 return -1
             tokens = min(tokens, steps)
-        self.lendable -= growth
+        self.free_for_texts -= growth
         self.unused -= growth
         return tokens
 
@@ -303,7 +303,7 @@ class Planner:
                 self.masks.masked(seconds)
                 if sequence := self.sequences.by_number.get(number):
                     sequence.mask_seconds, sequence.postponed = seconds, postponed
-            case Guessed(rows, longest, width, proposed, right, seconds, behind):
+            case Drafted(rows, longest, width, proposed, right, seconds, behind):
                 self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
             case OtherBytes(nbytes, features, files, texts):
                 if nbytes != self._other:
@@ -326,8 +326,8 @@ class Planner:
         return self._charges.used(self.sequences)
 
     @property
-    def _room(self) -> int:
-        return self.limits.room - self._other - self._files - self._claim
+    def _budget(self) -> int:
+        return self.limits.budget - self._other - self._files - self._claim
 
     def _drop_files(self, starting: SequenceState | None = None) -> None:
         """Drop the KV that was read from disk for waiting sequences; they will compute it.
@@ -342,7 +342,7 @@ class Planner:
                 self._unread.append(sequence.number)
         self._files = 0
 
-    def _make_room(self) -> tuple[list[Leave], list[Refusal], int]:
+    def _free_memory(self) -> tuple[list[Leave], list[Refusal], int]:
         """Preempt the newest sequences until the others fit, and evict cached prefixes.
 
         Returns the preempted sequences, the refused ones, and the bytes that the admitted sequences
@@ -355,12 +355,12 @@ class Planner:
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
-        if self._files and self._used() > self._room:
+        if self._files and self._used() > self._budget:
             self._drop_files()
-        while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
+        while (used := self._used()) > self._budget and (admitted := self.sequences.admitted):
             sequence = next(reversed(admitted.values()))
             if len(admitted) == 1:
-                soon_free = used <= self.limits.room - self._claim
+                soon_free = used <= self.limits.budget - self._claim
                 if soon_free and not (self._disk_hangs and sequence.state == "prefill"):
                     break
                 if sequence.least > 1:
@@ -369,14 +369,14 @@ class Planner:
                 if soon_free:
                     refused.append(self._refuse(sequence, used))
                     continue
-                if used - self._charges.snapshots(admitted.values()) > self.limits.room:
+                if used - self._charges.snapshots(admitted.values()) > self.limits.budget:
                     refused.append(self._refuse(sequence, used))
                     continue
             computed.append((sequence, sequence.storable))
             self.sequences.preempt(sequence, self._steps)
             self.preemptions += 1
         preempted: list[Leave] = []
-        left = self._room - used - self.entries.storing_bytes
+        left = self._budget - used - self.entries.storing_bytes
         for sequence, filled in reversed(computed):
             size = self._charges.entry(sequence, filled)
             entry = self.entries.number_for(sequence, filled) if filled and size <= left else None
@@ -426,24 +426,24 @@ class Planner:
         arrived, self._arrived = self._arrived, []
         for sequence in filter(None, map(self.sequences.by_number.get, arrived)):
             sequence.width, sequence.least = min(sequence.width, 2), 1
-            needed = self._charges.newcomer(sequence, alone=True)
+            needed = self._charges.admission(sequence, alone=True)
             sequence.width, sequence.least = sequence.arrived.width, SMALLEST_STEP
-            if needed > self.limits.room:
+            if needed > self.limits.budget:
                 refused.append(self._refuse(sequence, needed))
         return refused
 
     def _refuse(self, sequence: SequenceState, needed: int) -> Refusal:
         self.sequences.remove(sequence.number)
         self._leaving.append(Leave(sequence.number))
-        writing = 0 if needed > self.limits.room else self._other
-        return Refusal(sequence.number, needed, self.limits.room, sequence.total, writing)
+        writing = 0 if needed > self.limits.budget else self._other
+        return Refusal(sequence.number, needed, self.limits.budget, sequence.total, writing)
 
-    def _shrink(self, room: int, *pinned: int) -> None:
+    def _shrink(self, budget: int, *pinned: int) -> None:
         """Limit cached prefixes and features to `room` bytes together.
 
         pinned: cached prefixes that must not be evicted.
         """
-        self.entries.shrink(room - self._features, *pinned)
+        self.entries.shrink(budget - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
         """Return the maximum bytes of features, within the bytes `left`; None if unchanged."""
@@ -464,7 +464,7 @@ class Planner:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
-        if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._room:
+        if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._budget:
             # Not even the shortest sequence fits, including the copy while it joins a batch.
             return starts, refused
         waiting = [
@@ -485,34 +485,38 @@ class Planner:
                 continue  # together, they would need the memory that was lacking
             # Memory is checked first because that is quick: in a long queue, most do not fit.
             sequence.width = sequence.arrived.width
-            needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
-            if needed > self._room and sequence.width <= 2 and (self.sequences.admitted or storing):
+            needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+            if (
+                needed > self._budget
+                and sequence.width <= 2
+                and (self.sequences.admitted or storing)
+            ):
                 if now - sequence.since > _PATIENCE:
                     break
                 continue
             source = self._sources.choose(sequence)
-            if self._sources.expects(sequence, source, self._room - used):
+            if self._sources.expects(sequence, source, self._budget - used):
                 expecting += 1
                 used = self._used() + storing  # the sequence may now need a snapshot
                 continue
-            while needed > self._room and sequence.width > 2:
+            while needed > self._budget and sequence.width > 2:
                 sequence.width = 1 + (sequence.width - 1) // 2
-                needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
-            if needed > self._room and not (self.sequences.admitted or storing):
+                needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+            if needed > self._budget and not (self.sequences.admitted or storing):
                 sequence.least = 1
-                needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
-            if needed > self._room and not (self.sequences.admitted or storing):
+                needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+            if needed > self._budget and not (self.sequences.admitted or storing):
                 self._drop_files(sequence)
-            if needed > self._room:
+            if needed > self._budget:
                 if not (self.sequences.admitted or storing):
-                    if needed > self.limits.room or self._disk_hangs:
+                    if needed > self.limits.budget or self._disk_hangs:
                         refused.append(self._refuse(sequence, needed))
                 elif now - sequence.since > _PATIENCE:
                     break
                 continue
-            if self.entries.copied_bytes > max(self._room - needed, 0):
+            if self.entries.copied_bytes > max(self._budget - needed, 0):
                 break
-            starts.append(self._start(sequence, source, self._room - needed))
+            starts.append(self._start(sequence, source, self._budget - needed))
             if sequence.resting:
                 sequence.resting = False
                 self.masks.masked(sequence.mask_seconds)
@@ -621,7 +625,7 @@ class Planner:
             sequence.state = "decode"
             joins.append(Join(sequence.number, sequence.batch))
         if joins:
-            self._shrink(self._room - self._used())
+            self._shrink(self._budget - self._used())
         return joins
 
     def _batch_for(self, sequence: SequenceState) -> int:
@@ -630,7 +634,7 @@ class Planner:
         Every sequence of a batch needs as much memory as the longest.
         """
         left = (
-            self._room
+            self._budget
             - self._used()
             - self.entries.copied_bytes
             + self._charges.row(sequence.charged)
@@ -652,7 +656,7 @@ class Planner:
         self._batches += 1
         return self._batches
 
-    def _guess(self, left: int) -> dict[int, int]:
+    def _draft_widths(self, left: int) -> dict[int, int]:
         """Return how many draft tokens each batch may check, within the bytes `left`."""
         widths: dict[int, int] = {}
         if not self.limits.draft_tokens:
@@ -662,7 +666,7 @@ class Planner:
                 continue  # the model cannot process several tokens of several sequences in one pass
             wanted = max(sequence.arrived.draft_tokens for sequence in members)
             most = min(wanted, self.limits.draft_tokens)
-            if not most or self.widths.skips_guesses(len(members)):
+            if not most or self.widths.skips_drafting(len(members)):
                 continue
             longest = max(sequence.total for sequence in members)
             while most and self._charges.draft_tokens(len(members), most, longest) > left:
@@ -672,16 +676,16 @@ class Planner:
                 left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
         return widths
 
-    def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
+    def _rows(self, left: int, draft: Mapping[int, int]) -> dict[int, int]:
         """Return how many rows the KV of each batch may have, within the bytes `left`.
 
         A sequence joins without a copy of the others if its batch has an unused row, which another
         sequence has left or which was allocated in advance. At most the share _WASTE of the rows is
         unused, and there are never more rows than slots.
-        guess: the planned numbers of draft tokens, by batch.
+        draft: the planned numbers of draft tokens, by batch.
         """
         batches = self.sequences.batches()
-        for number, width in guess.items():
+        for number, width in draft.items():
             members = batches[number]
             longest = max(sequence.total for sequence in members)
             left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
@@ -695,5 +699,5 @@ class Planner:
             if len(members) > 1 and nbytes <= left:
                 depths[number] = depth
                 left -= nbytes
-        self._depths, self.lendable = depths, left
+        self._depths, self.free_for_texts = depths, left
         return depths

@@ -39,14 +39,14 @@ class PrefillTurns:
         self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
 
     def choose(
-        self, filling: Sequence[SequenceState], now: float, room: int, *, running: bool
+        self, filling: Sequence[SequenceState], now: float, free: int, *, running: bool
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
         """Return the prefill passes of this step, within the pause allowed for running streams.
 
         Also returns the scores of this step, and the temporary bytes of all passes together. They
         are added up, because all passes may be in MLX's queue at the same time.
         filling: the sequences in prefill.
-        room: bytes that admitted sequences leave for passes.
+        free: bytes that admitted sequences leave for passes.
         running: whether other sequences decode.
         """
         if not running:
@@ -65,28 +65,28 @@ class PrefillTurns:
             beside = self._pace.pause(running=True)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
-        left = room
+        left = free
         while order and seconds > 0:
             sequence = order.pop(0)
-            budget = self._pace.fitting(seconds, sequence.filled)
+            token_budget = self._pace.fitting(seconds, sequence.filled)
             if sequence.filled >= sequence.target:
-                if fitting := self._charges.fitting(sequence, budget, left):
+                if fitting := self._charges.fitting(sequence, token_budget, left):
                     left -= self._charges.prefill_pass(sequence, fitting, sequence.charged)
                     scores.append(Score(sequence.number, fitting))
                     self._scored = True
                 break
-            most = budget // 2 if halved else budget
+            most = token_budget // 2 if halved else token_budget
             halved = False
             cut = sequence.target - sequence.filled > most
             if cut:
                 if beside <= 0:
                     continue
-                budget = most = min(most, self._pace.fitting(beside, sequence.filled))
+                token_budget = most = min(most, self._pace.fitting(beside, sequence.filled))
             fitting = self._charges.fitting(sequence, max(most, SMALLEST_STEP), left)
             least = min(self._pace.width, sequence.target - sequence.filled) if passes else 1
             if fitting < least or (passes and self._pace.seconds(least, sequence.filled) > seconds):
                 continue
-            group = self._group(sequence, fitting, order, budget, left)
+            group = self._group(sequence, fitting, order, token_budget, left)
             members = [member for member, _ in group]
             order = [other for other in order if other not in members]
             parts = [part for _, part in group]
@@ -97,7 +97,7 @@ class PrefillTurns:
             self._formed += len(group) > 1
             for member in members:
                 member.group = self._formed if len(group) > 1 else 0
-        return passes, scores, room - left
+        return passes, scores, free - left
 
     def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
         """Return the sequences that this step may prefill, the most urgent first."""
@@ -163,7 +163,7 @@ class PrefillTurns:
         first: SequenceState,
         tokens: int,
         others: Sequence[SequenceState],
-        budget: int,
+        token_budget: int,
         left: int,
     ) -> list[tuple[SequenceState, Prefill]]:
         """Return the next chunk of a prompt, and chunks of others that share its pass.
@@ -173,14 +173,14 @@ class PrefillTurns:
         first: the sequence of the first prompt.
         tokens: maximum number of tokens of its chunk.
         others: sequences that may share the pass.
-        budget: maximum number of tokens of the pass, including padding.
+        token_budget: maximum number of tokens of the pass, including padding.
         left: bytes for the pass.
         """
-        group = [(first, stretch(first, tokens))]
+        group = [(first, next_chunk(first, tokens))]
         if not self._together or first.arrived.alone:
             return group
         candidates = [
-            (other, stretch(other, budget))
+            (other, next_chunk(other, token_budget))
             for other in others
             if not other.arrived.alone and other.filled < other.target
         ]
@@ -189,8 +189,8 @@ class PrefillTurns:
             parts = [part for _, part in more]
             ends = [part.end for part in parts]
             # A pass of so few tokens takes about as long as a pass of the first chunk alone.
-            free = self._pace.width if max(ends) <= UNEVEN else 0
-            if _padded(parts) > max(budget, free):
+            quick = self._pace.width if max(ends) <= UNEVEN else 0
+            if _padded(parts) > max(token_budget, quick):
                 continue
             if self._seconds(parts) > self._seconds(parts[:-1]) + self._seconds(parts[-1:]):
                 continue
@@ -210,12 +210,12 @@ class PrefillTurns:
         return self._charges.shared_pass(members, longest, max(part.end for _, part in group))
 
 
-def stretch(sequence: SequenceState, budget: int) -> Prefill:
+def next_chunk(sequence: SequenceState, token_budget: int) -> Prefill:
     """Return the next chunk of a prompt; it ends at a position where a snapshot is needed.
 
-    budget: maximum number of tokens.
+    token_budget: maximum number of tokens.
     """
-    end = min(sequence.filled + budget, sequence.target)
+    end = min(sequence.filled + token_budget, sequence.target)
     end = min([end, *(length for length in sequence.positions if length > sequence.filled)])
     if sequence.arrived.whole:
         end = sequence.uncut(end)

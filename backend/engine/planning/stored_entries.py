@@ -92,12 +92,12 @@ class StoredEntries:
             self.copied.add(source.number)
             self.index.touch(source.number)
 
-    def shrink(self, room: int, *pinned: int) -> None:
-        """Evict entries until they use at most `room` bytes.
+    def shrink(self, budget: int, *pinned: int) -> None:
+        """Evict entries until they use at most `budget` bytes.
 
         pinned: entries that must stay.
         """
-        most = max(min(room, self._limits.prompt_cache), 0)
+        most = max(min(budget, self._limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self.copied}))
 

@@ -48,7 +48,7 @@ class _Mean:
         self.value += (value - self.value) / self.count
 
 
-class GuessWidth:
+class DraftWidth:
     """The measured costs and gains of draft tokens, for one loaded model.
 
     most: maximum number of draft tokens at a time.
@@ -79,7 +79,7 @@ class GuessWidth:
         self._refresh = _FIRST_REFRESH
         self.report = DraftReport()
 
-    def skips_guesses(self, rows: int) -> bool:
+    def skips_drafting(self, rows: int) -> bool:
         """Return whether the next step of `rows` sequences is plain and need not be reported.
 
         Otherwise `choose` decides. While drafting is paused, calling `choose` and reporting every
