@@ -1,4 +1,4 @@
-"""Runs the gateway, in place of this process or as its child."""
+"""Runs the gateway, as a child process or instead of this process."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def run(*arguments: str) -> NoReturn:
 
 
 def mlx_backend() -> NoReturn:
-    """Run the `mlx-backend` command; this is the wheel's entry point."""
+    """Run the `mlx-backend` command, as the wheel's console script does."""
     hold_interrupts()
     run("-m", "cli", *sys.argv[1:])
 

@@ -22,7 +22,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def folded(word: str) -> str:
-    """Return a word in lower case, with underscores in place of dashes."""
+    """Return a word in lower case, with its dashes replaced by underscores."""
     return word.strip().lower().replace("-", "_")
 
 
