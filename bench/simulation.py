@@ -76,7 +76,7 @@ def _planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float
     limits = Limits(
         cost=CacheCost(98_304, 0),
         slots=2 * decoding if memory else decoding,
-        room=1 << 50,
+        budget=1 << 50,
         prompt_cache=8 * GIB,
         max_entries=0,
         prefill_chunk=1 << 20,
@@ -95,7 +95,7 @@ def _planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float
             events.append(PrefillTimed(sum(part.end - part.start for part in group), 1e-6))
         planner.plan(now, events)
     if memory:
-        planner.limits = replace(limits, room=_charged(planner) + _SPARE)
+        planner.limits = replace(limits, budget=_charged(planner) + _SPARE)
     planner.plan(now, [_arrival(drawn, decoding + number) for number in range(waiting)])
     seconds = []
     for _ in range(_STEPS):

@@ -1,8 +1,8 @@
-"""Lists the coding agents that `mlx-backend launch` starts, and what each must know of a model.
+"""Lists the coding agents that `mlx-backend launch` starts, and how each is configured for a model.
 
-An agent that assumes a larger context window than the model has never shortens its conversation in
-time, so every agent that has a setting for the window gets the model's. docs/agents.md is generated
-from this table: `python -m cli.agents`.
+An agent that assumes a larger context window than the model has shortens its conversation too
+late. So the context window is set in every agent that has a setting for it. The table in
+docs/agents.md is generated from this list by `python -m cli.agents`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 
 from common.cache_folder import cache_folder
 
-FOLDER = "{folder}"  # in a Setup's words: the folder with its files
+FOLDER = "{folder}"  # in a Setup: stands for the folder of its files
 _MOST_OUTPUT = 16_384  # tokens
-# Qwen Code uses nearly all of a window up to the first size; of a larger one 23,000 tokens less:
-# of 40,960 only 17,960, hardly more than its own prompt. From the second size on, that is more.
+# Qwen Code uses nearly all of a context window of up to 33,000 tokens, but leaves 23,000 tokens of
+# a larger window unused: of 40,960 it uses only 17,960, hardly more than its own prompt. Only from
+# 54,000 tokens on does it use more than of a window of 33,000.
 _QWEN_WHOLE, _QWEN_LARGE = 33_000, 54_000
 _DOCUMENT = Path(__file__).parents[1] / "docs" / "agents.md"
 _BEGIN, _END = "<!-- launch -->\n", "<!-- end of launch -->\n"
@@ -28,9 +29,9 @@ _BEGIN, _END = "<!-- launch -->\n", "<!-- end of launch -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A gateway and its model.
+    """A gateway and the model that an agent uses there.
 
-    context: tokens of prompt and answer; 0 if it is unknown.
+    context: maximum number of tokens of prompt and answer together; 0 if it is unknown.
     catalogue: the gateway's description of its models for Codex.
     """
 
@@ -42,15 +43,18 @@ class Served:
 
     @property
     def output(self) -> int:
-        """Tokens to leave for an answer."""
+        """Number of tokens of the context that are reserved for an answer."""
         return min(self.context // 10, _MOST_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How to start an agent: variables, arguments, and files that it reads.
+    """Describes how to start an agent for a model.
 
-    before: a command that stores the settings in the agent's own files.
+    environ: environment variables.
+    arguments: arguments of the agent's program.
+    files: contents of files that the agent reads, by their path.
+    before: arguments of an earlier call of the program, which stores settings in the agent's files.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -61,10 +65,15 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. An agent's first request has thousands of tokens, mostly tools.
+    """A coding agent.
 
-    tested: the version that was run.
-    least: tokens of context that it needs.
+    program: the name of its executable.
+    install: the command that installs it.
+    tested: the version that was tried.
+    setup: returns the set-up for a gateway and its model.
+    least: size of the context, in tokens, that it needs: its first request alone has thousands of
+        tokens, mostly tools.
+    note: what the documentation adds.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Starts a backend process to ask and to measure, without a gateway."""
+"""Starts a backend process without a gateway, for the demo, doctor and benchmarks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wire import backend_pb2_grpc
 
 CONTEXT_SIZE = 4096
 STOP_SECONDS = 15.0
-_END_SECONDS = 2.0  # between a lost connection and the end of the backend
+_END_SECONDS = 2.0  # how long a backend may take to end after its connection is lost
 
 
 def free_port() -> int:
@@ -35,11 +35,10 @@ def free_port() -> int:
 def options_for(
     model: str, report: Callable[[str], None] = default_model.report_on_stderr
 ) -> pb.ModelOptions:
-    """Return the load of a folder or a hub id; for "", of the default model.
+    """Return the LoadModel request for a model. Raises ModelUnavailable.
 
-    report: called with each stage of the download of the default model.
-
-    Raises ModelUnavailable.
+    model: a folder or a hub id; "" for the default model.
+    report: called with a message for each stage of the default model's download.
     """
     reference = model or str(default_model.ensure(report))
     options = pb.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
@@ -50,7 +49,7 @@ def options_for(
 
 
 def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.BackendStub:
-    """Wait for the port, then for Health. Raises RuntimeError if the child died."""
+    """Return a stub once a backend answers Health. Raises RuntimeError if the process ends."""
     while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
@@ -74,7 +73,7 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
 
 
 def failure_of(error: grpc.RpcError, child: subprocess.Popen[bytes]) -> str:
-    """Return why a call failed: how the backend ended, if it did, else the call's status."""
+    """Return why a call failed: how the backend process ended or, if it runs, the call's status."""
     failed: Any = error
     if failed.code() is grpc.StatusCode.UNAVAILABLE:
         with suppress(subprocess.TimeoutExpired):
@@ -83,9 +82,10 @@ def failure_of(error: grpc.RpcError, child: subprocess.Popen[bytes]) -> str:
 
 
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment without the changes of its start script.
+    """Return the environment for a backend process.
 
-    It also lacks the token of a host's backends, without which calls would be refused.
+    It is this process's environment without the changes of its start script and without the token
+    of a host, because a backend with a token would refuse our calls.
 
     extra: variables to add.
     """
@@ -103,7 +103,12 @@ def process(
     module: str = "backend",
     arguments: Sequence[str] = (),
 ) -> Iterator[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
-    """Start a backend, on a free port without `port`; yields its process and a stub."""
+    """Run a backend until the block ends; yields its process and a stub.
+
+    environment: variables to add to its environment.
+    port: None for a free port.
+    module: the module to run, with `arguments`.
+    """
     port = port or free_port()
     child = subprocess.Popen(
         command("-m", module, "--addr", f"127.0.0.1:{port}", *arguments),

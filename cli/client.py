@@ -1,4 +1,4 @@
-"""Calls a gateway that runs already, and reports to the user if it does not answer."""
+"""Calls a running gateway, and turns its errors into messages for the user."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Refused(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A gateway at `url`, called with `key` if it has one."""
+    """Calls the gateway at `url`, with an API key if the gateway needs one."""
 
     url: str = DEFAULT_URL
     key: str = ""
 
     def __post_init__(self) -> None:
-        """Raise UsageError if `url` is not an address."""
+        """Raise UsageError if `url` is not an HTTP address."""
         try:
             if httpx.URL(self.url).scheme in ("http", "https"):
                 return
@@ -35,7 +35,7 @@ class Client:
         raise click.UsageError(f"--url is {self.url!r}: give one such as {DEFAULT_URL}")
 
     def runs(self) -> bool:
-        """Return whether a gateway answers there."""
+        """Return whether a gateway answers at the address."""
         try:
             with self._http() as http:
                 return http.get("/health", timeout=5.0).is_success
@@ -43,17 +43,17 @@ class Client:
             return False
 
     def get(self, path: str) -> Any:
-        """Return the JSON at a path. Raises Refused."""
+        """Send a GET request, and return the JSON of the response. Raises Refused."""
         return self._json("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the JSON that a request gets. Raises Refused."""
+        """Send a POST request, and return the JSON of the response. Raises Refused."""
         return self._json("POST", path, body)
 
     def model(self, name: str = "") -> dict[str, Any]:
-        """Return the card of a model: the named one, else a loaded one, else the only one.
+        """Return the description of a model in `/v1/models`. Raises Refused.
 
-        Raises Refused.
+        name: "" for the only loaded model or, if none is loaded, for the only model.
         """
         if name:
             card: dict[str, Any] = self.get(f"/v1/models/{name}")
@@ -68,7 +68,10 @@ class Client:
         return dict((loaded or cards)[0])
 
     def loaded(self, name: str) -> str:
-        """Return the id of a model that is loaded there; "" if it is not, or if nothing answers."""
+        """Return the id of a model if the gateway has loaded it; otherwise "".
+
+        name: as for `model`.
+        """
         if not self.runs():
             return ""
         try:
@@ -78,7 +81,7 @@ class Client:
         return str(card["id"]) if card["status"]["value"] == "loaded" else ""
 
     def streamed(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the server-sent events of a stream. Raises Refused."""
+        """Send a POST request, and yield the server-sent events of the response. Raises Refused."""
         try:
             with self._http() as http, http.stream("POST", path, json=body) as answer:
                 if not answer.is_success:

@@ -1,4 +1,4 @@
-"""The commands of `mlx-backend` and their arguments; what they do is in the modules beside it."""
+"""Defines the commands of `mlx-backend` and their arguments; other modules carry them out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Interrupted(Exception):
 
 
 class Command(Grouped):
-    """A command that Ctrl-C ends. `common.launch` blocks the signal until here."""
+    """A command that Ctrl-C ends. `common.launch` blocks SIGINT until the command starts."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -49,7 +49,7 @@ class Commands(click.Group):
     command_class = Command
 
     def __call__(self, arguments: Sequence[str]) -> int:
-        """Run a command line. Returns the exit code: 1 for a failure, 2 for wrong arguments."""
+        """Run a command line. Returns the exit code: 1 after a failure, 2 for wrong arguments."""
         words = list(arguments)
         if words[:1] == ["help"]:  # `help COMMAND`, as many programs have it
             words = [*words[1:], "--help"]
@@ -85,7 +85,7 @@ def COMMAND(ctx: click.Context) -> None:
 
 
 def _complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
-    """Return names of downloaded models for the shell."""
+    """Return the names of downloaded models that begin with `begun`, for the shell."""
     from cli import local_models
 
     return [model.name for model in local_models.found() if model.name.startswith(begun)]
@@ -100,7 +100,7 @@ def _model(*, required: bool = False) -> _Decorator:
 
 
 def _gateway_address(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the options that name a running gateway."""
+    """Add the options that name a running gateway to a command."""
     url = click.option(
         "--url",
         envvar="MLX_BACKEND_URL",
@@ -124,8 +124,8 @@ def _gateway_address(command: Callable[..., Any]) -> Callable[..., Any]:
 def serve(reference: str, **given: Any) -> None:
     """Serve a model over HTTP, with a chat page.
 
-    The model is loaded first. Variables of the environment: MODEL, MODELS (a folder of model
-    files), and MLX_GATEWAY_ with the name of an option, such as MLX_GATEWAY_PORT.
+    The model is loaded before the server accepts requests. Environment variables: MODEL, MODELS (a
+    folder of model files), and MLX_GATEWAY_ with the name of an option, such as MLX_GATEWAY_PORT.
     """
     _require_build()
     from cli import serving
@@ -153,9 +153,10 @@ def _only_one(reference: str, model: str | None) -> None:
 def run(
     reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str, **given: Any
 ) -> None:
-    """Load a model and talk to it; answer PROMPT and end, if it is given or piped in.
+    """Load a model and talk to it, or answer one PROMPT, which can also be piped in.
 
-    A running gateway that has loaded the model is asked, unless an option of the model is given.
+    If a running gateway has loaded the model, that gateway answers, unless an option of the model
+    is given.
     """
     _require_build()
     from cli import serving
@@ -178,7 +179,7 @@ def run(
 @click.option("--system", default="", help="A system message. [default: the template's own]")
 @_gateway_address
 def chat(reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str) -> None:
-    """Talk to a model of a running gateway; answer PROMPT and end, if it is given or piped in."""
+    """Talk to a model of a running gateway, or let it answer one PROMPT, which can be piped in."""
     from cli.client import Client
 
     client = Client(url, api_key)
@@ -270,7 +271,7 @@ def _local(reference: str) -> Any:
 
 
 def _known(action: Any) -> Any:
-    """Return the result of an action on a local model; its failure in one line."""
+    """Return the result of an action on a local model. Raises ClickException if there is none."""
     from cli.local_models import NoSuchModel
 
     try:
@@ -330,8 +331,9 @@ def launch(
 ) -> int:
     """Start a coding agent with a model: claude, codex, opencode, qwen, cline, goose or pi.
 
-    The agent gets the gateway's address, the model and its context window. If no gateway runs,
-    --model names the model to serve while the agent runs. Arguments after -- are the agent's own.
+    The agent is given the gateway's address, the model and its context window. If no gateway runs,
+    --model names the model to serve while the agent runs. Arguments after -- are passed to the
+    agent.
     """
     from cli import launching, serving
     from cli.client import Client
@@ -346,7 +348,7 @@ def launch(
         served = launching.served(client, reference)
         return launching.start(chosen, served, arguments, only_print=only_print, replace=True)
     if not reference:
-        client.get("/health")  # says that there is no gateway
+        client.get("/health")  # fails, with the message that there is no gateway
     _require_build()
     model = _fetching(lambda: serving.reference_of(reference))
     with serving.gateway([f"--model={model}", *model_settings(given)]) as own:
@@ -369,7 +371,7 @@ def doctor(reference: str, report: str) -> int:
 
 
 class _Backend(click.Command):
-    """Passes all arguments on; the backend reads them, and unblocks Ctrl-C itself."""
+    """Passes all arguments to the backend, which parses them and unblocks SIGINT itself."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.args = list(args)
@@ -392,7 +394,7 @@ def backend(ctx: click.Context) -> None:
 @COMMAND.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the script that completes commands and models in a shell.
 
     In bash: eval "$(mlx-backend completion bash)"
     """
@@ -404,7 +406,7 @@ def completion(shell: str) -> None:
 
 
 def _fetching(action: Any) -> Any:
-    """Return the result of an action that may fetch a model; its failure in one line."""
+    """Return the result of an action that may download a model. Raises ClickException."""
     from cli.default_model import ModelUnavailable
 
     try:
@@ -414,7 +416,7 @@ def _fetching(action: Any) -> Any:
 
 
 def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table without the columns in which every row is empty."""
+    """Print a table without its empty columns; nothing if there are no rows."""
     kept = [at for at, _ in enumerate(head) if any(row[at] for row in rows)]
     lines = [[row[at] for at in kept] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

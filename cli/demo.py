@@ -1,4 +1,4 @@
-"""Runs `make demo`: one question to a real model over gRPC, as a host would ask it."""
+"""Runs `make demo`: sends a question to a real model over gRPC, as a host does."""
 
 import codecs
 import os
@@ -23,7 +23,11 @@ def say(line: str) -> None:
 
 
 def converse(prompt: str, model: str, ranks: str) -> None:
-    """Load a model, ask it and print the answer. Raises ModelUnavailable or RuntimeError."""
+    """Load a model, and print its answer to a prompt. Raises ModelUnavailable or RuntimeError.
+
+    model: a folder or a hub id; "" for the default model.
+    ranks: the number of processes among which the model is divided; "" for one.
+    """
     options = options_for(model, say)
     say("starting the backend")
     # A download takes long: the log shows its progress.
@@ -41,7 +45,7 @@ def converse(prompt: str, model: str, ranks: str) -> None:
 
 
 def stream_answer(stub: BackendStub, prompt: str) -> None:
-    """Print the question, the answer as it is generated, and its figures. Raises RuntimeError."""
+    """Print the question, the answer as it is generated, and its speed. Raises RuntimeError."""
     request = pb.PredictOptions(
         Messages=[pb.Message(role="user", content=prompt)],
         UseTokenizerTemplate=True,
@@ -76,7 +80,7 @@ def summary(last: pb.Reply, first_text: float) -> str:
 
 
 def terminated(number: int, _frame: FrameType | None) -> None:
-    """Exit in a way that stops the backend too."""
+    """Raise SystemExit, so that the backend is stopped too."""
     raise SystemExit(128 + number)
 
 

@@ -1,8 +1,8 @@
 """Runs `mlx-backend doctor` and `make doctor`, which test whether the backend works here.
 
-Loads one model, tests what can differ between devices, and compares the speed with plain mlx-lm on
-the same checkpoint. Prints a report and writes it as JSON, to paste into an issue. The report
-contains no paths of the machine, and no prompts but its own.
+Doctor loads one model, tests what can differ between devices, and compares the speed with that of
+mlx-lm on the same checkpoint. It prints a report and writes it as JSON, to paste into an issue. The
+report contains no paths of the machine, and only doctor's own prompts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ Verdict = Literal["ok", "note", "FAILED"]
 class Finding:
     """The result of one check.
 
-    figures: its numbers, for the JSON report.
+    detail: what was found, for the printed report.
+    figures: the measured numbers, for the JSON report.
     """
 
     name: str
@@ -71,9 +72,10 @@ class Finding:
 class Answer:
     """One greedy answer.
 
-    tokens: empty if the request asked for no log-probabilities.
+    tokens: the tokens as strings; empty if the request asked for no log-probabilities.
     best: for each token, the log-probabilities of the likeliest tokens at its position.
-    prefill, decode: seconds, as the backend reports them.
+    prefill: seconds that the backend reports for the prompt.
+    decode: seconds that the backend reports for the tokens after the first.
     """
 
     tokens: list[str]
@@ -87,7 +89,7 @@ class Answer:
 
 
 def examine(options: pb.ModelOptions) -> Iterator[Finding]:
-    """Run all checks; yields each finding as soon as it is known."""
+    """Run all checks on a model, and yield each finding as soon as it is known."""
     try:
         yield machine()
     except subprocess.CalledProcessError as end:
@@ -122,7 +124,7 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
 
 
 def _tried(options: pb.ModelOptions) -> pb.ModelOptions:
-    """Return a load that ends with a trial, whatever earlier loads have found."""
+    """Return the LoadModel request with a trial, even if earlier loads have stored findings."""
     tried = pb.ModelOptions()
     tried.CopyFrom(options)
     tried.Options.append("load_trial:true")
@@ -158,9 +160,9 @@ def _guarded(
     stub: BackendStub,
     child: subprocess.Popen[bytes],
 ) -> Finding:
-    """Run a check; it has failed if the backend refuses its request, or ends.
+    """Run a check, and return its finding. It fails if the backend refuses a request, or ends.
 
-    A request that the model's kind does not answer shows nothing.
+    A request that models of this kind do not support is not a failure.
     """
     try:
         return check(stub)
@@ -193,7 +195,7 @@ def _grammar(stub: BackendStub) -> Finding:
 
 
 def _batching(stub: BackendStub) -> Finding:
-    """Return whether prompts get the same tokens in a batch as alone."""
+    """Check that prompts get the same tokens in a batch as alone."""
     alone = [ask(stub, question) for question in QUESTIONS]
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         together = list(pool.map(lambda question: ask(stub, question), QUESTIONS))
@@ -204,9 +206,10 @@ def _batching(stub: BackendStub) -> Finding:
 
 
 def difference(answer: Answer, other: Answer) -> float | None:
-    """Return how much better `answer` rates its own token where two answers first differ, in nats.
+    """Compare two answers at the first position where their tokens differ.
 
-    None if the answers are equal; infinite if the other's token is not among the best of `answer`.
+    Returns by how many nats `answer` rates its own token higher than the token of `other`. Returns
+    None if the answers are equal, and infinity if the other token is not in `answer.best`.
     """
     for at, (mine, theirs) in enumerate(zip(answer.tokens, other.tokens, strict=False)):
         if mine != theirs:
@@ -216,10 +219,13 @@ def difference(answer: Answer, other: Answer) -> float | None:
 
 
 def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
-    """Return the verdict on differences.
+    """Return the verdict on the differences between answers alone and in a batch, and its text.
 
-    A GPU's kernels may round differently for another batch size, which may change the order only of
-    nearly equal tokens.
+    A GPU's kernels may round differently for another batch size. This is no failure, because it
+    changes only the order of tokens that are nearly equally likely.
+
+    gaps: the results of `difference` for the answers that differ.
+    count: number of all answers.
     """
     if not gaps:
         return "ok", f"{count} of {count} answers are equal"
@@ -242,7 +248,7 @@ def _prefix(stub: BackendStub) -> Finding:
 
 
 def _cancel(stub: BackendStub) -> Finding:
-    """Return whether the slot becomes free when a client disconnects."""
+    """Check that the slot becomes free when a client disconnects."""
     call = stub.PredictStream(_request(QUESTIONS[2], 1000, {}))
     for _ in zip(range(3), call, strict=False):
         pass
@@ -261,7 +267,7 @@ def _cancel(stub: BackendStub) -> Finding:
 
 
 def _speed(stub: BackendStub) -> dict[str, float]:
-    """Return tokens per second: prefill and decode of one prompt, and several answers at once."""
+    """Measure the tokens per second of a prefill, of a decode, and of several answers at once."""
 
     def answer(prompt: str, tokens: int = DECODE_TOKENS) -> Answer:
         return ask(stub, prompt, tokens, TopLogprobs=0)
@@ -292,14 +298,14 @@ def _together(width: int) -> str:
 
 
 def _measured(speeds: dict[str, float], stub: BackendStub) -> Finding:
-    """Return the memory of MLX after the measurement of the speeds, which are added."""
+    """Measure the speeds, add them to `speeds`, and return the memory that MLX then uses."""
     speeds |= _speed(stub)
     parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
-    return Finding("memory", "ok", f"MLX holds {_mib(parts['mlx_active'])}", parts)
+    return Finding("memory", "ok", f"MLX uses {_mib(parts['mlx_active'])}", parts)
 
 
 def _compared(ours: dict[str, float], options: pb.ModelOptions) -> Finding:
-    """Return the speeds beside those of mlx-lm, which are measured in a process of its own."""
+    """Compare the backend's speeds with those of mlx-lm, which a separate process measures."""
     model = options.ModelFile or options.Model
     try:
         theirs = dict(json.loads(_child(["-m", "cli.doctor", model])))
@@ -346,12 +352,11 @@ def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOpti
     )
 
 
-def plain(model: str) -> dict[str, float]:
-    """Return the tokens per second of mlx-lm on the prompts of `_speed`.
+def mlx_lm_speeds(model: str) -> dict[str, float]:
+    """Measure what `_speed` measures, by mlx-lm alone, in the process that `_compared` starts.
 
-    This runs in a process of `_compared`. `stream_generate` generates one answer, `batch_generate`
-    several. On a CPU mlx-lm is set to compute as the backend does: in float32, without MLX's
-    compiler.
+    `stream_generate` generates one answer, and `batch_generate` several. On a CPU, mlx-lm is
+    configured to compute as the backend does: in float32, without MLX's compiler.
     """
     import mlx.core as mx
     from mlx_lm import batch_generate, load, stream_generate
@@ -381,7 +386,7 @@ def plain(model: str) -> dict[str, float]:
 
 
 def _child(arguments: Sequence[str]) -> str:
-    """Return the last line that a Python process in the backend's environment prints."""
+    """Run Python in the backend's environment, and return the last line that it prints."""
     done = subprocess.run(
         command(*arguments),
         env=environment_of({}),
@@ -403,7 +408,10 @@ def words(count: int) -> str:
 
 
 def run(model: str, report: Path) -> int:
-    """Check a model, "" for the default one, and write the report. Returns 1 if a check failed."""
+    """Check a model, and write the report. Returns 1 if a check has failed.
+
+    model: a folder or a hub id; "" for the default model.
+    """
     try:
         options = options_for(model)
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -425,4 +433,4 @@ def run(model: str, report: Path) -> int:
 
 
 if __name__ == "__main__":  # the process of `_compared`
-    print(json.dumps(plain(sys.argv[1])))
+    print(json.dumps(mlx_lm_speeds(sys.argv[1])))

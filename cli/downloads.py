@@ -1,4 +1,4 @@
-"""`mlx-backend pull`: a download from the hub with a progress bar."""
+"""Runs `mlx-backend pull`, which downloads a model from the hub with a progress bar."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gateway.supervisor.process import DOWNLOAD
 
 
 def pull(reference: str) -> str:
-    """Download a model, and check that it can be served. Returns a message for the user.
+    """Download a model, and check that it can be served.
 
-    Raises ClickException, ModelUnavailable, OSError.
+    Returns a message for the user. Raises ClickException, ModelUnavailable, OSError.
     """
     if reference.casefold() == default_model.NAME.casefold():
         return f"{default_model.NAME} is in {default_model.ensure()}"

@@ -1,8 +1,8 @@
 """Converts a llama-architecture GGUF file with a byte-level BPE tokenizer to a model directory.
 
 GGUF stores weights, tokenizer and chat template in one file; MLX models are directories in the
-layout of the Hugging Face hub. MLX reads the file itself. What remains is to convert the quantised
-weights to dense float16, and to undo llama.cpp's reordering of the query and key projections.
+layout of the Hugging Face hub. MLX can read GGUF files. This module converts the quantised weights
+to dense float16, and undoes llama.cpp's reordering of the query and key projections.
 """
 
 import json
@@ -44,7 +44,7 @@ class UnsupportedGGUF(Exception):
 
 @dataclass(frozen=True)
 class Shape:
-    """The architecture's numbers, under their names in config.json."""
+    """The dimensions of the architecture, under their names in config.json."""
 
     hidden_size: int
     intermediate_size: int

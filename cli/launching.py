@@ -1,4 +1,4 @@
-"""`mlx-backend launch`: starts a coding agent that is set up for a gateway's model."""
+"""Runs `mlx-backend launch`, which starts a coding agent with the settings for a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def agent(word: str) -> Agent:
 
 
 def served(client: Client, name: str) -> Served:
-    """Return a gateway's model as an agent needs to know it. Raises Refused."""
+    """Return what an agent must know of a gateway and its model. Raises Refused."""
     card = client.model(name)
     listed = client.get("/v1/models").get("models", [])
     catalogue = tuple(entry for entry in listed if entry["slug"] == card["id"])
@@ -37,7 +37,7 @@ def served(client: Client, name: str) -> Served:
 def start(
     chosen: Agent, model: Served, arguments: tuple[str, ...], *, only_print: bool, replace: bool
 ) -> int:
-    """Start an agent, or print how. Returns its exit code.
+    """Start an agent, or print the commands that do so. Returns the agent's exit code.
 
     replace: whether the agent replaces this process.
     """
@@ -71,6 +71,6 @@ def _run(program: str, setup: Setup, arguments: tuple[str, ...], *, replace: boo
     if replace:
         os.execve(program, command, environ)
     agent_process = subprocess.Popen(command, env=environ)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which may go on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which may continue
     code = agent_process.wait()
     return code if code >= 0 else 128 - code

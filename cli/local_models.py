@@ -33,7 +33,7 @@ class LocalModel:
 
     @property
     def reference(self) -> str:
-        """The name by which the gateway serves it."""
+        """What to pass to the gateway for this model: the hub id, or the folder."""
         return self.repository or str(self.folder)
 
     @property
@@ -42,22 +42,22 @@ class LocalModel:
 
     @property
     def short(self) -> str:
-        """Its name without the owner."""
+        """The name without the owner of the repository."""
         return self.name.rpartition("/")[2]
 
     @property
     def nbytes(self) -> int:
-        """The size of its files."""
+        """The size of the model's files in bytes."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
     @property
     def changed(self) -> float:
-        """When it was downloaded, in seconds since the epoch."""
+        """When the model was downloaded, in seconds since the epoch."""
         return self.folder.stat().st_mtime
 
 
 def found() -> list[LocalModel]:
-    """Return every complete model, by name."""
+    """Return all complete models, sorted by name."""
     return sorted(_found(), key=lambda model: model.name.casefold())
 
 
@@ -83,7 +83,10 @@ def is_model(folder: Path) -> bool:
 
 
 def named(name: str) -> LocalModel:
-    """Return the model of a folder, a hub id or a short name, in any case. Raises NoSuchModel."""
+    """Return a model. Raises NoSuchModel.
+
+    name: a folder, a hub id or a short name; upper and lower case of names do not matter.
+    """
     local = Path(name).expanduser()
     if is_model(local):
         return LocalModel(local.absolute())
@@ -97,13 +100,13 @@ def named(name: str) -> LocalModel:
 
 
 def config_of(model: LocalModel) -> ModelConfig:
-    """Return the model as the gateway would serve it."""
+    """Return the configuration with which the gateway would serve the model."""
     (config,) = single(model.reference).models
     return Checkpoints(Path.cwd()).completed(config)
 
 
 def description(model: LocalModel) -> dict[str, str]:
-    """Return what is known of a model without loading it: each property and its value.
+    """Return the properties of a model that can be read from its files, for `mlx-backend show`.
 
     Raises NoSuchModel.
     """
@@ -149,5 +152,5 @@ def remove(model: LocalModel) -> int:
 
 
 def size(nbytes: int) -> str:
-    """Return a size for people."""
+    """Return a number of bytes as text with a unit."""
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"

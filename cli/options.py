@@ -15,7 +15,12 @@ from gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class ModelOption:
-    """An option for the model itself: its key in a model file, and what it does."""
+    """A command-line option that sets a key of the model file.
+
+    key: the path of the key, such as `parameters.temperature`.
+    meaning: the help text.
+    kind: the type of the value.
+    """
 
     flag: str
     key: str
@@ -32,7 +37,7 @@ class ModelOption:
 MODEL_OPTIONS = (
     ModelOption(
         *("--context-size", "context_size", "TOKENS"),
-        "Maximum tokens of prompt and answer together. [default: as many as memory holds]",
+        "Maximum tokens of prompt and answer together. [default: as many as fit in memory]",
         int,
     ),
     ModelOption(
@@ -42,13 +47,13 @@ MODEL_OPTIONS = (
     ),
     ModelOption(
         *("--temperature", "parameters.temperature", "NUMBER"),
-        "Temperature of requests without one; 0 always picks the most likely token."
+        "Sampling temperature of requests that set none; 0 always picks the most likely token."
         " [default: the checkpoint's, or 1]",
         float,
     ),
     ModelOption(
         *("--max-tokens", "parameters.max_tokens", "TOKENS"),
-        "Maximum length of answers to requests without one. [default: the rest of the context]",
+        "Maximum length of an answer if the request sets none. [default: the rest of the context]",
         int,
     ),
     ModelOption(
@@ -68,7 +73,7 @@ MODEL_OPTIONS = (
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command MODEL_OPTIONS; `model_settings` reads them."""
+    """Add MODEL_OPTIONS to a command; `model_settings` reads their values."""
     for option in reversed(MODEL_OPTIONS):
         command = click.option(
             option.flag,
@@ -81,14 +86,14 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_settings(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the gateway's flags for the options of a model that were given."""
+    """Yield a gateway flag for each of MODEL_OPTIONS that was given to a command."""
     for option in MODEL_OPTIONS:
         if (value := given[option.name]) is not None:
             yield f"--model-setting={option.key}={json.dumps(value)}"
 
 
 def gateway_flags(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the gateway's flags that were given to a command."""
+    """Yield the flags of the gateway's own options that were given to a command."""
     for row in fields(GatewaySettings):
         value = given.get(row.name)
         if value is True:
@@ -102,7 +107,7 @@ def gateway_flags(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 class Grouped(click.Command):
-    """A command whose help lists the options of the model apart from those of the gateway."""
+    """A command whose help lists MODEL_OPTIONS under a separate heading."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         ours = {option.name for option in MODEL_OPTIONS}

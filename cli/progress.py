@@ -1,4 +1,4 @@
-"""A line on the terminal that shows how long something takes, and how far a download is."""
+"""Shows on the terminal how long an action has taken, and how much of a download is complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = 0.2
 
 
 class Progress:
-    """Overwrites one line on standard error until the block ends; silent without a terminal."""
+    """Updates a line on standard error until the block ends; prints nothing without a terminal."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -34,14 +34,15 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def show(self, done: int, total: int) -> None:
-        """Set how far a download is.
+        """Set how much of a download is complete.
 
-        done, total: in MiB.
+        done: MiB that were downloaded.
+        total: MiB of the whole download.
         """
         self._done = (done, total)
 
     def line(self) -> str:
-        """Return what the terminal shows now."""
+        """Return the text of the line."""
         done, total = self._done
         passed = f"{self._what} {time.monotonic() - self._started:.0f} s"
         return f"{passed} {bar(done, total)}" if done < total else passed

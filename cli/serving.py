@@ -1,4 +1,4 @@
-"""Runs the gateway with one model or a folder of models, in this process or beside it."""
+"""Runs the gateway, as a child process or instead of this process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _STOP_SECONDS = 30.0
 
 
 class Contradiction(click.UsageError):
-    """Two settings name what to serve; `str()` names them."""
+    """More than one setting says what to serve; `str()` lists these settings."""
 
 
 def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the gateway's arguments. Raises Contradiction, ModelUnavailable, OSError.
 
-    MODEL in the environment names a folder or a hub id, and MODELS a folder of model files. Without
-    both, the gateway serves the default model.
+    given: the flags of the command.
+    environ: may set MODEL (a folder or a hub id) or MODELS (a folder of model files). If neither
+        flags nor variables say what to serve, the gateway serves the default model.
     """
     named = [flag for flag in ("--models-dir", "--model") if _has(flag, given)]
     variables = {name: value for name in ("MODELS", "MODEL") if (value := environ.get(name))}
@@ -55,9 +56,12 @@ def _has(flag: str, arguments: Sequence[str]) -> bool:
 
 
 def reference_of(name: str) -> str:
-    """Return the folder or hub id that a user means; the default model for an empty name.
+    """Return the folder or hub id of the model that a user names.
 
-    The short name of a downloaded model is accepted, in any case. Raises ModelUnavailable, OSError.
+    Raises ClickException, ModelUnavailable, OSError.
+
+    name: a folder, a hub id, or the short name of a downloaded model; "" for the default model.
+        Upper and lower case of a short name do not matter.
     """
     if not name or (name.casefold() == default_model.NAME.casefold() and not Path(name).exists()):
         return str(default_model.ensure())
@@ -75,7 +79,7 @@ def reference_of(name: str) -> str:
 
 
 def become_gateway(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by the gateway, with its signals and its exit code."""
+    """Replace this process by the gateway, which then receives its signals."""
     launch.hold_interrupts()  # until the gateway accepts them
     os.execv(sys.executable, [sys.executable, "-m", "gateway", *arguments])
 
@@ -84,9 +88,9 @@ def become_gateway(arguments: Sequence[str]) -> NoReturn:
 def gateway(arguments: Sequence[str]) -> Iterator[str]:
     """Run a gateway on a free port until the block ends; yields its URL once its model is loaded.
 
-    Raises ClickException with the gateway's own reason if it ends before that.
+    Raises ClickException with the gateway's message if the gateway ends before that.
     """
-    # Settings of the user's own gateway, such as keys, are not for this one.
+    # Variables such as MLX_GATEWAY_API_KEYS are meant for the user's own gateway.
     environ = backend_environ(os.environ, {})
     process = subprocess.Popen(
         launch.command("-m", "gateway", *arguments, "--port=0"),
@@ -111,7 +115,7 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """Exit in a way that runs `finally`, so that the gateway ends too."""
+    """Raise SystemExit, so that `finally` ends the gateway too."""
     raise SystemExit(128 + number)
 
 
@@ -135,7 +139,7 @@ def _until_listening(process: subprocess.Popen[str]) -> str:
 
 
 def _read_on(process: subprocess.Popen[str]) -> None:
-    """Read the gateway's log for as long as it runs: a full pipe would stop the gateway."""
+    """Read and drop the log of a gateway until it ends, because a full pipe would block it."""
     import threading
 
     threading.Thread(target=lambda: deque(process.stderr or (), maxlen=0), daemon=True).start()

@@ -1,7 +1,7 @@
-"""Determines what a model can do from the files of its checkpoint, without loading it.
+"""Determines the abilities of a model from the files of its checkpoint, without loading it.
 
-Lists of models contain this, so that programs know whether to offer images, tools or completion in
-an editor. The words are Ollama's.
+Lists of models contain the abilities, so that clients know whether to offer images, tools or code
+completion. The names of the abilities are Ollama's.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _OF_KIND = {
 
 
 def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
-    """Return the abilities of a checkpoint; empty for models that rank or label.
+    """Return the abilities of a checkpoint; empty for rerankers and classifiers.
 
-    They are among completion, tools, insert, vision, audio, thinking and embedding. Before a
-    download, a model is assumed to complete texts and to call tools, unless `type` says otherwise.
+    The abilities are completion, tools, insert, vision, audio, thinking and embedding. Before a
+    download, a model is assumed to have completion and tools, unless `wanted` says otherwise.
 
-    wanted: the option `type`.
+    wanted: the option `type`; "" if it is not set.
     """
     stamps = [(path.stat().st_mtime_ns if path.is_file() else 0) for path in _paths(folder)]
     return _abilities(folder, wanted, tuple(stamps))
 
 
 def text_only(folder: Path, wanted: str = "") -> bool:
-    """Return whether a checkpoint certainly accepts only text.
+    """Return whether a checkpoint certainly has no vision or audio weights.
 
-    Such a checkpoint has no vision or audio weights.
+    wanted: the option `type`; "" if it is not set.
     """
     if wanted == "text":
         return True
@@ -80,7 +80,7 @@ def _without_media(folder: Path, _stamp: int) -> bool:
 
 
 def for_anthropic(supported: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the abilities in the form in which Anthropic lists a model's capabilities."""
+    """Return abilities as the `capabilities` of a model in Anthropic's API."""
     listed: dict[str, dict[str, Any]] = {}
     for name, need in _CAPABILITIES.items():
         support = {"supported": need in supported}
@@ -127,7 +127,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path) -> frozenset[str]:
-    """Return the names of the weights: those of the index, or of one file's header."""
+    """Return the names of the weights, from the index or from the header of the only file."""
     indexed = _json(folder / _INDEX).get("weight_map")
     if isinstance(indexed, dict):
         return frozenset(indexed)
@@ -139,7 +139,7 @@ def _tensors(folder: Path) -> frozenset[str]:
 
 
 def _added_tokens(path: Path) -> frozenset[str]:
-    """Return the added tokens; tokenizer.json lists them at its beginning."""
+    """Return the added tokens, which tokenizer.json lists at its beginning."""
     with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
         head = file.read(_HEAD).decode(errors="replace")
         start = head.index(_ADDED) + len(_ADDED)
@@ -149,7 +149,7 @@ def _added_tokens(path: Path) -> frozenset[str]:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Return all chat templates of a checkpoint, one after the other."""
+    """Return the text of all chat templates of a checkpoint."""
     with suppress(OSError, ValueError):
         return (folder / "chat_template.jinja").read_text("utf-8")
     given = settings.get("chat_template") or ""

@@ -1,8 +1,8 @@
-"""Child processes that read one untrusted file each, within limits.
+"""Reads untrusted files in child processes with limits.
 
-No parser limits all of its own time and memory, and some files crash parsers. So the process that
-received a file hands it to a program of this project (`output_of`), which first limits itself
-(`limit_own_process`).
+Parsers do not limit all of their time and memory, and some files crash them. So the process that
+has received a file starts another program of this project for it (`output_of`). That program first
+limits its own time and memory (`limit_own_process`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _WATCH_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the process ended, and what it wrote to standard output.
+    """The end of a child process.
 
-    code: its exit code, negative for a signal; None if it was killed because it took too long.
+    code: exit code, negative for a signal; None if the process was killed after its time limit.
+    output: what the process wrote to standard output.
     """
 
     code: int | None
@@ -47,12 +48,16 @@ def output_of(
     environ: Mapping[str, str],
     on_start: Callable[[subprocess.Popen[bytes]], None] = lambda _: None,
 ) -> Ended:
-    """Run a module of this project with a file as standard input, and `task` as JSON argument.
+    """Run a module of this project in a child process until it ends.
 
     Raises OSError if the process cannot be started.
 
-    seconds: the limit of wall time.
-    on_start: called with the process, for a caller that may kill it.
+    program: name of the module.
+    task: argument of the program, passed as JSON.
+    content: what the program reads from standard input.
+    seconds: limit of the wall time.
+    environ: environment of the process.
+    on_start: called with the process, so that the caller can kill it.
     """
     with os.fdopen(unnamed_file("file"), "w+b") as file:
         file.write(content)
@@ -80,9 +85,10 @@ def output_of(
 
 
 def limit_own_process(cpu_seconds: int, memory: int) -> None:
-    """Limit this process: it ends by SIGXCPU, or with the exit code TOO_LARGE.
+    """Limit this process, so that SIGXCPU or the exit code TOO_LARGE ends it.
 
-    memory: bytes in addition to what it uses now.
+    cpu_seconds: limit of the processor time.
+    memory: bytes that the process may use in addition to what it uses now.
     """
     with suppress(PermissionError):  # it leads a session
         os.setpgid(0, 0)  # Ctrl-C in a terminal is handled by the parent
@@ -95,7 +101,7 @@ def limit_own_process(cpu_seconds: int, memory: int) -> None:
 
 
 def _watch(limit: int) -> None:
-    """Exit when memory exceeds the limit. Parsers in C release the GIL, so this thread can run."""
+    """Exit when memory exceeds a limit in bytes. Parsers in C release the GIL for this thread."""
     while peak_memory() <= limit:
         time.sleep(_WATCH_SECONDS)
     os._exit(TOO_LARGE)

@@ -1,4 +1,4 @@
-"""The folder for files that this project can make or download again."""
+"""Finds the folder for files that this project can make or download again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from common import launch
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return MLX_BACKEND_CACHE, or mlx-backend in the user's cache folder.
+    """Return the folder that MLX_BACKEND_CACHE names, or mlx-backend in the user's cache folder.
 
-    None for a user without a home folder.
+    Returns None if the user has no home folder.
     """
     found = launch.cache_folder(environ)
     return Path(found) if found else None

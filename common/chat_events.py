@@ -1,7 +1,7 @@
-"""Defines the result of parsing an answer: a stream of events, and the message that they form.
+"""Defines the events that parsing an answer yields, and the complete message.
 
-How a text is divided into events has no meaning. `merged` joins adjacent events of the same kind,
-so two streams are equivalent if their merged events are equal.
+The number of events among which a text is divided has no meaning. `merged` joins adjacent events of
+the same kind, so two streams are equivalent if their merged events are equal.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of a call's arguments; the pieces for one index add up to a JSON object.
+    """A piece of a call's arguments; all pieces with the same index form a JSON object.
 
-    If the call is malformed or cut, they add up to its beginning, which is not valid JSON.
+    If the call is malformed or cut off, the pieces form only the beginning of an object.
     """
 
     index: int
@@ -49,7 +49,10 @@ ChatEvent = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call; `arguments` is the text of a JSON object, or of its beginning if it is malformed."""
+    """A complete call.
+
+    arguments: a JSON object as text; only the beginning of an object if the call is malformed.
+    """
 
     index: int
     id: str
@@ -97,7 +100,7 @@ def _with_text(event: ChatEvent, text: str) -> ChatEvent:
 
 
 def message_of(events: Iterable[ChatEvent]) -> ChatMessage:
-    """Return the message that a complete stream of events adds up to."""
+    """Return the message that a complete stream of events forms."""
     content: list[str] = []
     reasoning: list[str] = []
     starts: dict[int, ToolCallStart] = {}

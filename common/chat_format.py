@@ -1,7 +1,7 @@
-"""The format in which a model writes reasoning and tool calls.
+"""Describes the format in which a model writes reasoning and tool calls.
 
-The format is set by options (`tool_parser:`, `reasoning_parser:`, with names that other serving
-engines use too), or detected from markers in the chat template and the vocabulary.
+Options set the format (`tool_parser:`, `reasoning_parser:`, with names that other serving engines
+use too); without them it is detected from markers in the chat template and the vocabulary.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Markers and grammar of one family's output.
+    """The markers and the grammar of one model family's output.
 
-    name: the name of its tool parser.
+    name: the name of the family's tool parser.
     shape: how calls are written, if no family has that name.
     """
 
@@ -47,7 +47,7 @@ class ChatFormat:
     def named(cls, tool_parser: str | None, reasoning_parser: str | None = None) -> ChatFormat:
         """Return the format for two parser names; either may be omitted.
 
-        Raises ValueError for an unknown name; the message has the most similar known name.
+        Raises ValueError for an unknown name, with a message that suggests a similar known name.
         """
         tool, reasoning = folded(tool_parser or ""), folded(reasoning_parser or "")
         if tool and tool not in families.TOOLS:
@@ -69,30 +69,30 @@ class ChatFormat:
 
     @classmethod
     def detect(cls, chat_template: str | None, vocabulary: Collection[str]) -> ChatFormat:
-        """Return the format whose markers are in the template, or else in the vocabulary."""
+        """Return the format whose markers occur in the template, or else in the vocabulary."""
         tool = detection.tool_parser(chat_template or "", vocabulary)
         tags = detection.reasoning_tags(chat_template or "", vocabulary)
         return cls(tool, families.TOOLS[tool])._with_tags(tags)
 
     def with_reasoning_of(self, other: ChatFormat) -> ChatFormat:
-        """Return this format's tool calls with the reasoning tags of another format."""
+        """Return a format with the tool calls of this format and the reasoning tags of `other`."""
         return self._with_tags(other.grammar.tags)
 
     def with_calls_of(self, other: ChatFormat) -> ChatFormat:
-        """Return the other format with the reasoning tags of this format."""
+        """Return a format with the tool calls of `other` and the reasoning tags of this format."""
         if not isinstance(other.grammar, TaggedText):
             return other
         return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
 
     @property
     def strict(self) -> ChatFormat:
-        """This format without the calls of other families."""
+        """This format, but without the calls of other families that it also reads."""
         if not isinstance(self.grammar, TaggedText):
             return self
         return replace(self, grammar=replace(self.grammar, foreign=()))
 
     def varies(self, other: ChatFormat) -> bool:
-        """Return whether the other format differs in its name only, and is read in the same way."""
+        """Return whether `other` has another name, but is read in the same way."""
         calls = [getattr(each.grammar, "calls", ()) for each in (self, other)]
         return self.name != other.name and bool(calls[0]) and calls[0] == calls[1]
 

@@ -1,10 +1,11 @@
-"""Incremental parser of a model's output: content, reasoning and tool calls.
+"""Parses a model's output incrementally into content, reasoning and tool calls.
 
-The result does not depend on how the text was split, because grammars see characters and never
-pieces; a complete text is parsed by the same code as a stream. A call is returned at its end, and
-not at all if the length limit cut it off. With `partial_calls` it is returned while it is
-generated. A malformed call is content, exactly as the model wrote it, and an incomplete call if
-its beginning was certain.
+The result does not depend on how the text was split into pieces, because grammars read single
+characters. A complete text is parsed by the same code as a stream.
+
+A call is returned when it is complete, and not at all if the length limit has cut it off. With
+`partial_calls`, it is returned while it is generated. A malformed call is returned as content,
+exactly as the model wrote it, or as an incomplete call if its beginning was certain.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ __all__ = [
 class ChatParser:
     """Parses one answer.
 
-    tools: those that the model may call; without any, calls are content.
+    tools: the tools that the model may call; without tools, calls are content.
     prompt_tail: the end of the prompt, which shows whether reasoning has begun.
-    begun: the beginning of the answer, if the prompt ends with one; it is parsed, but its events
-        are not returned.
-    partial_calls: return the start of a call when its name is certain, and its arguments in pieces:
-        strings as they are generated, other values when they are complete.
+    begun: the beginning of the answer, if the prompt ends with it; this text is parsed, but its
+        events are not returned.
+    partial_calls: whether to return the start of a call when its name is certain, and its arguments
+        in pieces: strings while they are generated, other values when they are complete.
     """
 
     def __init__(
@@ -81,16 +82,16 @@ class ChatParser:
 
     @property
     def reasoning(self) -> bool:
-        """Whether the next text belongs to reasoning, as far as is known now."""
+        """Whether the text that comes next is reasoning, according to the text parsed so far."""
         return self._answer.reasoning
 
     @property
     def reasoning_end(self) -> str:
-        """The text that must come next to close the reasoning; '' if none is needed.
+        """The text that would close the reasoning here; '' if there is nothing to close.
 
-        None is needed if no reasoning is open, in the middle of a call, and if the closing tag has
-        been written and only the following text can show that it is not a quotation. A code block
-        is closed first, because inside it the closing tag would be a quotation.
+        There is nothing to close outside reasoning and in the middle of a call, nor after a closing
+        tag that may still turn out to be a quotation. The text also closes an open code block,
+        because inside it the closing tag would be a quotation.
         """
         reading, written = self._reading, self._pending
         closing = reading.closing
@@ -110,7 +111,7 @@ class ChatParser:
         return tags.anywhere or self._answer.fresh
 
     def feed(self, text: str) -> list[ChatEvent]:
-        """Parse the next piece of text. Returns the events that are certain now."""
+        """Parse the next piece of text. Returns the events that following text cannot change."""
         if self._finished:
             raise ValueError("the answer is finished: create another parser")
         self._cursor.feed(self._ends.feed(text))
@@ -118,9 +119,9 @@ class ChatParser:
         return self._new()
 
     def finish(self, reason: FinishReason) -> list[ChatEvent]:
-        """Parse the end of the answer.
+        """Parse the end of the answer, and return the remaining events.
 
-        reason: whether the model stopped, or reached the length limit.
+        reason: whether the model has stopped or reached the length limit.
         """
         if self._finished:
             return []
@@ -136,7 +137,7 @@ class ChatParser:
 
     @property
     def _pending(self) -> str:
-        """Text that has arrived and was not parsed."""
+        """The text that was received but not parsed yet."""
         return self._cursor.pending + self._ends.held
 
     def _new(self) -> list[ChatEvent]:
@@ -144,10 +145,7 @@ class ChatParser:
         return [new for event in events if (new := self._without_begun(event)) is not None]
 
     def _without_begun(self, event: ChatEvent) -> ChatEvent | None:
-        """Return the event without text that the client sent as the beginning of the answer.
-
-        None if none is left.
-        """
+        """Return the event without the text of `begun`; None if no text is left."""
         known, self._begun_text = self._begun_text, ""
         if not known or not isinstance(event, Content | Reasoning):
             return event

@@ -24,11 +24,11 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 
 
 def context_of(config: dict[str, Any]) -> int:
-    """Return the number of tokens of prompt plus output that the model was made for.
+    """Return the context length of a configuration, in tokens of prompt plus output.
 
-    Families write it under different names, multimodal families inside the configuration of the
-    language model. The configuration of a model with scaled positions usually contains the scaled
-    length; with YaRN it may contain the length before scaling, and then the scaling factor applies.
+    Families write it under different names, and multimodal families write it in the configuration
+    of the language model. If positions are scaled, the configuration usually contains the scaled
+    length. With YaRN it may contain the length before scaling, which is then multiplied here.
     """
     thinker = config.get("thinker_config")
     holders = (config, thinker) if isinstance(thinker, dict) else (config,)
@@ -43,7 +43,7 @@ def context_of(config: dict[str, Any]) -> int:
 
 
 def context_in(folder: Path) -> int:
-    """Return the context length of a checkpoint's folder; 0 if it is unknown or unlimited."""
+    """Return the context length of the checkpoint in a folder; 0 if it is unknown or unlimited."""
     with suppress(OSError):
         file = folder / "config.json"
         return _context_in(file, file.stat().st_mtime_ns)
@@ -60,10 +60,10 @@ def _context_in(file: Path, _stamp: int) -> int:
 
 
 def served_context(own: int, requested: int) -> int:
-    """Return the context for a load.
+    """Return the context length with which to load a model.
 
-    own: the model's context.
-    requested: the request's context; 0 if it has none.
+    own: the model's context length.
+    requested: the context length in the request; 0 if the request has none.
     """
     return min(own, requested) if requested > 0 else own
 

@@ -1,6 +1,6 @@
-"""Computes the default limit for the memory of all loaded models: the device's less a reserve.
+"""Computes the default memory limit for all loaded models: the device's memory less a reserve.
 
-Each backend limits itself by the same figure, but does not know of the other backends.
+Each backend computes the same limit for itself, without regard to other backends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # builds of MLX for NVIDIA's devices
 def device_memory(root: Path = Path("/")) -> int:
     """Return the bytes of memory that models can use on this machine.
 
-    They are those of the first graphics card, or those that macOS lets Metal use, or the RAM that
-    the machine and its control groups leave this process.
+    This is the memory of the first graphics card, or what macOS allows Metal to use, or else the
+    RAM that the machine and its control groups allow this process.
     """
     if sys.platform == "darwin":
         return machine_memory(root) * 2 // 3

@@ -1,4 +1,4 @@
-"""Recognises drafters: checkpoints that propose draft tokens for one model, and are no model."""
+"""Recognises drafters: checkpoints that only propose draft tokens for one other model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLIT_HEADS = {
 
 
 class DrafterKind(Enum):
-    """The kinds of drafters that this version drafts with."""
+    """The supported kinds of drafters."""
 
     HEAD = "prediction head"
     EAGLE3 = "EAGLE-3"
@@ -32,7 +32,7 @@ class DrafterKind(Enum):
 
 
 def drafter_name(config: Mapping[str, Any]) -> str:
-    """Return the name by which a configuration describes a drafter; '' if it is not a drafter."""
+    """Return the value in a drafter's configuration that identifies a drafter; '' for a model."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else [architectures]
     for name in (config.get("speculators_model_type"), config.get("model_type"), *names):
@@ -42,7 +42,7 @@ def drafter_name(config: Mapping[str, Any]) -> str:
 
 
 def is_drafter(folder: Path) -> bool:
-    """Return whether a checkpoint's folder has a drafter, not a model."""
+    """Return whether the checkpoint in a folder is a drafter."""
     with suppress(OSError, ValueError, RecursionError):
         config = json.loads((folder / "config.json").read_bytes())
         return isinstance(config, dict) and bool(drafter_name(config))

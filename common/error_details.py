@@ -1,7 +1,8 @@
-"""The details of a gRPC error: `google.rpc.Status` with `google.rpc.BadRequest`.
+"""Encodes the details of a gRPC error: `google.rpc.Status` with `google.rpc.BadRequest`.
 
-The messages are googleapis' (google/rpc/status.proto, error_details.proto), as far as they are
-used; the package that has all of them is larger than the rest of what a gateway needs for gRPC.
+The messages are defined here as far as they are used, after googleapis' google/rpc/status.proto and
+error_details.proto. The package with all messages is larger than everything else that a gateway
+needs for gRPC.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _REPEATED, _SINGLE, _MESSAGE = 3, 1, 11
 
 
 def _message(file: Any, name: str, **fields: str) -> None:
-    """Add a message with these fields, numbered in order; a type in brackets is repeated."""
+    """Add a message to a file descriptor.
+
+    Fields are numbered in the given order; the type of a repeated field is in brackets.
+    """
     added = file.message_type.add(name=name)
     for number, (field, given) in enumerate(fields.items(), 1):
         kind = given.strip("[]")
@@ -54,11 +58,12 @@ _Status, _BadRequest = _classes()
 
 
 def packed(code: int, text: str, message: str, fields: Sequence[str]) -> bytes:
-    """Return the details of an error about `fields`, the field at fault first.
+    """Return the serialised details of an error.
 
-    text: the message that the status has.
-    message: the same with marked names, which becomes the description of the first violation, as a
-        template.
+    text: the message of the status.
+    message: the same message with marked field names. Its template becomes the description of the
+        first violation.
+    fields: the fields that the error concerns, with the wrong field first.
     """
     request = _BadRequest()
     for name in fields:
@@ -70,9 +75,9 @@ def packed(code: int, text: str, message: str, fields: Sequence[str]) -> bytes:
 
 
 def unpacked(raw: bytes) -> tuple[tuple[str, ...], str]:
-    """Return the fields of an error, and its message with marked names.
+    """Return the fields of an error, and its message with marked field names.
 
-    Both are empty if there are none.
+    Both are empty if the details have none.
     """
     try:
         status = _Status.FromString(raw)

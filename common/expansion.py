@@ -1,4 +1,4 @@
-"""Counts the values in a tree whose parts may be shared, as aliases of YAML allow."""
+"""Counts the values of a tree in which parts may occur several times, such as YAML with aliases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 
 def expanded_count(value: Any, attribute: str) -> float:
-    """Return the number of values, shared ones counted each time; inf if a value contains itself.
+    """Return the number of values, with a shared part counted at each occurrence.
 
-    This takes time for each distinct value only. Raises RecursionError.
+    Each distinct part is visited only once. Returns inf if a part contains itself. Raises
+    RecursionError.
 
-    attribute: the attribute in which an object has its list of parts; parts may be tuples.
+    attribute: the attribute that has the list of an object's parts; a part may be a tuple.
     """
     known: dict[int, float] = {}
 

@@ -1,7 +1,8 @@
-"""The names of request fields in a message, marked so that each reader gets the names it knows.
+"""Marks the names of request fields in messages, so that they can be replaced for each reader.
 
-A backend knows a field as `Tokens`, the author of a model file as `max_tokens`, and a client by the
-name that it sent. So a message marks its fields, and the names are written when it is sent.
+The same field is `Tokens` in a backend, `max_tokens` in a model file, and has another name again in
+a client's request. So a message is created with marked field names, and the names that the reader
+knows are inserted when the message is sent.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _MARKED_OR_BRACE = re.compile(f"{_MARKED.pattern}|[{{}}]")
 
 
 def named(name: str) -> str:
-    """Return a field's name for use in a message."""
+    """Return a field's name with marks, for use in a message."""
     return _BEGIN + unmarked(name) + _END
 
 
 def unmarked(words: str) -> str:
-    """Return the words of a client or a library so that they mark no field in a message."""
+    """Return a text of a client or a library without characters that mark fields."""
     return words.translate(_NONE)
 
 
@@ -40,27 +41,27 @@ def fields_in(message: str) -> tuple[str, ...]:
 
 
 def renamed(message: str, name_of: Callable[[str], str]) -> str:
-    """Return the message with other names for its fields, which stay marked."""
+    """Return the message with each field name replaced by `name_of(name)`, still marked."""
     return _MARKED.sub(lambda found: named(name_of(found[1])), message)
 
 
 def written(message: str, name_of: Callable[[str], str] = str) -> str:
-    """Return the message for a reader, with the names that `name_of` gives to its fields."""
+    """Return the message for a reader, with each field name replaced by `name_of(name)`."""
     return _MARKED.sub(lambda found: name_of(found[1]), message)
 
 
 def shortened(message: str, longest: int, fields: Sequence[str]) -> str:
-    """Return at most `longest` characters of the message, in which only `fields` are marked."""
+    """Return the message, cut to at most `longest` characters.
+
+    Of the field names in the result, only those in `fields` are marked.
+    """
     cut = message if len(message) <= longest else f"{message[: longest - 1]}…"
     kept = _MARKED.sub(lambda found: found[0] if found[1] in fields else found[1], cut)
     return _LOOSE.sub("", kept)
 
 
 def template_of(message: str, fields: Sequence[str]) -> str:
-    """Return the message with `{0}` for the first of `fields`, and so on.
-
-    Other braces are doubled.
-    """
+    """Return the message as a format string, with `{0}` for the first of `fields`, and so on."""
 
     def write(found: re.Match[str]) -> str:
         return 2 * found[0] if found[1] is None else f"{{{fields.index(found[1])}}}"
@@ -69,7 +70,7 @@ def template_of(message: str, fields: Sequence[str]) -> str:
 
 
 def from_template(template: str, fields: Sequence[str]) -> str:
-    """Return the message of a template."""
+    """Return the message with marked field names, from the result of `template_of`."""
 
     def read(found: re.Match[str]) -> str:
         place = int(found[1] or len(fields))
@@ -79,7 +80,7 @@ def from_template(template: str, fields: Sequence[str]) -> str:
 
 
 class BadField(ValueError):
-    """A field with a wrong value; `message` marks its name, and `str()` does not."""
+    """A field has a wrong value. Field names are marked in `message`, and not in `str()`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(written(message))

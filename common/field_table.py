@@ -1,4 +1,7 @@
-"""Describes how the fields of a request or a file are treated, for refusals, tolerance and docs."""
+"""Describes which fields of a request or a file are used, have no effect, or are refused.
+
+The code that refuses or ignores fields reads these tables, and so does the documentation.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """The values of a field that request nothing. `words` describes them in documentation."""
+    """The values of a field that request nothing.
+
+    words: describes these values in documentation.
+    """
 
     holds: Callable[[Any], bool]
     words: str
@@ -20,24 +26,21 @@ EMPTY = Off(lambda value: not value, "empty")
 
 
 def one_of(*values: object) -> Off:
-    """Return the description of a field that requests nothing by these values only."""
+    """Return an `Off` of exactly these values."""
     return Off(lambda value: value in values, " or ".join(map(str, values)))
 
 
 def empty_or(*values: object) -> Off:
-    """Return the description of a field that requests nothing by these values.
-
-    Values that count as false request nothing either.
-    """
+    """Return an `Off` of these values and of all values that count as false, such as null."""
     return Off(lambda value: not value or value in values, f"empty or {values}")
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is refused unless its value is `off`.
+    """A field that is refused unless its value is one of `off`.
 
-    instead: what to do.
-    why: why it is refused, if that is not obvious.
+    instead: what the user can do instead.
+    why: the reason, if it is not obvious.
     """
 
     instead: str
@@ -47,12 +50,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """The treatment of the fields of a request or a file; a field is in one mapping.
+    """The treatment of the fields of a request or a file.
 
-    Fields that a schema describes need no row.
+    Each field is in one of the mappings. Fields that a schema describes need no row.
 
     used: the effect of each field.
-    neutral: accepted fields, and why each has no effect.
+    neutral: fields that are accepted without effect, and the reason for each.
     """
 
     refused: Mapping[str, Refused] = field(default_factory=dict)
@@ -75,12 +78,12 @@ class FieldTable:
 def each(reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the reason for each name.
 
-    In `reasons`, names with the same reason are separated by spaces.
+    reasons: the reason for each key, in which names are separated by spaces.
     """
     return {name: why for why, names in reasons.items() for name in names.split()}
 
 
 def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
-    """Yield neighbouring names with the same reason, and that reason, for documentation."""
+    """Yield each group of adjacent names that have the same reason, with the reason."""
     for why, rows in groupby(reasons, reasons.__getitem__):
         yield list(rows), why

@@ -1,4 +1,4 @@
-"""The folder in which huggingface_hub caches repositories."""
+"""Finds the folder in which huggingface_hub caches repositories."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class NoHome(Exception):
 
 
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder according to the environment.
+    """Return the cache folder according to the environment. Raises NoHome.
 
-    LocalAI sets both HF_HOME and HUGGINGFACE_HUB_CACHE to its models folder; the second takes
-    precedence, and has no subfolder `hub`. Raises NoHome.
+    LocalAI sets both HF_HOME and HUGGINGFACE_HUB_CACHE to its models folder. The second variable
+    takes precedence, and no subfolder `hub` is appended to it.
     """
     home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     given = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")

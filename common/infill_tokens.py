@@ -1,4 +1,4 @@
-"""The special tokens of models that fill in the text between a prefix and a suffix.
+"""Lists the special tokens of models that fill in the text between a prefix and a suffix.
 
 Sources of the names: llama.cpp's list (`src/llama-vocab.cpp`), the added tokens in the published
 tokenizers of Qwen2.5-Coder, CodeGemma, Granite 4 and DeepSeek-Coder, transformers' tokenizer of
@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The special tokens before the prefix, the suffix and the middle (the text to write).
+    """The special tokens of a family for filling in the middle.
 
+    prefix: the token before the prefix.
+    suffix: the token before the suffix.
+    middle: the token before the text to generate; '' for models that continue the prefix.
     suffix_first: whether the suffix comes before the prefix.
-    middle: '' for models that continue the prefix without such a token.
-    repository, file: tokens before the name of a repository and of each of its files; the first
-        that the model has is used.
+    repository: tokens before the name of a repository; the first that a model has is used.
+    file: tokens before the name of a file; the first that a model has is used.
     ends: additional tokens that end an answer.
     """
 

@@ -1,7 +1,8 @@
-"""The signal state that a process inherits from the one that started it.
+"""Resets the signal state that a process inherits from its parent process.
 
-A blocked or ignored signal stays so in every process started from here. A host that blocks SIGPROF
-or ignores SIGCHLD would thus disable the time limits of child processes, and hide how they ended.
+A signal that a process blocks or ignores is blocked or ignored in its child processes too. A host
+that blocks SIGPROF or ignores SIGCHLD would thus disable the time limits of our child processes,
+and hide how they ended.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ _STOPPING = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 def accept_interrupts() -> None:
-    """Let SIGINT end the process silently, also one that arrived while it was blocked.
+    """Unblock SIGINT, which `common.launch` blocks, and let it end the process silently.
 
-    `common.launch` blocks it. A process that ignores SIGINT goes on ignoring it.
+    This also applies to a SIGINT that has arrived meanwhile. A process that ignores SIGINT
+    continues to ignore it.
     """
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -24,10 +26,11 @@ def accept_interrupts() -> None:
 
 
 def reset() -> None:
-    """Unblock all signals, and restore the defaults of those that end or report child processes.
+    """Unblock all signals, and set which signals are ignored.
 
-    Ignore signals that would end the process and that it does not use, and those that would stop it
-    if a library asks the user for something at the terminal.
+    Signals that end or report child processes get their default action. Two kinds are ignored:
+    signals that would end the process and that it does not use, and signals that would stop it when
+    a library reads from the terminal.
     """
     for number in _NEEDED:
         if signal.getsignal(number) == signal.SIG_IGN:

@@ -1,11 +1,11 @@
 """Starts Python in this project's environment: `launch.py -m backend --addr HOST:PORT`.
 
-run.sh, scripts/python and the `mlx-backend` command start Python through this file, which replaces
-its process by Python with the given arguments. It delays the first answer of Health, so it imports
+run.sh, scripts/python and the `mlx-backend` command run this file, which replaces its process by
+Python with the given arguments. Its duration delays the first answer of Health, so the file imports
 as little as possible.
 
-Python prints a traceback for an interrupt (Ctrl-C) that arrives while it starts and imports. For
-the programs that people interrupt, SIGINT is therefore blocked until they can handle it.
+If Ctrl-C arrives while Python starts and imports modules, Python prints a traceback. In programs
+that people interrupt, SIGINT is therefore blocked until they can handle it.
 
 On Linux without a GPU, OpenBLAS is preloaded to replace the slow reference BLAS in MLX's CPU build.
 MLX's CUDA build gets settings that it reads when it is imported, or at its first kernel.
@@ -45,12 +45,12 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with the changes that Python needs for the packages in ROOT.
+    """Return `environ` with the changes that this project's Python needs.
 
-    The host's settings for Python are replaced: some would end Python at its start, and without
-    UTF-8 mode the libraries cannot read their own files under every locale. If OpenBLAS is
-    preloaded, the variables MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE
-    have the original values, for child processes.
+    The host's settings for Python are replaced. Some of them would end Python at its start, and
+    without UTF-8 mode libraries cannot read their own files under some locales. If OpenBLAS is
+    preloaded, MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE store the
+    original values of the changed variables, for child processes.
     """
     found = {name: value for name, value in environ.items() if name in _KEPT or not _sets(name)}
     found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
@@ -70,14 +70,16 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings for MLX's CUDA build; empty if it is not installed.
+    """Return the variables for MLX's CUDA build; empty if that build is not installed.
 
-    MLX counts the shapes for which it prepares an attention kernel or a graph. After twice as many
-    as its cache can store, every operation with a new shape fails. A server meets new shapes for as
-    long as it runs, so this check is turned off; MLX then replaces the oldest shapes in its cache.
+    MLX counts the shapes for which it prepares an attention kernel or a graph. When there are twice
+    as many as its cache can store, every operation with a new shape fails. A server receives new
+    shapes for as long as it runs, so this check is turned off. MLX then replaces the oldest shapes
+    in its cache.
 
-    MLX compiles each kernel at its first use, more than a minute in all. By default the kernels are
-    below /tmp and are lost when the machine or container restarts, so another folder is set.
+    MLX compiles each kernel at its first use, which takes more than a minute in all. By default
+    MLX stores the kernels below /tmp, where they are lost when the machine or container restarts,
+    so another folder is set.
     """
     package = os.path.basename(_distribution("mlx_cuda_"))
     if not package:
@@ -85,7 +87,7 @@ def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
     settings = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
     if cache := cache_folder(environ):
         folder = os.path.join(cache, "kernels", package.removesuffix(".dist-info"))
-        # If this folder cannot be used, MLX keeps its default.
+        # If this folder cannot be used, MLX uses its default.
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError:
@@ -109,7 +111,7 @@ def _distribution(prefix: str) -> str:
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """Return this project's cache folder; empty if the user has no home folder."""
+    """Return the path of this project's cache folder; '' if the user has no home folder."""
     shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
     named = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
     found = os.path.expanduser(named)
@@ -117,14 +119,14 @@ def cache_folder(environ: Mapping[str, str]) -> str:
 
 
 def _sets(name: str) -> bool:
-    """Return whether the variable is one of Python's own."""
+    """Return whether a variable configures Python."""
     return name.startswith("PYTHON") and name[len("PYTHON") :].isalpha()
 
 
 def openblas_folder() -> str | None:
-    """Return the folder of an OpenBLAS that computes correctly on this processor; None without one.
+    """Return the folder of an OpenBLAS that works on this processor; None if there is none.
 
-    openblas.py builds the library at the first start, and tries it at the first start on each kind
+    openblas.py builds the library at the first start, and tests it at the first start on each kind
     of processor.
     """
     folder = os.path.join(sys.prefix, "lib", "openblas")
@@ -175,11 +177,11 @@ def _openblas(*arguments: str) -> str:
 
 
 def _processor() -> str:
-    """Return in one line what determines the kernels that OpenBLAS chooses.
+    """Return a line with all that determines the kernels that OpenBLAS chooses.
 
-    Empty if the system hides it.
+    Returns '' if the system does not report it.
     """
-    # The first of many equal parts of the file.
+    # The file has a part for each core, and all parts are equal.
     lines = _read("/proc/cpuinfo", 8192).partition("\n\n")[0].splitlines()
     fields = (line.partition(":")[::2] for line in lines)
     named = [value.strip() for name, value in fields if name.strip() in _PROCESSOR_FIELDS]
@@ -187,7 +189,10 @@ def _processor() -> str:
 
 
 def _verdicts(folder: str, key: str) -> list[str]:
-    """Return the files that may hold the result for `key`: beside the library, and in the cache."""
+    """Return the paths where the test result for `key` may be: beside the library and in the cache.
+
+    key: identifies the library, the version of MLX and the processor.
+    """
     import zlib
 
     name = f"{zlib.crc32(key.encode()):08x}"
@@ -196,9 +201,9 @@ def _verdicts(folder: str, key: str) -> list[str]:
 
 
 def _stored(folder: str, key: str) -> str | None:
-    """Return the result of an earlier trial: why OpenBLAS cannot be used, or "".
+    """Return the result of an earlier test: why OpenBLAS cannot be used, or "".
 
-    None if there is no such result.
+    Returns None if there is no such result.
     """
     for path in _verdicts(folder, key):
         first, _, rest = _read(path).partition("\n")
@@ -208,7 +213,7 @@ def _stored(folder: str, key: str) -> str | None:
 
 
 def _store(folder: str, key: str, problem: str) -> None:
-    """Store the result of a trial, where this user may write."""
+    """Store the result of a test in the first path to which this user may write."""
     for path in _verdicts(folder, key):
         fresh = f"{path}.{os.getpid()}"
         try:
@@ -222,7 +227,7 @@ def _store(folder: str, key: str, problem: str) -> None:
 
 
 def _read(path: str, most: int = -1) -> str:
-    """Return the contents of a file; empty if it cannot be read."""
+    """Return the content of a file, at most `most` characters; '' if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(most)
@@ -231,7 +236,7 @@ def _read(path: str, most: int = -1) -> str:
 
 
 def hold_interrupts() -> None:
-    """Block SIGINT, also in the program that replaces this one, which must unblock it."""
+    """Block SIGINT, also for the program that replaces this one; that program must unblock it."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
 
 
@@ -241,7 +246,7 @@ def run(*arguments: str) -> NoReturn:
 
 
 def mlx_backend() -> NoReturn:
-    """Return the `mlx-backend` command of the wheel."""
+    """Run the `mlx-backend` command, as the wheel's console script does."""
     hold_interrupts()
     run("-m", "cli", *sys.argv[1:])
 
@@ -249,6 +254,6 @@ def mlx_backend() -> NoReturn:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["-m"] and sys.argv[2:3] and sys.argv[2] in _INTERRUPTIBLE:
         hold_interrupts()
-    if sys.flags.no_site:  # so that the time in which SIGINT is not blocked is short
+    if sys.flags.no_site:  # imported only now, so that SIGINT is blocked as early as possible
         site.main()
     run(*sys.argv[1:])

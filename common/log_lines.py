@@ -1,8 +1,8 @@
 """Formats the log lines of every process in this project.
 
-There is one line per event: `time=… level=… event=… key=value …`. The caller decides what a line
-contains: never a prompt, a message or a secret. This module only formats the line, and escapes
-values so that none can start a new line.
+Each event is one line: `time=… level=… event=… key=value …`. The caller decides what a line
+contains, which must never be a prompt, a message or a secret. This module only formats the line,
+and escapes values so that none can start a new line.
 """
 
 from __future__ import annotations
@@ -51,22 +51,25 @@ def rendered(value: object) -> str:
 
 
 def stamp(seconds: float | None = None) -> str:
-    """Return the beginning of a line: a time in UTC with milliseconds, by default now."""
+    """Return the beginning of a line: a time in UTC with milliseconds.
+
+    seconds: since the epoch; None for the current time.
+    """
     at = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
     return f"time={at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
 
 
 def traceback_of(failure: BaseException) -> str:
-    """Return an exception's traceback. Its message is shortened, because it may quote a request."""
+    """Return an exception's traceback, with a shortened message, which may quote a request."""
     frames = "".join(traceback.format_tb(failure.__traceback__))
     words = str(failure)[:_LONGEST_EXCEPTION]
     return f"{frames}{type(failure).__name__}: {words}"
 
 
 class LineFormatter(logging.Formatter):
-    """Formats records with a `fields` attribute as events, and others as `event=log`.
+    """Formats records with a `fields` attribute as events, and other records as `event=log`.
 
-    A record with a `line` attribute is a line of another process in the same format.
+    A record with a `line` attribute contains a line of another process, in the same format.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -85,9 +88,9 @@ class LineFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to a descriptor on its own thread, so that a slow reader does not block callers.
+    """Writes lines to a descriptor on a separate thread, so that slow readers block no callers.
 
-    If more than `_MOST_LINES` lines wait, new ones are dropped; a later line says how many.
+    If more than `_MOST_LINES` lines wait, new lines are dropped, and a later line says how many.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -105,7 +108,7 @@ class LineWriter(logging.Handler):
             self._dropped += 1
 
     def flush(self) -> None:
-        """Wait briefly until all lines are written."""
+        """Wait until all lines are written, but only for a short time."""
         lines = self._lines
         with lines.all_tasks_done:
             lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_SECONDS)
@@ -149,7 +152,10 @@ class EventLog:
         self.logger = logging.getLogger(logger)
 
     def configure(self, level_name: str) -> None:
-        """Route all that this process logs to stderr, from this level (a key of LEVELS) on."""
+        """Write everything that this process logs to stderr.
+
+        level_name: the lowest level to write, a key of LEVELS.
+        """
         given = level_name.strip().lower()
         level = LEVELS.get(given, logging.INFO)
         logging.raiseExceptions = False

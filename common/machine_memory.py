@@ -1,8 +1,8 @@
 """Determines how much memory this process may use.
 
-Limits are those of the machine, of control groups, and of the process. A process that exceeds its
-group's limit is killed without an error, so the limit must be known in advance. Groups are nested,
-and each limits all groups inside it.
+The machine, control groups and the process itself have limits. The kernel kills a process that
+exceeds the limit of its group, without an error, so the limit must be known in advance. Groups are
+nested, and each limits all groups inside it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def machine_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of RAM for this process: the machine's, or its groups' limit if smaller."""
+    """Return the bytes of RAM for this process: of the machine, or a smaller limit of a group."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([memory, *(limit for limit, _ in _group_limits(root))])
 
 
 def reserve(memory: int) -> int:
-    """Return the bytes of RAM to leave to other programs on a machine with `memory` bytes."""
+    """Return the bytes of RAM that other programs need on a machine with `memory` bytes."""
     return min(max(2 << 30, memory // 8), memory // 2)
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of RAM that are available now; all if the system does not report them."""
+    """Return the bytes of RAM that are available now; all RAM if the system does not report it."""
     free = [limit - used for limit, used in _group_limits(root)]
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -52,14 +52,14 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def own_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of RAM that this process uses; 0 if the system does not report them."""
+    """Return the bytes of RAM that this process uses; 0 if the system does not report it."""
     return _statm(root)[1]
 
 
 def kills_for_memory(root: Path = Path("/")) -> int:
-    """Return how many processes in this process's group the kernel has killed for memory.
+    """Return how many processes of this process's group the kernel has killed to free memory.
 
-    0 if the system does not count them.
+    Returns 0 if the system does not count them.
     """
     for name, group in _groups(root):
         folder, *_, events = _VERSIONS[name]
@@ -71,15 +71,15 @@ def kills_for_memory(root: Path = Path("/")) -> int:
 
 
 def free_addresses(root: Path = Path("/")) -> int | None:
-    """Return the bytes of address space left to this process (RLIMIT_AS); None without a limit."""
+    """Return the unused bytes of this process's address space; None without a limit (RLIMIT_AS)."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else max(limit - _statm(root)[0], 0)
 
 
 def return_large_blocks() -> None:
-    """Have glibc return blocks of 4 MiB or more to the system when they are freed.
+    """Make glibc return blocks of 4 MiB or more to the system when they are freed.
 
-    By default its threshold rises to the size of freed blocks, up to 32 MiB, so that requests of
+    By default, this threshold rises to the size of freed blocks, up to 32 MiB, so requests of
     10 MiB would fragment the heap.
     """
     with contextlib.suppress(AttributeError, OSError):  # other C libraries
@@ -87,7 +87,7 @@ def return_large_blocks() -> None:
 
 
 def return_freed_memory() -> None:
-    """Have glibc return all freed blocks to the system; it retains those between used blocks."""
+    """Make glibc return all freed blocks to the system, except blocks between used blocks."""
     with contextlib.suppress(AttributeError, OSError):  # other C libraries
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -103,7 +103,7 @@ def _statm(root: Path) -> tuple[int, int]:
 
 
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit and the use of each limited group that contains this process."""
+    """Yield the limit and the used bytes of each group with a limit that contains this process."""
     for name, group in _groups(root):
         folder, limit, used, _ = _VERSIONS[name]
         for part in (group, *group.parents):
@@ -115,7 +115,7 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield this process's groups (cgroups(7)). In a container, the top one is the container's."""
+    """Yield the groups of this process (cgroups(7)), the container's included."""
     top = PurePosixPath("/")
     groups = dict.fromkeys(_VERSIONS, top)
     try:

@@ -1,4 +1,4 @@
-"""The vision and audio parts of a model, recognised by the names of its weights."""
+"""Recognises the vision and audio parts of a model by the names of its weights."""
 
 from __future__ import annotations
 

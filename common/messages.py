@@ -1,8 +1,8 @@
 """Converts protocol messages to the dicts that chat templates read, without losing anything.
 
-Templates of different families look for different keys, so every field of a message is passed on
-under its name in OpenAI's API. Tool calls arrive as JSON text inside JSON text, but templates need
-data. A call that cannot be decoded is an error, because the conversation would be incomplete.
+Templates of different families read different keys, so every field of a message is passed on, under
+its name in OpenAI's API. Tool calls arrive as JSON text inside JSON text, and are decoded for the
+templates. A call that cannot be decoded is an error, because the conversation would be incomplete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BILLING = re.compile(rf"^{_BILLING_LABEL}[^\n]*\n*", re.MULTILINE)
 
 
 class WireMessage(Protocol):
-    """The interface of a protocol message; the generated class satisfies it."""
+    """The fields of a protocol message, as the generated class has them."""
 
     @property
     def role(self) -> str: ...
@@ -39,7 +39,7 @@ class WireMessage(Protocol):
 
 
 def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
-    """Return one dict per message. Raises BadField with the index of the message at fault."""
+    """Return one dict per message. Raises BadField with the index of a wrong message."""
     return tuple(_template_message(index, message) for index, message in enumerate(messages))
 
 

@@ -1,6 +1,6 @@
 """Determines the kind of a checkpoint from its configuration and the names of its files.
 
-This happens before a download and before any weight is read. The user's option `type` takes
+The kind is determined before weights are downloaded or read. The user's option `type` takes
 precedence over the files.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ModelKind(Enum):
-    """The kind of request that a loaded model answers. A text model also answers Embedding."""
+    """The kinds of models, by the requests they answer. A text model also answers Embedding."""
 
     TEXT = "text"
     EMBEDDING = "embedding"
@@ -23,7 +23,7 @@ class ModelKind(Enum):
 
     @property
     def words(self) -> str:
-        """What a model of this kind does, as the end of a sentence that begins "the model …"."""
+        """What models of this kind do, as the end of a sentence that begins "the model …"."""
         return _WORDS[self]
 
 
@@ -48,7 +48,7 @@ _SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "module
 
 
 def with_model_type(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with its `model_type`, which is derived for Parakeet."""
+    """Return a configuration with a `model_type`; for Parakeet, it is derived from other fields."""
     if config.get("model_type") is None and _NEMO.match(str(config.get("target", ""))):
         return config | {"model_type": "parakeet"}
     return config
@@ -57,9 +57,11 @@ def with_model_type(config: dict[str, Any]) -> dict[str, Any]:
 def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
     """Return the kind of a checkpoint.
 
-    wanted: the option `type`; "" if it is not set.
+    mlx-lm loads a checkpoint with its own code (`model_file`) as a text model.
 
-    A checkpoint with its own code (`model_file`) is loaded by mlx-lm, as a text model.
+    config: the content of config.json.
+    files: the names of the checkpoint's files.
+    wanted: the option `type`; "" if it is not set.
     """
     if wanted:
         return ModelKind(wanted)

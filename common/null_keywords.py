@@ -1,6 +1,6 @@
 """Removes null from JSON schemas.
 
-Programs in Go, Java and .NET write null for what is not set.
+Programs in Go, Java and .NET write null for keywords that are not set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$def
 def without_nulls(schema: Any, *, named: bool = False) -> Any:
     """Return the schema without keywords that are null.
 
-    named: whether its keys are names of properties or definitions.
+    named: whether the keys of `schema` are not keywords but names of properties or definitions.
     """
     if isinstance(schema, list):
         return [without_nulls(inner) for inner in schema]

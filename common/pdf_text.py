@@ -1,4 +1,4 @@
-"""The text of PDF files, extracted by pypdf in a child process (`pdf_process`)."""
+"""Extracts the text of PDF files, by pypdf in a child process (`pdf_process`)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PdfText:
-    """The text of a PDF, with a last line if parts of it are missing; "" if there is none.
+    """The text of a PDF.
 
+    text: ends with a note if parts are missing; "" if there is no text.
     seconds: the wall time that the extraction took.
     """
 
@@ -42,10 +43,13 @@ _NOTHING = PdfText("", 0.0)
 
 
 async def read(data: str, seconds: float) -> PdfText:
-    """Return the text of a PDF in base64 or a data URI, extracted within `seconds`.
+    """Extract the text of a PDF. If the caller is cancelled, the extraction ends.
 
-    None if the PDF is encrypted or broken, consists of images, or is no PDF. The texts of recent
-    PDFs are stored. A caller that is cancelled ends the process.
+    The text is "" if the PDF is encrypted or broken, consists of images, or is not a PDF. The texts
+    of recent PDFs are stored.
+
+    data: the PDF in base64, or as a data URI.
+    seconds: limit of the processor time.
     """
     reading = _Reading()
     try:
@@ -56,7 +60,7 @@ async def read(data: str, seconds: float) -> PdfText:
 
 
 class _Reading:
-    """The process of one call, which another thread may end."""
+    """The child process of one extraction, which another thread may end."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -98,7 +102,7 @@ def _read(data: str, seconds: float, reading: _Reading) -> PdfText:
 
 
 def _text_of(content: bytes, cpu_seconds: float, reading: _Reading) -> str | None:
-    """Return the text; None if the process failed for another reason than the file."""
+    """Return the text; None if the child process failed for another reason than the file."""
     task = {"cpu_seconds": max(math.ceil(cpu_seconds), 1)}
     try:
         ended = output_of(_PROGRAM, task, content, WALL_SECONDS, {}, reading.begin)

@@ -1,7 +1,7 @@
-"""The peak memory of this process, for child processes that limit their own memory.
+"""Measures the peak memory of this process, for child processes that limit their own memory.
 
-On Linux, `ru_maxrss` of a child starts at its parent's value, so in a child of a backend with
-gigabytes of weights it is useless. VmHWM (proc_pid_status(5)) starts at zero.
+On Linux, `ru_maxrss` of a child process starts at the value of its parent, which may have gigabytes
+of weights. So VmHWM (proc_pid_status(5)) is read instead, which starts at zero.
 """
 
 from __future__ import annotations

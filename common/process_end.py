@@ -1,7 +1,6 @@
-"""Says how a process ended, what that means, and what a person can do about it.
+"""Describes how a process ended, what that means, and what a person can do about it.
 
-The demo, the gateway, the supervisor of ranks, doctor and the processes that start children all
-describe an end with `end_of`.
+All programs of this project that start other processes use `end_of` for their messages.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import signal
 
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 _TIME = r"(?:time=\S+ )?"
-# How the last line of our own processes begins.
+# The beginning of the last log line of this project's processes.
 _FINAL = re.compile(rf"{_TIME}level=error event=exit ")
 _HARMLESS = re.compile(rf"{_TIME}level=(info|warning|debug)\b")
-_SHELL = 128  # a shell's exit code for a command that a signal ended: this plus the number
+_SHELL = 128  # shells return this plus the signal's number for a command that a signal ended
 _OPENBLAS = "MLX_BACKEND_OPENBLAS=0, which turns OpenBLAS off"
 _REPORT = "report it with the output of `make doctor` (`mlx-backend doctor`)"
 _FAULT = f"a native library has a fault: {_REPORT}; you can also try {_OPENBLAS}"
@@ -39,12 +38,11 @@ MEANINGS: dict[int, str] = {
 
 
 def end_of(subject: str, code: int, line: str = "", *, out_of_memory: bool = False) -> str:
-    """Return how a process ended and why, as one message for a person.
+    """Return a message that says how a process ended and why.
 
-    subject: the process, with which the message begins.
-    code: its exit code, negative for a signal, or 128 plus the signal's number, as shells return
-        it.
-    line: the last line of its log that reports a fault (see `tells_fault`).
+    subject: the name of the process, with which the message begins.
+    code: the exit code, negative for a signal, or 128 plus the signal's number, as from a shell.
+    line: the last line of the process's log that reports a fault (see `tells_fault`).
     out_of_memory: whether the kernel has killed a process for lack of memory.
     """
     cause = cause_of(line)
@@ -69,12 +67,15 @@ def _signal_of(code: int) -> int | None:
 
 
 def tells_fault(line: str) -> bool:
-    """Return whether a log line may say why a process ended: an error, or an unknown format."""
+    """Return whether a log line may be the reason why a process ended.
+
+    This is true of errors, and of lines in another format.
+    """
     return _HARMLESS.match(line) is None
 
 
 def cause_of(line: str) -> str:
-    """Return the cause that a log line names, or the line."""
+    """Return the value of `cause=` in a log line; if there is none, the line."""
     if (match := _CAUSE.search(line)) is None:
         return line
     quoted, plain = match.groups()

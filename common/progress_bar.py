@@ -1,4 +1,4 @@
-"""Draws how far a download is, for a line on the terminal."""
+"""Draws a progress bar for a download, as text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ _WIDTH = 24  # characters
 
 
 def bar(done: int, total: int) -> str:
-    """Return a bar with its numbers.
+    """Return a progress bar with its numbers.
 
-    done, total: in MiB.
+    done: MiB that were downloaded.
+    total: MiB of the whole download.
     """
     filled = _WIDTH * done // total
     return f"[{'#' * filled:-<{_WIDTH}}] {done} of {total} MiB"

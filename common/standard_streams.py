@@ -1,4 +1,4 @@
-"""Opens the standard streams that are closed when a process starts."""
+"""Opens standard streams that are closed when a process starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def open_closed_streams() -> None:
-    """Open closed streams on /dev/null, because the next file or socket would get their numbers."""
+    """Open closed streams on /dev/null; otherwise a later file or socket gets their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -1,7 +1,7 @@
-"""Finds stop strings in text that arrives in pieces, and never outputs part of one.
+"""Finds stop strings in text that arrives in pieces, and never outputs a part of a stop string.
 
-Text is withheld only while it may still become a stop string; everything else is output
-immediately. The result does not depend on how the text was split.
+Text is withheld only while it may still become a stop string; all other text is output immediately.
+The result does not depend on how the text was split into pieces.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Incremental matcher for several stop strings; empty ones are ignored.
+    """Matches several stop strings incrementally; empty strings are ignored.
 
-    The first stop string that is complete ends the text, as if the text had been read character by
-    character; of two that end at the same character, the longer one applies. `strings` has those
-    that are not empty, and `found` the stop string that ended the text, or ''.
+    The first complete stop string ends the text, as if the text were read character by character.
+    If two stop strings end at the same character, the longer one applies.
+
+    strings: the stop strings that are not empty.
+    found: the stop string that has ended the text; '' if there is none.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -24,7 +26,7 @@ class StopMatcher:
         self.found = ""
 
     def feed(self, text: str) -> str:
-        """Add the next piece. Returns the text that may be output now, '' after a match."""
+        """Add the next piece. Returns the text that may be output now; '' after a match."""
         if not self.strings:
             return text
         if self.found or not text:
@@ -41,7 +43,7 @@ class StopMatcher:
         return shown
 
     def finish(self) -> str:
-        """End the text without a match. Returns the text that was withheld."""
+        """End the text without a match, and return the text that was withheld."""
         shown, self._pending = self._pending, ""
         return shown
 

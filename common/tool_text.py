@@ -40,10 +40,10 @@ def with_tools_as_text(
 ) -> tuple[Message, ...]:
     """Return the messages with tools, calls and results written into their content.
 
-    Results become user messages, joined with a user message right after them, so that roles still
-    alternate.
+    Results become user messages. A result is joined with a user message that follows it, so that
+    roles still alternate.
 
-    system: whether system messages are allowed; if not, the tools go into the first user message.
+    system: whether system messages are allowed; if not, the first user message describes the tools.
     lists: whether content must be a list of parts.
     """
     rewritten: list[Message] = []
@@ -62,14 +62,15 @@ def with_tools_as_text(
 
 
 def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tuple[Message, ...]:
-    """Return the messages in the order that strict templates require.
+    """Return the messages in the form that strict templates require.
 
-    That is a system message only at the beginning, then user and assistant alternate. Later system
-    messages become a user's. Consecutive messages of one role are joined, and a user's text after
-    results is joined to the last result. A call that was interrupted gets an empty result, and a
-    conversation that begins with an answer or a result gets an empty question. Calls get ids of
-    nine letters and digits, which older templates of Mistral's require, and arguments that are an
-    object, which others require.
+    - Only the first message may be a system message; later ones become user messages.
+    - User and assistant messages alternate: consecutive messages of one role are joined, and user
+      text after results is joined to the last result.
+    - An interrupted call gets an empty result. A conversation that begins with an answer or a
+      result gets an empty user message before it.
+    - Ids of calls have nine letters and digits, which older Mistral templates require. Arguments
+      are an object, which other templates require.
 
     system: whether system messages are allowed at all.
     """
@@ -100,9 +101,9 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
 
 
 def _unanswered(missing: Sequence[Message], result: Message) -> list[Message]:
-    """Return the missing results without the one that has arrived.
+    """Return the missing results, without the result that has arrived.
 
-    A result without a known id is the first that is missing.
+    A result whose id is unknown counts as the first missing result.
     """
     ids = [each["tool_call_id"] for each in missing]
     found = result.get("tool_call_id")
@@ -117,9 +118,10 @@ def _result_of(call: Mapping[str, Any], content: Any) -> Message:
 
 
 def _with_strict_calls(message: Message) -> Message:
-    """Return the message with short call ids; an id becomes the same short id in every prompt.
+    """Return the message with short call ids and with arguments that are objects.
 
-    Arguments that are text, because the model did not finish them, become an object with that text.
+    The same id always becomes the same short id. Arguments that are text, because the model did not
+    complete them, become an object that contains the text.
     """
     changed = dict(message)
     if calls := message.get("tool_calls"):
@@ -171,7 +173,7 @@ def _introduction(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tool without `strict`, which concerns only the grammar and not the model."""
+    """Return the tool without `strict`, which is for the grammar and not for the model."""
     function = tool.get("function")
     entry = function if isinstance(function, Mapping) else tool
     return {key: value for key, value in entry.items() if key != "strict" and value is not None}
@@ -192,7 +194,7 @@ def _introduce(messages: list[Message], text: str, role: str, *, lists: bool) ->
 
 
 def _joined(before: Any, gap: str, message: Message) -> Any:
-    """Return two contents joined, with the gap between them if both are non-empty."""
+    """Return two contents joined, with `gap` between them if neither is empty."""
     after = _content(message)
     if isinstance(before, str) and isinstance(after, str):
         return before + (gap if before and after else "") + after

@@ -1,4 +1,4 @@
-"""Parses the JSON texts Tools and ToolChoice of a request.
+"""Parses the fields Tools and ToolChoice of a request.
 
 The choice may be in OpenAI's form, Anthropic's, or that of the Responses API, as JSON, as JSON
 inside a JSON string, or as a bare word.
@@ -32,7 +32,7 @@ _MODES: dict[str, Mode] = {
 class ToolChoice:
     """Whether the model may, must or must not call a tool.
 
-    name: the tool that it must call.
+    name: the tool that the model must call; "" for no particular tool.
     """
 
     mode: Mode = "auto"
@@ -40,7 +40,7 @@ class ToolChoice:
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """Return the tools as templates expect them. Raises BadField with an explanation."""
+    """Return the tools in the form that templates expect. Raises BadField."""
     if not text.strip():
         return ()
     try:
@@ -60,10 +60,10 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
 
 
 def sorted_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """Return the tools sorted by name, with their keys in OpenAI's order; schemas are unchanged.
+    """Return the tools sorted by name, with their keys in OpenAI's order; schemas do not change.
 
-    Programs that collect tools from several servers send them in changing order. The same tools
-    must give the same prompt, or the prompt cache cannot be used after them.
+    Clients that collect tools from several servers send the same tools in a changing order. With
+    sorted tools, the prompts have the same beginning, and cached prefixes can be used.
     """
     return tuple(sorted(map(_with_keys_in_order, tools), key=lambda tool: tool["function"]["name"]))
 
@@ -78,7 +78,7 @@ def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tool_choice(text: str) -> ToolChoice:
-    """Return the choice. Raises BadField if it cannot be interpreted."""
+    """Return the tool choice. Raises BadField if the text is in none of the known forms."""
     value: Any = text.strip()
     for _ in range(2):  # a JSON string may contain JSON
         if not isinstance(value, str):
@@ -115,10 +115,10 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
 
 
 def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """Return the choice without LocalAI's mistranslation of `required`.
+    """Return the tool choice, corrected if LocalAI has sent a mode as the name of a function.
 
-    If a tool is strict, LocalAI sends the mode as the name of a function to call. A name that is a
-    mode, and not a tool, is therefore read as that mode.
+    LocalAI does so if a tool is strict. A name that is a mode, such as `required`, and not the name
+    of a tool is therefore read as the mode.
     """
     mode = _MODES.get(choice.name.lower()) if choice.name else None
     if mode is None or choice.name in {tool["function"]["name"] for tool in tools}:
@@ -127,7 +127,7 @@ def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools to show to the model. Raises BadField if the choice names an unknown one."""
+    """Return the tools to show to the model. Raises BadField if `choice` names an unknown tool."""
     if choice.mode == "none":
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:

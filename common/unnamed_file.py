@@ -1,4 +1,4 @@
-"""Creates files without names, for what is passed to child processes."""
+"""Creates files without names, which pass data to child processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import tempfile
 
 
 def unnamed_file(purpose: str) -> int:
-    """Return the descriptor of an empty file, which the caller closes. Raises OSError.
+    """Return the descriptor of an empty file, which the caller must close. Raises OSError.
 
-    On Linux the file is in memory, because folders for temporary files may be full or read-only.
+    On Linux the file is in memory, because the folder for temporary files may be full or read-only.
+
+    purpose: a name for diagnostic tools.
     """
     if sys.platform == "linux":
         file = os.memfd_create(purpose)

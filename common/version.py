@@ -1,3 +1,3 @@
-"""The version of everything in this repository."""
+"""Defines the version of all programs in this repository."""
 
 VERSION = "0.1.0"

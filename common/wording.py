@@ -1,4 +1,4 @@
-"""Helpers for error messages: values quoted at limited length, and suggestions for typos."""
+"""Helps to write error messages: quotes values at limited length, and suggests known words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the most similar known word, if one is similar enough."""
+    """Return the most similar known word; None if no word is similar enough."""
     by_folded = {folded(name): name for name in known}
     matches = difflib.get_close_matches(folded(word), by_folded, n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None
@@ -22,7 +22,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def folded(word: str) -> str:
-    """Return a word without differences in case and in the kind of dash."""
+    """Return a word in lower case, with its dashes replaced by underscores."""
     return word.strip().lower().replace("-", "_")
 
 
@@ -33,7 +33,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def json_fault(error: ValueError | RecursionError) -> str:
-    """Return why `json.loads` refused a text, for the person who sent it."""
+    """Return a message for the sender of a text that `json.loads` has refused."""
     if isinstance(error, RecursionError):
         return "its lists and objects are nested too deeply"
     if not isinstance(error, json.JSONDecodeError):

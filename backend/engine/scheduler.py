@@ -126,7 +126,7 @@ class Scheduler:
             Limits(
                 cost=model.cost,
                 slots=model.slots,
-                room=model.memory_limit - model.weights_bytes,
+                budget=model.memory_limit - model.weights_bytes,
                 prompt_cache=model.prompt_cache_bytes,
                 max_entries=model.max_cache_entries,
                 prefill_chunk=model.prefill_chunk,
@@ -536,10 +536,10 @@ class Scheduler:
         If the batch needs more, later steps free memory for it.
         nbytes: bytes that the batch needs.
         """
-        lendable = self.planner.lendable
-        self.executor.lacking_bytes = nbytes if nbytes > lendable else 0
+        free_for_texts = self.planner.free_for_texts
+        self.executor.lacking_bytes = nbytes if nbytes > free_for_texts else 0
         self._events += self.executor.other_memory_events()
-        return lendable
+        return free_for_texts
 
     @property
     def model(self) -> EngineModel:
@@ -552,11 +552,12 @@ class Scheduler:
         ModelRejected if they would not fit without any.
         """
         more = nbytes - self._adapter_bytes
-        if more > max(self.planner.limits.room, 0):
+        budget = self.planner.limits.budget
+        if more > max(budget, 0):
             raise ModelRejected(
                 f"the adapters take {nbytes // MIB} MiB, but the memory limit of"
                 f" {self._model.memory_limit // MIB} MiB leaves"
-                f" {(self.planner.limits.room + self._adapter_bytes) // MIB} MiB beside the model:"
+                f" {(budget + self._adapter_bytes) // MIB} MiB beside the model:"
                 " name fewer adapters, or raise memory_limit_mib"
             )
         if not self.planner.reserve(more):

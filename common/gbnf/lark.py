@@ -40,7 +40,7 @@ def gbnf_to_lark(text: str) -> str:
 
 
 def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
-    """Return productions that a greedy lexer reads correctly."""
+    """Return the grammar as productions whose lexemes a greedy lexer reads correctly."""
     if "root" in regular:
         return Productions(rules, regular)
     split: frozenset[Expr] = frozenset()
@@ -130,7 +130,7 @@ def _counts(least: int, most: int | None) -> str:
 
 
 class _Terminals:
-    """Regular expressions as terminals; deeply nested parts get their own terminals."""
+    """Writes regular expressions as terminals; deeply nested parts become separate terminals."""
 
     def __init__(self, regular: Mapping[str, Expr]) -> None:
         self.lines: list[str] = []

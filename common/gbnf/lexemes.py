@@ -1,9 +1,9 @@
-"""Checks whether a greedy lexer distinguishes two expressions where either may come.
+"""Checks whether a greedy lexer distinguishes two expressions that may begin at the same position.
 
-llguidance reads bytes with a lexer that always takes the longest lexeme and never backtracks. GBNF
-has no lexemes: `[a-z]* "end"` matches `end`. So an expression may become a lexeme only if taking
-the longest match cannot go wrong. `encounter` finds that out from the expressions' positions
-(Glushkov's automaton), without building the product of their states.
+The lexer of llguidance always takes the longest lexeme and never backtracks. GBNF has no lexemes:
+`[a-z]* "end"` matches `end`. So an expression may become a lexeme only if the longest match is
+always right. `encounter` determines this from the positions of the expressions (Glushkov's
+automaton), without the product of their states.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Part:
 class Lexeme:
     """A regular expression as positions: each matches one character and leads to other positions.
 
-    Counted repetitions are treated as unlimited, which can only report more clashes.
+    Limited repetitions count as unlimited ones, which can only lead to more clashes.
     """
 
     chars: list[Ranges] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Lexeme:
 
     @cached_property
     def beginnings(self) -> Ranges:
-        """The characters that a text may begin with."""
+        """The characters with which a matching text may begin."""
         return tuple(r for at in self.first for r in self.chars[at])
 
     def _position(self, ranges: Ranges) -> _Part:
@@ -119,8 +119,8 @@ def meet(one: Ranges, other: Ranges) -> bool:
 class Encounter:
     """How two lexemes that begin at the same position overlap.
 
-    equal: whether some text matches both.
-    onward: characters with which the second can continue when the first is complete.
+    equal: whether a text can match both.
+    onward: the characters with which the second can continue when the first is complete.
     """
 
     equal: bool

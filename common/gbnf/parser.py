@@ -1,8 +1,8 @@
-"""Parses GBNF like llama.cpp's `llama-grammar.cpp`; errors name line and column.
+"""Parses GBNF as llama.cpp's `llama-grammar.cpp` does; errors name line and column.
 
-Three things that llama.cpp refuses are accepted, because hosts and people write them: a body may
-continue after a line break outside parentheses if no rule begins there, names may have underscores,
-and rules may be left-recursive.
+Three forms that llama.cpp refuses are accepted, because hosts and people write them: a rule may
+continue after a line break outside parentheses if no other rule begins there, names may contain
+underscores, and rules may be left-recursive.
 """
 
 from __future__ import annotations
@@ -167,10 +167,7 @@ class _Parser:
         return CharClass(tuple(ranges), negated)
 
     def _character_comes(self, end: str, start: int, what: str) -> bool:
-        """Return whether another character of the literal or class follows.
-
-        If not, consume `end`.
-        """
+        """Return whether another character of a literal or class follows; if not, consume `end`."""
         if self._at >= len(self._text):
             raise GbnfError(f"this {what} is never closed", self._text, start)
         if self._text[self._at] != end:
@@ -226,7 +223,7 @@ class _Parser:
         return found.group()
 
     def _space(self) -> None:
-        """Skip space, and line breaks if the body continues after them."""
+        """Skip spaces, and line breaks after which the same rule continues."""
         self._skip(_SPACE)
         if self._peek() not in ("\r", "\n") or self._at >= len(self._text):
             return

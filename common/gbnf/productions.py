@@ -111,7 +111,7 @@ class Productions:
         return self._names["lexeme", expr]
 
     def _opened(self, expr: Expr) -> list[Item]:
-        """Return the parts of a regular expression, each a lexeme or, failing that, its parts."""
+        """Return a regular expression as several lexemes, which are divided again if needed."""
         match expr:
             case Literal(text):
                 return [Item(self._named_lexeme(Literal(character))) for character in text]
@@ -185,7 +185,7 @@ def _heads(option: Iterable[Item], nullable: set[str]) -> list[Item]:
 def _spread(
     sources: Mapping[str, Iterable[str]], own: Mapping[str, set[str]]
 ) -> dict[str, set[str]]:
-    """Return the smallest sets with each symbol's own members and those of all its sources."""
+    """Return for each symbol its own members, and those of its direct and indirect sources."""
     found = {name: set(members) for name, members in own.items()}
     users: dict[str, list[str]] = {}
     for name, others in sources.items():

@@ -1,4 +1,4 @@
-"""The elements of a parsed GBNF grammar."""
+"""Defines the elements of a parsed GBNF grammar."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def references(expr: Expr) -> Iterator[str]:
 
 
 def ranges_of(characters: CharClass) -> tuple[tuple[int, int], ...]:
-    """Return the ranges, sorted, merged and without negation; they never contain surrogates."""
+    """Return the code points of a class as sorted ranges without overlaps and surrogates."""
     if not characters.negated:
         return _merged(characters.ranges)
     found, start = [], 0

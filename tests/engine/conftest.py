@@ -15,7 +15,7 @@ import pytest
 from backend.engine import device, scheduler
 from backend.engine.executing.executor import Executor
 from backend.engine.loading import findings
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from tests.long import TEST_LONG
 
 # A GPU has only its own order of waiting; a CPU can take either.
@@ -113,10 +113,10 @@ def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def guesses_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every decode step of a model that drafts checks guesses, even if that saves no time."""
 
-    def most(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+    def most(self: DraftWidth, rows: int, longest: int, most: int) -> int:
         return most
 
-    monkeypatch.setattr(GuessWidth, "choose", most)
+    monkeypatch.setattr(DraftWidth, "choose", most)
 
 
 @pytest.fixture

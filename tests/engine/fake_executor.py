@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
+    Drafted,
     Ended,
     Generated,
-    Guessed,
     Limits,
     Lost,
     Masked,
@@ -182,7 +182,7 @@ class FakeExecutor:
             nbytes += score.budget * (passes.per_token + pairs + passes.per_choice)
         return nbytes
 
-    def _check_memory(self, plan: StepPlan, lendable: int) -> None:
+    def _check_memory(self, plan: StepPlan, free_for_texts: int) -> None:
         """Check all limits. An entry that is being stored counts from the next step on.
 
         Texts to embed must leave room for it already. While a single sequence runs, memory that
@@ -196,17 +196,17 @@ class FakeExecutor:
         assert stored <= self.limits.prompt_cache
         assert not 0 < self.limits.max_entries < len(kept)
         files = self.files.keys() & self._read().keys()
-        room = self.limits.room - self.other - sum(self.files[number] for number in files)
-        if len(self.running) == 1 and self.charged > room:
+        budget = self.limits.budget - self.other - sum(self.files[number] for number in files)
+        if len(self.running) == 1 and self.charged > budget:
             assert not plan.start
             assert not plan.prefill
             assert not plan.score
             assert not stored
-            room = self.limits.room
+            budget = self.limits.budget
         used = self.charged + stored + self.features + self._passes(plan)
-        assert used <= room
+        assert used <= budget
         storing = sum(self.entries[at].nbytes for at in self._storing)
-        assert lendable <= 0 or used + storing + lendable <= room
+        assert free_for_texts <= 0 or used + storing + free_for_texts <= budget
 
     def end(self, number: int, why: str) -> None:
         assert number not in self.ended, f"sequence {number} ends twice"
@@ -220,10 +220,10 @@ class FakeExecutor:
 
     # Following a plan.
 
-    def follow(self, plan: StepPlan, lendable: int = 0) -> list[PlannerEvent]:
+    def follow(self, plan: StepPlan, free_for_texts: int = 0) -> list[PlannerEvent]:
         """Carry out a plan; returns the events for the planner.
 
-        lendable: bytes that the planner says are free beside the plan.
+        free_for_texts: bytes that the planner says are free beside the plan.
         """
         self._events = []
         self.seconds = 0.0
@@ -240,7 +240,7 @@ class FakeExecutor:
         for preempted in plan.preempt:
             self._preempt(self.sequences[preempted.sequence], preempted.entry)
         for refusal in plan.refuse:
-            assert refusal.needed > refusal.room
+            assert refusal.needed > refusal.budget
             self.end(refusal.sequence, "refused")
         for leave in plan.leave:
             self._leave(leave.sequence, leave.entry)
@@ -251,7 +251,7 @@ class FakeExecutor:
         assert len(self.running) <= self.limits.slots
         for join in plan.join:
             self._join(join.sequence, join.batch)
-        self._check_memory(plan, lendable)
+        self._check_memory(plan, free_for_texts)
         decoding = {one.batch for one in self.running if one.batch is not None}
         assert decoding <= set(plan.decode) <= decoding | {join.batch for join in plan.join}
         for number, count in plan.decode.items():
@@ -261,7 +261,7 @@ class FakeExecutor:
         for group in plan.prefill:
             self._prefill(group)
         for number in plan.decode:
-            self._decode(number, plan.guess.get(number))
+            self._decode(number, plan.draft.get(number))
         for score in plan.score:
             self._score(score.sequence, score.budget)
         self._finish_unstarted()
@@ -423,7 +423,7 @@ class FakeExecutor:
         longest = max(len(one.content) for one in members)
         proposed = width * len(members)
         if planned is not None:
-            guessed = Guessed(len(members), longest, width, proposed, right, DECODE_SECONDS)
+            guessed = Drafted(len(members), longest, width, proposed, right, DECODE_SECONDS)
             self._events.append(guessed)
         for one in members:
             assert one.kv is not None

@@ -124,7 +124,7 @@ def test_any_order_of_changes_leaves_answers_as_they_are_alone(
         if change is None:
             assert model.weights_bytes == held(model) == model.adapters.nbytes
         rounds.step()
-        assert model.memory_limit - model.weights_bytes == rounds.scheduler.planner.limits.room
+        assert model.memory_limit - model.weights_bytes == rounds.scheduler.planner.limits.budget
     if change is not None:
         at_once(change)
     at_once(stages(rounds, {}))
@@ -135,7 +135,7 @@ def test_any_order_of_changes_leaves_answers_as_they_are_alone(
             assert rounds.received[ticket].tokens == expected[wanted_of], (ticket, wanted_of)
     assert model.adapters.loaded == set()
     assert held(model) == 0
-    assert rounds.scheduler.planner.limits.room == free
+    assert rounds.scheduler.planner.limits.budget == free
     assert "ChoosingLinear" not in {type(part).__name__ for part in model.model.modules()}
 
 

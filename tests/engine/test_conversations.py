@@ -197,7 +197,7 @@ def test_a_preempted_sequence_restarts_from_stored_kv(kind: str) -> None:
     whole = planner.limits
     # Both are charged for what they may generate: with a little less memory the second is
     # preempted.
-    planner.limits = replace(whole, room=planner._used() - 1)
+    planner.limits = replace(whole, budget=planner._used() - 1)
     rounds.step()
     assert planner.preemptions == 1
     planner.limits = whole

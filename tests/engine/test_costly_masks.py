@@ -13,7 +13,7 @@ from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.executing import choosing
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.plan import Masked
 from common.chat_format import ChatFormat
@@ -111,7 +111,7 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step(
     cheap: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plain row waits for those masks that fit into a step; the other rows pause."""
-    monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
+    monkeypatch.setattr(DraftWidth, "choose", lambda *_: 2)
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
     model = engine_model(random_model("full"), stall_ms=10, drafting=drafting, slots=7)
     rounds = Rounds(model)
@@ -148,7 +148,7 @@ def test_postponed_rows_get_the_same_tokens_as_alone(
 ) -> None:
     """In every step with a plain row, each grammar after the first one is postponed."""
     monkeypatch.setattr(choosing, "_MOST_STALLS", 0)
-    monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
+    monkeypatch.setattr(DraftWidth, "choose", lambda *_: 2)
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
     model = engine_model(kv_model("attention"), slots=8, drafting=drafting)
     plain = engine_model(kv_model("attention"), slots=8)

@@ -170,7 +170,7 @@ def _limit_to_the_charges(planner: Planner, before: int, patch: pytest.MonkeyPat
 
     def planned(now: float, events: Iterable[PlannerEvent]) -> StepPlan:
         found = plan(now, events)
-        limits[:] = limits[1], before + planner.limits.room - planner.lendable
+        limits[:] = limits[1], before + planner.limits.budget - planner.free_for_texts
         return found
 
     patch.setattr(planner, "plan", planned)
@@ -204,7 +204,7 @@ def test_no_step_takes_more_than_the_planner_charges(
         rounds.step()
         mx.synchronize()
         peak = mx.get_peak_memory() - before
-        charges = charged, planner.limits.room - planner.lendable
+        charges = charged, planner.limits.budget - planner.free_for_texts
         charged = charges[1]
         assert peak <= max(charges) + _CONSTANTS, planner._latest
     assert not rounds.faults

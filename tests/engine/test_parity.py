@@ -216,8 +216,8 @@ def _play(
                 rounds.scheduler.cancel(victim)
                 cancelled.add(victim)
             if dice.random() < 0.2:
-                room = dice.choice([one, 2 * one, plenty.room, plenty.room])
-                planner.limits = replace(plenty, room=room)
+                room = dice.choice([one, 2 * one, plenty.budget, plenty.budget])
+                planner.limits = replace(plenty, budget=room)
             rounds.step()
         planner.limits = plenty
         rounds.drain()

@@ -371,7 +371,7 @@ def test_preempted_sequences_are_recomputed_and_get_the_same_tokens(kind: str) -
         while rounds.scheduler.busy:
             limits = rounds.scheduler.planner.limits
             room = dice.choice([one, 2 * one, 6 * one])
-            rounds.scheduler.planner.limits = replace(limits, room=room)
+            rounds.scheduler.planner.limits = replace(limits, budget=room)
             rounds.more = dice.random() < 0.5
             rounds.step()
         preempted += rounds.scheduler.planner.preemptions

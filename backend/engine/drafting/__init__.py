@@ -5,7 +5,7 @@ position depends only on the seed and the number of tokens. A draft token is rig
 choice, so the output is the same with and without drafting, at every temperature.
 
 A step that checks draft tokens does not overlap with the next one, because drafting needs the
-tokens of the step before. `backend.engine.planning.guess_width` decides from measured times whether
+tokens of the step before. `backend.engine.planning.draft_width` decides from measured times whether
 drafting saves time, so a model with a head of its own drafts by default. Sequences with images are
 not drafted for.
 

@@ -16,7 +16,7 @@ from mlx.nn.layers.base import Module
 
 from backend.engine.caching.layer_kv import visible
 from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
-from backend.engine.planning.guess_width import WIDTHS
+from backend.engine.planning.draft_width import WIDTHS
 
 
 class BlockHead(Module):

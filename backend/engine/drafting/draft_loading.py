@@ -79,7 +79,7 @@ def load_drafting(
     """Load what drafts for a model. Returns None if nothing does.
 
     Begins and ends on `engine`. Without the option mtp, the model's own head drafts if it has one
-    that can be used, because `GuessWidth` measures whether that pays.
+    that can be used, because `DraftWidth` measures whether that pays.
 
     projection: the model's.
     context_size: tokens that the model is served with.

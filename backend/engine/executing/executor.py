@@ -27,7 +27,7 @@ from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import (
     DecodeTimed,
-    Guessed,
+    Drafted,
     Leave,
     Masked,
     OtherBytes,
@@ -143,7 +143,7 @@ class Executor:
         self._launched_batches = []
         for number in plan.decode:
             if number in self._batches:
-                self._decode(self._batches[number], plan.guess.get(number))
+                self._decode(self._batches[number], plan.draft.get(number))
         launched = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
         self._times.decode_launched(launched)
         return events
@@ -378,7 +378,7 @@ class Executor:
             if batch.sequences and batch.reported:
                 longest = max(len(sequence.history) for sequence in batch.sequences)
                 self._guessed.append(
-                    Guessed(
+                    Drafted(
                         len(batch.sequences),
                         longest,
                         batch.width,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend.engine.drafting.drafter import DraftLength, Guesser, GuessRequest
-from backend.engine.planning.guess_width import MOST_AGAIN
+from backend.engine.planning.draft_width import MOST_AGAIN
 from common.prefixes import common_prefix
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from backend.engine.loading.serving_verdict import WAYS, Verdict, restrict
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.planning.checkpoint_positions import LEAST_STORED
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
@@ -426,7 +426,7 @@ def _request(ticket: int, answer: _Answer, bias: tuple[tuple[int, float], ...]) 
     return Submit(0, ticket, request, list(answer.prompt), answer.limit, media=media)
 
 
-class _EveryStep(GuessWidth):
+class _EveryStep(DraftWidth):
     """A width policy that lets every step check draft tokens, even if that saves no time."""
 
     def choose(self, rows: int, longest: int, most: int) -> int:  # noqa: ARG002, always as many

@@ -1,16 +1,18 @@
 """Decides which sequences run, how long a pass is, and what is stored, evicted and preempted.
 
-Plain Python without MLX. A module answers each question:
+The package is plain Python without MLX. Each question has a module that answers it:
 
 - How many bytes does a sequence, a pass or a cached prefix need? `charges`
-- Where do a prompt's first tokens come from? `prefix_source`
-- Whose prompts does a step prefill? `prefill_turns`, within what `pace` allows
-- How many draft tokens does a step check? `guess_width`
-- Whose grammars take too much time? `mask_share`
+- From where is the KV of a prompt's first tokens copied? `prefix_source`
+- Which prompts does a step prefill, and how many tokens of each? `prefill_turns`
+- How long does a pass take, and how long may it take? `pace`
+- When do completed prompts wait for others, before they decode? `burst`
+- How many draft tokens does a step check? `draft_width`
+- Which sequences pause because their grammars take too much time? `mask_share`
 - When are sequences preempted for texts to embed? `text_turn`
 
 `planner` calls these modules, admits and preempts sequences, and forms batches. Its state is in two
-tables, `sequence_table` and `stored_entries`.
+tables: `sequence_table` for sequences, and `stored_entries` for cached prefixes.
 
 When prompts with a common prefix arrive together, the prefix is computed once: the later prompts
 wait for its KV and copy it from the running sequence. If more short prompts wait than slots are

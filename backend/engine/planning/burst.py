@@ -9,21 +9,21 @@ from backend.engine.planning.sequence_state import SequenceState
 
 # Completed prompts wait for at most this multiple of the allowed pause.
 _PAUSES = 20
-# They wait only if there are at least _MANY unfinished prompts for each completed prompt, none of
-# them with more than _ALIKE times the tokens, or if they have already waited as long.
+# They wait if there are at least _MANY unfinished prompts for each completed prompt, and none of
+# these has more than _ALIKE times the tokens of the longest completed prompt. They also wait if the
+# unfinished prompts need no more time than the completed prompts have taken since they arrived.
 _MANY = 2
 _ALIKE = 4
 
 
 class Burst:
-    """Prompts that arrive together on an idle server.
+    """Makes completed prompts wait for prompts that arrived with them on an idle server.
 
-    Some are completed before the others. If they decoded at once, the passes of the others would be
-    cut to the allowed pause, and each pass would then interrupt all streams that have begun.
-    Without decode steps in between, no stream is interrupted, and the last stream begins much
-    earlier.
+    If the first completed prompts decoded immediately, the prefill passes of the others would be
+    limited to the allowed pause, and each pass would interrupt all running streams. Without decode
+    steps in between, no stream is interrupted, and the last stream begins much earlier.
 
-    waits: whether completed prompts wait now, so that their first tokens are not due yet.
+    waits: whether completed prompts wait now; their first tokens are then not due yet.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -37,10 +37,11 @@ class Burst:
     def update(
         self, completed: Sequence[SequenceState], filling: Sequence[SequenceState], now: float
     ) -> None:
-        """Decide whether completed prompts wait. No sequence may decode.
+        """Decide whether completed prompts wait. Must not be called while a sequence decodes.
 
         completed: the prefilled sequences that have not joined a batch.
         filling: the sequences whose prompts are not completed.
+        now: seconds, on the clock of `SequenceState.since`.
         """
         since, self._since = self._since, None
         lefts = [

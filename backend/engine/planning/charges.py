@@ -1,11 +1,11 @@
-"""The bytes that the planner charges for sequences, prefill passes and cached prefixes."""
+"""Computes the bytes that the planner charges for sequences, prefill passes and cached prefixes."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
-from backend.engine.planning.guess_width import MOST_AGAIN
+from backend.engine.planning.draft_width import MOST_AGAIN
 from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import GROWTH_STEP, CacheCost, Limits, PassCost
 from backend.engine.planning.sequence_state import SequenceState
@@ -13,13 +13,13 @@ from backend.engine.planning.sequence_table import SequenceTable
 
 
 def longest_alone(
-    cost: CacheCost, passes: PassCost, draft: CacheCost | None, room: int, most: int
+    cost: CacheCost, passes: PassCost, draft: CacheCost | None, budget: int, most: int
 ) -> int:
-    """Return how many tokens, at most `most`, a sequence may have if it runs alone.
+    """Return the maximum number of tokens of a sequence that runs alone, in the smallest passes.
 
-    The prefill passes are then as short as possible.
     draft: cost of the KV of a draft model, if there is one.
-    room: bytes besides the weights.
+    budget: bytes that the memory limit leaves after the weights.
+    most: upper bound of the result.
     """
     window = max((size for _, size in cost.windowed), default=0)
 
@@ -29,11 +29,11 @@ def longest_alone(
         prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
         return kv + passes.chosen(1, tokens) + prefill
 
-    return bisect_right(range(1, most + 1), room, key=needed)
+    return bisect_right(range(1, most + 1), budget, key=needed)
 
 
 class Charges:
-    """The cost in bytes of everything that one loaded model runs and stores."""
+    """Computes, for one loaded model, the bytes of everything that it runs and stores."""
 
     def __init__(self, limits: Limits) -> None:
         self._cost, self._draft = limits.cost, limits.draft
@@ -47,11 +47,12 @@ class Charges:
         used += sum(sequence.arrived.beside for sequence in admitted)
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
-    def newcomer(self, sequence: SequenceState, *, alone: bool) -> int:
-        """Return the bytes needed to admit one more sequence.
+    def admission(self, sequence: SequenceState, *, alone: bool) -> int:
+        """Return the bytes that must be free before a sequence is admitted.
 
-        These are the bytes of the sequence, of its smallest pass and, if other sequences run, of a
-        copy of its KV while it joins a batch.
+        These are the bytes of its KV, of its smallest pass and, if other sequences run, of a copy
+        of its KV while it joins a batch.
+
         alone: whether no other sequence runs.
         """
         copied = 0 if alone else self._cost.of(sequence.total)
@@ -68,7 +69,7 @@ class Charges:
         return self._cost.copied(tokens) + draft + self._passes.chosen(1, tokens)
 
     def rectangle(self, members: Collection[SequenceState]) -> int:
-        """Return the bytes of sequences that share arrays: each needs as many as the longest."""
+        """Return the bytes of sequences that share arrays, in which all rows are equally long."""
         return sum(sequence.width for sequence in members) * self.row(
             max(sequence.charged for sequence in members)
         )
@@ -76,8 +77,7 @@ class Charges:
     def growth(self, batches: Iterable[Collection[SequenceState]]) -> tuple[int, int]:
         """Return how many tokens each sequence may add without new buffers, and their bytes.
 
-        A batch is charged for its longest sequence, so the others may exceed their own growth
-        steps.
+        A batch is charged for its longest sequence, so only that sequence limits the growth.
         """
         longest = [
             (max(sequence.charged for sequence in members), len(members)) for members in batches
@@ -93,7 +93,7 @@ class Charges:
         return rows * self._cost.copied(max(sequence.charged for sequence in members))
 
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
-        """Return the bytes of the snapshots that these sequences have or will take."""
+        """Return the bytes of snapshots that these sequences have taken or are planned to take."""
         if self._trims:
             return 0
         return sum(
@@ -103,7 +103,7 @@ class Charges:
         )
 
     def entry(self, sequence: SequenceState, filled: int) -> int:
-        """Return the bytes of a cached prefix with a sequence's first tokens and its snapshots."""
+        """Return the bytes of a cached prefix: `filled` tokens of a sequence, and its snapshots."""
         return self._cost.copied(filled) + len(sequence.snapshots) * self._cost.snapshot(
             sequence.prompt
         )
@@ -111,7 +111,7 @@ class Charges:
     # Passes.
 
     def least_pass(self, filling: Iterable[SequenceState]) -> int:
-        """Return the bytes with which each of these sequences can be prefilled, one at a time."""
+        """Return the bytes that suffice to prefill these sequences one at a time."""
         return max(map(self.smallest_pass, filling), default=0)
 
     def smallest_pass(self, sequence: SequenceState) -> int:
@@ -121,11 +121,14 @@ class Charges:
         )
 
     def prefill_pass(self, sequence: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
-        """Return the bytes of a prefill pass of rows like this sequence.
+        """Return the temporary bytes of a prefill pass of rows like this sequence.
 
-        An image or a sound is encoded in a separate pass before the pass that needs its features.
+        Images and audio are encoded in a separate pass before the pass that needs their features,
+        so the larger of the two passes counts.
+
         tokens: number of tokens per row.
         seen: number of tokens in the KV of a row after the pass.
+        rows: number of sequences that share the pass.
         """
         # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
         several = rows > 1 or sequence.arrived.scores
@@ -144,8 +147,10 @@ class Charges:
     def draft_tokens(self, rows: int, width: int, longest: int) -> int:
         """Return the bytes that checking `width` draft tokens per row adds to a decode step.
 
-        If rows have recurrent states, the states from before the step remain, both may be combined
-        into a third, and tokens are fed again.
+        A recurrent state cannot be truncated after a rejected draft token. So the states from
+        before the step are stored too, a combination of both may be needed, and some tokens are fed
+        again.
+
         longest: number of tokens of the longest row.
         """
         state = self._cost.fixed
@@ -153,9 +158,9 @@ class Charges:
         return self._passes.chosen(rows * fed, longest) + 2 * rows * state
 
     def fitting(self, sequence: SequenceState, tokens: int, left: int) -> int:
-        """Return how many tokens a pass of at most `left` bytes can process; 0 if none fit.
+        """Return how many tokens a prefill pass of at most `left` bytes can have; 0 if none fit.
 
-        tokens: maximum number.
+        tokens: upper bound of the result, unless a pass must have more.
         """
         least = sequence.fewest
         tokens = max(tokens, least)

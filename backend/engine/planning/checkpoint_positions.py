@@ -1,7 +1,8 @@
 """Chooses the checkpoint positions of prompts, for models whose caches cannot be truncated.
 
-A snapshot is taken at each of these lengths: where later prompts are likely to diverge from the
-prompt, where earlier prompts did, and at regular intervals. Pure functions.
+A checkpoint position is a prompt length at which a snapshot is taken. There are positions where
+later prompts are likely to diverge from the prompt, where earlier prompts have diverged, and at
+regular intervals. All functions are pure.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ def checkpoint_positions(
     most: int,
     uncut: Callable[[int], int],
 ) -> tuple[set[int], set[int]]:
-    """Return the positions at which to take snapshots, and those whose snapshots are copied.
+    """Return the positions of new snapshots, and the positions of snapshots to copy.
 
-    Snapshots are copied from the source, the KV from which the prefill starts.
+    Snapshots are copied from the source: the KV with which the prefill starts.
 
-    expected: lengths where prompts diverge, the likeliest first.
-    known: the lengths at which the source has snapshots; None if it can be truncated to any length.
+    expected: lengths at which prompts probably diverge, the likeliest first.
+    known: lengths at which the source has snapshots; None if it can be truncated to any length.
     filled: number of tokens of the source.
     last: the longest useful length.
     most: maximum number of snapshots.
-    uncut: shortens a length that lies inside an image or a sound.
+    uncut: shortens a length that lies inside an image or audio to the start of that item.
     """
     interval = max(-(-last // max(most - len(expected), 1)), _INTERVAL)
     chosen = [*expected, *range(interval, last - interval // 2, interval)]
@@ -39,14 +40,19 @@ def checkpoint_positions(
     ahead = list(dict.fromkeys(at for at in chosen if at > filled))[:most]
     # A sliding window that has not wrapped around yet can still be truncated to any length.
     behind = {at for at in (chosen if known is None else known) if at <= filled}
-    return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=chosen)
+    return set(ahead), _thinned_out(behind, max(most - len(ahead), 0), last, kept=chosen)
 
 
-def _spread(positions: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
-    """Return at most `most` of the positions: first those in `kept`, then others.
+def _thinned_out(
+    positions: Collection[int], most: int, end: int, *, kept: Collection[int]
+) -> set[int]:
+    """Return at most `most` of the positions.
 
-    Conversations are usually edited near their end. So positions far from `end` that have close
+    Conversations are usually edited near their end. So positions far from the end with close
     neighbours are removed first.
+
+    end: length of the prompt without its last token.
+    kept: positions that are removed only after all others.
     """
     left = sorted(positions)
 

@@ -1,23 +1,24 @@
-"""Decides which sequences pause because their grammars take too much of the others' time.
+"""Decides which sequences pause because computing their grammar masks delays the others too much.
 
-Plain Python without MLX: times are arguments, so the same events always give the same decisions.
-All rows of a decode step wait for all masks. So the grammars together have a share of the steps'
-time, and may exceed it by `pause` seconds before a sequence has to pause.
+A decode step waits for the masks of all its rows. So all grammars together may use a fixed share of
+the time of decode steps. They may exceed this share by `pause` seconds before a sequence has to
+pause. Plain Python without MLX: times are arguments, so the same events always give the same
+decisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SHARE = 0.25  # maximum share of the decode steps' time that grammars may take while other rows run
-_COSTLY = 0.002  # seconds; pausing a sequence with quicker masks would gain the others little
+_SHARE = 0.25  # maximum share of the decode steps' time that grammars may use while other rows run
+_COSTLY = 0.002  # seconds; a pause of a sequence with quicker masks would save the others little
 
 
 class MaskShare:
-    """The time that grammars used, for one loaded model.
+    """Records the time that the grammars of one loaded model use.
 
     pause: seconds by which grammars may exceed their share.
-    owed: seconds by which costly grammars have exceeded it; later steps make up for them.
+    owed: seconds by which costly grammars now exceed their share; every decode step reduces it.
     """
 
     def __init__(self, pause: float) -> None:
@@ -26,25 +27,26 @@ class MaskShare:
         self._step = 0.0
 
     def decoded(self, seconds: float) -> None:
-        """Record the seconds of a decode step, masks included."""
+        """Record the duration of a decode step in seconds, including its masks."""
         self._step = seconds
         self.owed = max(self.owed - seconds * _SHARE, 0.0)
 
     def masked(self, seconds: float) -> None:
-        """Record the seconds that a sequence's grammar used.
+        """Record the seconds that a sequence's grammar used for one mask.
 
-        Only costly grammars add to `owed`: many quick grammars together may exceed the share for
-        ever, and then a sequence with a costly grammar would never resume.
+        Only costly grammars add to `owed`. Many quick grammars together may exceed the share
+        permanently, and a paused sequence with a costly grammar would then never resume.
         """
         if seconds >= _COSTLY:
             self.owed += seconds
 
     def too_costly(self, seconds: Mapping[int, float]) -> list[int]:
-        """Return the sequences that have to pause because of their masks.
+        """Return the numbers of the sequences that have to pause because of their masks.
 
-        The list is empty if no other sequence would gain.
-        seconds: by number, the time that each decoding sequence's grammar used for its latest
-            token; 0 without a grammar.
+        The list is empty if no other sequence would be faster.
+
+        seconds: for each decoding sequence, by number, the time that its grammar used for its
+            latest token; 0 without a grammar.
         """
         if self.owed <= self._pause:
             return []

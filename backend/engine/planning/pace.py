@@ -1,13 +1,13 @@
 """Decides how many tokens each prefill step has, so that streams never wait for a whole prompt.
 
-A prefill step runs between two decode steps and delays every running stream by its own duration.
-The pace learns how long passes take, and gives each step as many tokens as fit in the allowed
+A prefill step runs between two decode steps and delays every running stream by its duration. The
+pace measures how long passes take, and limits each step to the tokens that fit in the allowed
 pause. While no stream is running the pause may be longer, but it still limits how long a cancel or
 a new request waits.
 
 A part of the time of a pass does not depend on the number of its tokens, because every pass reads
-all weights and starts all kernels. The rest grows with the tokens and, because of attention, with
-the tokens before them:
+all weights and starts all kernels. The rest grows with the number of tokens and, because of
+attention, with the number of tokens before them:
 
     seconds = fixed + each * tokens + context * tokens * (tokens before)
 
@@ -32,19 +32,20 @@ _MEMORY = 0.7  # weight of earlier passes in the current speed
 _SHAPE_MEMORY = 0.95  # weight of earlier passes in the fit, which needs very different passes
 _LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass has been timed
 _NEAR = 1024.0  # tokens; a shorter context has little effect, and a smaller difference is noise
-_LEAST_SHARE = 16  # at least 1/16 of a pass's time grows with its tokens, whatever the fit says
+_LEAST_SHARE = 16  # the fit assumes that at least 1/16 of a pass's time grows with its tokens
 _DOUBT = 0.01  # weight of the assumed width, as a share of the weight of the timed passes
-_CREDIBLE = 4.0  # a pass that is faster than predicted by more than this factor counts as this fast
+_CREDIBLE = 4.0  # a pass counts as at most this many times as fast as predicted
 # A pass has at most this many times the tokens of the longest timed pass. Short passes predict
 # little about long ones, because they take as long as the device needs to read the weights.
 _GROWTH = 8
 
 
 class Pace:
-    """How long prefill passes take, and how many tokens the next prefill step may have.
+    """Predicts how long prefill passes take, and how many tokens the next prefill step may have.
 
     Passes may be slow for reasons that do not repeat, such as the compilation of kernels, so a
-    single slow pass changes little. No pass is faster than the device, so fast passes count more.
+    single slow pass changes little. No pass is faster than the device allows, so fast passes count
+    more.
 
     most_tokens: maximum number of tokens of a step.
     stall_ms: maximum time of a step, in ms, while streams wait for it.
@@ -60,7 +61,8 @@ class Pace:
         # are relative.
         self._near, self._near_sums = np.zeros((2, 2)), np.zeros(2)
         self._all, self._all_sums = np.zeros((2, 2)), np.zeros(2)
-        self._nearest = float("inf")  # the least context until there are passes with little
+        # Passes up to this context, in tokens, count as passes with little context.
+        self._nearest = float("inf")
         self.known = False
         self._longest = _FIRST // _GROWTH  # tokens of the longest timed pass
         self._each = self._stall / (_FIRST + _WIDTH)
@@ -71,17 +73,20 @@ class Pace:
 
     @property
     def fixed_seconds(self) -> float:
-        """Seconds that a pass takes whatever its tokens."""
+        """The part of a pass's time that does not depend on its number of tokens, in seconds."""
         return self._moment * self._fixed
 
     @property
     def width(self) -> int:
-        """The tokens that take as long as `fixed_seconds`: a pass of fewer is mostly overhead."""
+        """The number of tokens whose own time equals `fixed_seconds`.
+
+        A pass of fewer tokens is mostly overhead.
+        """
         return round(min(max(self._fixed / self._each, 1.0), self._most))
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of the latest passes; None before the first measurement."""
+        """The speed of the latest passes; None before the first timed pass."""
         return self._tokens / self._seconds if self.known else None
 
     def seconds(self, tokens: int, behind: int = 0) -> float:
@@ -93,13 +98,13 @@ class Pace:
         return self._moment * (self._fixed + tokens * (self._each + behind * self._context))
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Return the predicted seconds of a step whose batches decode with little context."""
+        """Return the predicted seconds of a step, as if its batches had little context."""
         seconds = 0.0
         for group in plan.prefill:
             widest = max(part.end - part.start for part in group)
             seconds += self.seconds(len(group) * widest, max(part.start for part in group))
         for batch, rows in plan.decode.items():
-            seconds += self.seconds(rows * (1 + plan.guess.get(batch, 0)))
+            seconds += self.seconds(rows * (1 + plan.draft.get(batch, 0)))
         return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:
@@ -118,30 +123,37 @@ class Pace:
         return self.fitting(self.pause(running=running), behind)
 
     def fitting(self, seconds: float, behind: int = 0) -> int:
-        """Return the number of tokens of a pass of these seconds, within the limits of `tokens`."""
+        """Return how many tokens a pass of this duration has, within the limits of `tokens`.
+
+        seconds: the duration.
+        behind: as for `tokens`.
+        """
         token = self._moment * (self._each + behind * self._context)
-        # At most what the maximum takes, because the division could otherwise overflow.
+        # At most the time of the maximum number of tokens; otherwise the division could overflow.
         left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)
         fitting = int(left / token) // SMALLEST_STEP * SMALLEST_STEP
         return min(max(fitting, SMALLEST_STEP), self._most, _GROWTH * self._longest)
 
     def urgency(self, left: int, waited: float) -> float:
-        """Return the tokens left to prefill, minus those that the waiting time is worth.
+        """Return a number by which prompts are ordered; the prompt with the smallest goes first.
 
-        The prompt with the smallest result goes first: short prompts stay quick, and a long prompt
-        advances as it waits. Once a prompt has waited for twice the time that it needs, no newer
-        prompt overtakes it.
-        left: number of tokens left.
-        waited: seconds.
+        It is the number of tokens left to prefill, less half of the tokens that passes could have
+        computed while the prompt waited. So short prompts go first, and a long prompt advances as
+        it waits. After a prompt has waited for twice the time that it needs, no newer prompt
+        overtakes it.
+
+        left: number of tokens left to prefill.
+        waited: seconds since the prompt arrived.
         """
         rate = max(self.tokens_per_second or _LEAST_SPEED, _LEAST_SPEED) / 2
         return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a timed pass; a pass without tokens is ignored.
+        """Record a timed pass; a pass without tokens is ignored.
 
         tokens: number of tokens, including padding.
-        behind: as for `seconds`.
+        seconds: time that the device took.
+        behind: as for `tokens`.
         """
         if tokens < 1:
             return
@@ -164,14 +176,14 @@ class Pace:
         self._all_sums = _SHAPE_MEMORY * self._all_sums + row * (growing / scale)
         self._fit_context()
         self.known = True
-        # The fit follows a change of the machine's speed slowly; the moment follows immediately.
+        # The fit adapts slowly to a change of the machine's speed; `_moment` adapts immediately.
         moment, self._moment = self._moment, 1.0
         self._latest.append(seconds / self.seconds(tokens, behind))
         memory = 0.0 if first else _MEMORY
         self._moment = memory * moment + (1 - memory) * median_low(self._latest)
 
     def _fit_fixed(self) -> float:
-        """Return the fixed seconds, by weighted least squares; neither part is negative.
+        """Return the fixed seconds of a pass, at least 0, by weighted least squares.
 
         If all passes have about the same length, the fixed part is assumed to equal the time of
         _WIDTH tokens.
@@ -185,9 +197,9 @@ class Pace:
     def _fit_context(self) -> None:
         """Fit the seconds per token and the effect of the context, given the fixed seconds.
 
-        The effect is measured from the mean context, because passes after many tokens predict
-        little about passes after none. The fit favours no effect, because the differences between
-        similar contexts are mostly noise.
+        The effect is measured from the mean context, because passes with a long context predict
+        little about passes without. The fit is biased towards no effect, because the differences
+        between similar contexts are mostly noise.
         """
         (weight, first), (_, second) = self._all
         mean = first / weight

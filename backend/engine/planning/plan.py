@@ -1,8 +1,8 @@
-"""The planner's decisions, and the events that it receives: frozen, serialisable data without MLX.
+"""Defines the planner's decisions and the events that it receives, as serialisable data.
 
 A `StepPlan` contains all that the executor needs for one step. It refers to sequences, cached
 prefixes and batches by number, so it can be printed, replayed by a simulator, or sent to another
-rank.
+rank. This module does not import MLX.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (`KVCache.step`)
 
 @dataclass(frozen=True, slots=True)
 class CacheCost:
-    """The bytes of KV that one sequence needs.
+    """Computes the bytes of KV that one sequence needs.
 
     per_token: bytes per token, in layers that store every token.
     fixed: bytes of recurrent state.
@@ -39,9 +39,9 @@ class CacheCost:
         return self.snapshot(steps) + steps * self.per_token
 
     def copied(self, tokens: int) -> int:
-        """Return the bytes for `tokens` tokens and for a copy of the largest array.
+        """Return the bytes for `tokens` tokens, and for a copy of the largest array.
 
-        Arrays are copied one after the other when they grow, and when sequences join or leave.
+        Arrays are copied, one at a time, when they grow and when sequences join or leave.
         """
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
         windows = (size * min(steps, most) for size, most in self.windowed)
@@ -55,20 +55,20 @@ class CacheCost:
 
 @dataclass(slots=True)
 class PassCost:
-    """The temporary bytes that a forward pass needs, in addition to KV.
+    """Computes the temporary bytes that a forward pass needs in addition to KV.
 
-    An upper bound may be replaced by a measured cost, while no sequence is charged (`become`).
+    The values are upper bounds at first. While no sequence is charged, measured costs may replace
+    them (`become`). A pair is a token of the pass together with a token to which it attends.
 
-    per_token: bytes for every token of the pass, including padding.
-    per_pair: bytes for every pair of a token and a token that it attends to: attention scores, if
-        MLX has no fused kernel.
-    per_mask: additional bytes for every such pair if the mask is an array: MLX's CUDA kernels need
-        a number for every attention head.
-    per_choice: bytes for every token whose logits are computed.
-    per_filter: additional bytes if filters use the whole vocabulary.
-    per_small: bytes for every pair if the pass has several tokens: attention by plain operations
+    per_token: bytes per token of the pass, including padding.
+    per_pair: bytes per pair, for attention scores; 0 if MLX has a fused kernel.
+    per_mask: additional bytes per pair if the mask is an array. MLX's CUDA kernels need a number
+        for every attention head.
+    per_choice: bytes per token whose logits are computed.
+    per_filter: additional bytes per such token if filters use the whole vocabulary.
+    per_small: bytes per pair in a pass of several tokens whose attention uses no fused kernel
         (`small_attention`).
-    most_small: maximum of these bytes in all.
+    most_small: upper bound of all these bytes of `per_small` in one pass.
     """
 
     per_token: int = 0
@@ -96,7 +96,11 @@ class PassCost:
             setattr(self, attribute.name, getattr(other, attribute.name))
 
     def chosen(self, rows: int, seen: int) -> int:
-        """Return the bytes of a decode step of `rows` rows, the longest of `seen` tokens."""
+        """Return the bytes of a decode step.
+
+        rows: number of tokens that are sampled.
+        seen: number of tokens of the longest row.
+        """
         return self.of(rows, seen, masked=seen) + rows * self.per_choice
 
 
@@ -105,13 +109,13 @@ class Limits:
     """The limits within which the planner decides, for one loaded model.
 
     cost: cost of one sequence's KV.
-    passes: temporary memory of forward passes.
+    passes: cost of the temporary memory of forward passes.
     slots: maximum number of admitted sequences.
-    room: memory budget: bytes that the memory limit leaves after the weights.
+    budget: bytes that the memory limit leaves after the weights.
     prompt_cache: how many of these bytes cached prefixes may use.
     max_entries: maximum number of cached prefixes; 0 means no limit.
     prefill_chunk: maximum number of tokens of one prefill pass.
-    stall_ms: longest pause of running streams that a prefill pass may cause.
+    stall_ms: longest pause of running streams that a prefill pass may cause, in milliseconds.
     together: whether prompts of different lengths can share a prefill pass.
     trims: whether every layer's cache can be truncated to any length.
     draft_tokens: maximum number of draft tokens that a decode step checks for a sequence.
@@ -120,7 +124,7 @@ class Limits:
 
     cost: CacheCost
     slots: int
-    room: int
+    budget: int
     prompt_cache: int
     max_entries: int
     prefill_chunk: int
@@ -132,27 +136,28 @@ class Limits:
     draft: CacheCost | None = None
 
 
-# Events, from which the planner learns.
+# Events: what the planner receives.
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A new sequence.
+    """A new sequence has arrived.
 
+    sequence: number of the sequence.
     key: the prompt in the form that caches compare.
     tokens: the prompt's token ids.
     limit: maximum number of tokens to generate.
-    spans: ranges of the prompt inside which no KV may be truncated (images, sounds).
+    spans: (start, end) of each image and audio in the prompt; no KV is truncated inside a span.
     whole: whether a prefill pass must not end inside a span either.
-    positions: the checkpoint positions: lengths of prefixes that later prompts probably share.
-    on_disk: how many tokens of the prompt have KV in a file.
-    width: number of rows of KV that the sequence may need at once.
+    positions: lengths of prefixes that later prompts probably share.
+    on_disk: number of the prompt's first tokens whose KV is in a file.
+    width: maximum number of rows of KV that the sequence needs at the same time.
     fresh: whether the whole prompt must be computed, even if cached prefixes match.
     alone: whether the prefill cannot share a pass.
     joins: whether tokens are generated after the prompt.
-    scores: whether continuations are scored instead.
+    scores: whether continuations of the prompt are scored.
     keep: whether the KV is worth storing when the sequence ends.
-    encodes: bytes for encoding the largest of its images and sounds.
+    encodes: bytes of the largest pass that encodes one of its images or audio.
     beside: bytes needed in addition to KV while the sequence is admitted.
     draft_tokens: maximum number of draft tokens that a decode step may check.
     """
@@ -178,7 +183,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The executor has started a sequence with the KV of its first `reused` tokens."""
+    """The executor has started a sequence.
+
+    reused: number of its first tokens whose KV was reused.
+    """
 
     sequence: int
     reused: int
@@ -186,8 +194,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The KV of a sequence has `filled` tokens.
+    """A prefill pass has extended the KV of a sequence.
 
+    filled: number of tokens in the KV now.
     snapshot: whether a snapshot was taken at this length.
     """
 
@@ -198,7 +207,10 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The tokens that one or several steps have delivered, by the number of their sequence."""
+    """One or several steps have generated tokens.
+
+    tokens: the new tokens of each sequence, by its number.
+    """
 
     tokens: Mapping[int, Sequence[int]]
 
@@ -227,9 +239,9 @@ class Stored:
 
     entry: number of the cached prefix.
     length: number of its tokens.
-    after: the tokens that follow the prompt.
+    after: those of its tokens that follow the prompt.
     nbytes: bytes of its KV and snapshots.
-    positions: the checkpoint positions, at which it can be used; None means any length.
+    positions: the checkpoint positions at which it can be used; None means any length.
     """
 
     entry: int
@@ -241,7 +253,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class NotStored:
-    """A cached prefix of the plan could not be stored."""
+    """A cached prefix that a plan had ordered could not be stored."""
 
     entry: int
 
@@ -252,7 +264,8 @@ class PrefillTimed:
 
     tokens: number of tokens of the pass, including padding.
     seconds: time that the device took.
-    behind: number of tokens before those of the pass, in the longest prompt.
+    behind: number of tokens that were already in the KV; of the longest prompt, if several share
+        the pass.
     """
 
     tokens: int
@@ -275,8 +288,8 @@ class Masked:
     """A sequence's grammar has used processor time since the latest plan.
 
     seconds: the processor time.
-    postponed: whether there was no time for the latest mask, so that the sequence must be
-        preempted.
+    postponed: whether the latest mask was not computed, for lack of time, so that the sequence must
+        be preempted.
     """
 
     sequence: int
@@ -285,17 +298,18 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
-    """A decode step has ended, of a batch with a width in the plan's `guess`.
+class Drafted:
+    """A batch that the plan lists in `draft` has ended a decode step.
 
     rows: number of sequences.
     longest: number of tokens of the longest sequence.
-    width: the planned width.
-    proposed: number of draft tokens of all sequences.
+    width: the planned maximum number of draft tokens per sequence; 0 for a step without any.
+    proposed: number of draft tokens of all sequences together.
     right: number of accepted draft tokens of each sequence.
-    seconds: time since the previous step, if that had the same sequences and nothing else ran; 0 if
-        unknown.
-    behind: number of sequences without draft tokens because their guesser has yet to catch up.
+    seconds: time since the previous step if that step had the same sequences and nothing else ran;
+        0 if unknown.
+    behind: number of sequences without draft tokens because their drafter has not yet read all of
+        their tokens.
     """
 
     rows: int
@@ -309,12 +323,12 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class OtherBytes:
-    """Bytes that neither the weights nor sequences nor cached prefixes use.
+    """The memory that is used or needed beside weights, sequences and cached prefixes has changed.
 
-    nbytes: bytes that will be free soon: KV that is being written to disk.
-    features: bytes of features of earlier images and sounds, which are evicted when sequences need
-        the memory.
-    files: bytes of KV that was read from disk for waiting sequences. They are free when the
+    nbytes: bytes of KV that is being written to disk, which will be free soon.
+    features: bytes of cached features of images and audio. They are evicted when sequences need the
+        memory.
+    files: bytes of KV that was read from disk for waiting sequences. They become free when the
         sequences start, or when a plan drops this KV.
     texts: bytes of working memory for which a batch of texts to embed waits; 0 if none waits.
     """
@@ -327,7 +341,7 @@ class OtherBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShort:
-    """An allocation failed, so that every cached prefix must be dropped."""
+    """An allocation has failed, so every cached prefix must be dropped."""
 
 
 PlannerEvent = (
@@ -342,21 +356,22 @@ PlannerEvent = (
     | PrefillTimed
     | DecodeTimed
     | Masked
-    | Guessed
+    | Drafted
     | OtherBytes
     | MemoryShort
 )
 
 
-# Decisions, of which a plan consists.
+# Decisions: the parts of a plan.
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of the KV of a sequence's first `length` tokens.
+    """Describes where the KV of a sequence's first tokens comes from.
 
-    kind: a cached prefix (`entry`), another sequence, or a file.
+    kind: `entry` for a cached prefix, `sequence` for another sequence, `disk` for a file.
     number: number of the cached prefix or of the other sequence.
+    length: number of tokens.
     move: whether to move the KV of a cached prefix instead of copying it.
     """
 
@@ -371,10 +386,10 @@ class Start:
     """Start a sequence.
 
     tokens: the prompt, and the tokens that were generated before a preemption.
-    source: the source of its first KV; None means empty KV.
-    width: number of rows of KV that the sequence may use at once.
-    snapshots: the lengths within the source at which the sequence needs snapshots; they are copied
-        from the source or taken now.
+    source: the source of its first KV; None means that the KV is empty.
+    width: number of rows of KV that the sequence may use at the same time.
+    snapshots: lengths of up to `source.length` tokens at which the sequence needs snapshots. They
+        are copied from the source or taken now.
     """
 
     sequence: int
@@ -426,39 +441,44 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that is refused because it does not fit in memory.
+    """Refuse a sequence, because it does not fit in memory.
 
     needed: bytes that the sequence needs, besides the weights.
-    room: bytes that the memory limit leaves after the weights.
+    budget: bytes that the memory limit leaves after the weights.
     tokens: number of tokens of the sequence.
     writing: bytes that a disk has not finished writing, without which the sequence would fit.
     """
 
     sequence: int
     needed: int
-    room: int
+    budget: int
     tokens: int
     writing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The plan of one step; the fields are in the order in which the executor carries them out.
+    """The plan of one step, with its fields in the order in which the executor carries them out.
 
-    A step that only decodes may have the plan of the step before, with the same number.
-    features: maximum bytes of features of images and sounds; None means no change.
-    unread: waiting sequences that lose the KV that was read from disk for them.
+    A step that only decodes may reuse the plan of the previous step, with the same number.
+
+    number: number of the plan.
+    features: maximum bytes of cached features of images and audio; None means no change.
+    unread: waiting sequences for which KV was read from disk that is now dropped.
     evict: cached prefixes to drop.
     preempt: sequences that lose their KV and start again later.
     leave: sequences that have ended.
+    refuse: sequences that do not fit in memory.
+    start: sequences to start.
+    join: sequences that join a batch.
     decode: by batch, how many sequences decode.
-    guess: by batch, the maximum number of draft tokens to check for each sequence. Batches that are
-        not listed check none, and their steps are not reported as `Guessed`.
+    draft: by batch, the maximum number of draft tokens to check for each sequence. Batches that are
+        not listed check none, and their steps are not reported as `Drafted`.
     rows: by batch, how many rows the KV may have, including unused rows that sequences can join.
         Batches that are not listed have a row for each sequence.
-    prefill: the passes, each with the sequences that share it.
-    ahead: whether the passes may start before those of the step before have ended.
-    score: the continuations to score.
+    prefill: the prefill passes, each with the chunks of the sequences that share the pass.
+    ahead: whether these passes may start before the passes of the previous step have ended.
+    score: the sequences whose continuations are scored.
     burst: whether completed prompts wait for other prompts, so their first tokens are not due yet.
     """
 
@@ -472,7 +492,7 @@ class StepPlan:
     start: tuple[Start, ...] = ()
     join: tuple[Join, ...] = ()
     decode: Mapping[int, int] = field(default_factory=dict)
-    guess: Mapping[int, int] = field(default_factory=dict)
+    draft: Mapping[int, int] = field(default_factory=dict)
     rows: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     ahead: bool = False
@@ -485,7 +505,7 @@ class StepPlan:
         return not (self.evict or self.preempt or self.leave or self.start or self.prefill)
 
     def __str__(self) -> str:
-        """Return the contents of the step, for the last log line of a process that hangs in it."""
+        """Describe the step, for the last log line of a process that hangs in it."""
         doing = []
         if self.decode:
             doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")

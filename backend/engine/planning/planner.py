@@ -1,27 +1,27 @@
 """Decides which sequences are admitted, prefilled, preempted, stored and evicted in each step.
 
-Plain Python without MLX. Times, byte counts, arrivals and results are arguments, so the same events
-always give the same plans: a simulator can replay them, and a property test can check every step.
-The executor (`backend.engine.executing.executor`) carries out the plans and decides nothing.
+The planner is plain Python without MLX. Times, byte counts, arrivals and results are arguments, so
+the same events always give the same plans: a simulator can replay them, and a property test can
+check every step. The executor (`backend.engine.executing.executor`) carries out the plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from backend.engine.planning.burst import Burst
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.checkpoint_positions import checkpoint_positions
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.pace import SMALLEST_STEP, Pace
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
+    Drafted,
     Ended,
     Generated,
-    Guessed,
     Join,
     Leave,
     Limits,
@@ -48,33 +48,34 @@ from backend.engine.planning.sequence_table import SequenceTable
 from backend.engine.planning.stored_entries import StoredEntries
 from backend.engine.planning.text_turn import TextTurn
 
-# seconds after which a sequence that does not fit blocks the admission of those behind it
+# A sequence that does not fit for this many seconds blocks the admission of less urgent sequences.
 _PATIENCE = 10.0
-# A disk counts as hanging after these seconds, plus those that the data needs at this speed.
+# A disk counts as hanging after these seconds, plus the time of writing the data at this speed.
 _DISK_PATIENCE = 60.0
 _DISK_SPEED = 10 << 20  # bytes per second
 # maximum share of a batch's bytes that may be padding, and of its rows that may be unused
 _WASTE = 0.25
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
-_FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more bytes than its KV
-# the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
+_FEW_SNAPSHOTS = 3  # a prompt may have this many, even if they need more bytes than its KV
+# The snapshots of one sequence use at most 1/_SNAPSHOT_SHARE of the prompt cache.
 _SNAPSHOT_SHARE = 8
-_MOST_AHEAD = 3  # steps in a row whose passes start before those of the step before have ended
+_MOST_AHEAD = 3  # maximum number of steps in a row that run ahead (see `_runs_ahead`)
 
 
 class Planner:
-    """The decisions for one loaded model.
+    """Plans the steps of one loaded model.
 
     sequences: all sequences that wait or run.
     entries: the cached prefixes.
-    pace: decides how long a prefill pass may be; the argument may be a pace that was measured.
+    pace: decides how long a prefill pass may be. An argument replaces the initial pace, if passes
+        were timed before.
     widths: decides how many draft tokens save time.
     masks: decides which grammars are too costly.
     preemptions: number of sequences that were preempted to free memory.
-    unused: bytes that the latest plan charges to no sequence. KV may be read from a file into them,
-        because cached prefixes are then evicted.
-    lendable: bytes that texts to embed may use beside the latest plan.
+    unused: bytes that the latest plan charges to no sequence. KV may be read from a file into this
+        memory, because cached prefixes are evicted for it.
+    free_for_texts: bytes that texts to embed may use beside the latest plan.
     """
 
     def __init__(self, limits: Limits, pace: Pace | None = None) -> None:
@@ -86,39 +87,42 @@ class Planner:
         self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
         self._burst = Burst(self.pace)
-        self.widths = GuessWidth(limits.draft_tokens)
+        self.widths = DraftWidth(limits.draft_tokens)
         self.masks = MaskShare(limits.stall_ms / 1e3)
         self._texts = TextTurn(self.sequences, self._charges, self.pace)
         self.preemptions = 0
-        self.unused = self.lendable = limits.room
+        self.unused = self.free_for_texts = limits.budget
         self._arrived: list[int] = []  # since the latest plan
         self._leaving: list[Leave] = []
         self._steps = 0
         self._batches = 0
-        self._other = 0  # bytes that KV uses until it is written to disk
-        self._written_at = 0.0  # when that number last changed
+        self._other = 0  # bytes of KV that is being written to disk
+        self._written_at = 0.0  # when `_other` last changed
         self._disk_hangs = False
         self._read = 0  # bytes of KV that was read from disk for sequences that have not started
-        self._files = 0  # how many of these bytes count as used now
-        self._unread: list[int] = []  # sequences that lose such KV in this step
-        self._features = 0  # bytes of features of earlier images and sounds
+        self._files = 0  # how many of the bytes of `_read` count as used now
+        self._unread: list[int] = []  # sequences whose KV from disk is dropped in this step
+        self._features = 0  # bytes of cached features of images and audio
         self._step_seconds = 0.0  # duration of the latest decode step
-        self._claim = 0  # bytes that the latest plan leaves free for texts to embed
+        self._claim = 0  # bytes that sequences leave free for texts to embed, in a turn of these
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
         self._latest, self._latest_limits = StepPlan(0), limits  # the latest plan, and its limits
-        # By how many tokens sequences may grow before another plan must be decided, if nothing else
-        # happens; less than 0 if another plan must be decided now.
+        # The latest plan stays valid until a sequence has grown by more tokens than this; below 0,
+        # a new plan is needed now.
         self._lasts = -1
         self._computing = 0  # bytes of the latest plan's passes
-        self._ahead = 0  # steps in a row whose passes have started ahead
+        self._ahead = 0  # how many steps in a row have run ahead
 
     def reserve(self, nbytes: int) -> bool:
-        """Take bytes from the budget, or give some back; returns False if sequences use them."""
+        """Remove bytes from the budget; returns False, without effect, if they are in use.
+
+        nbytes: negative to return bytes to the budget.
+        """
         if nbytes > max(self.unused, 0):
             return False
-        self.limits = replace(self.limits, room=self.limits.room - nbytes)
+        self.limits = replace(self.limits, budget=self.limits.budget - nbytes)
         self.unused -= nbytes
-        self.lendable -= nbytes
+        self.free_for_texts -= nbytes
         return True
 
     @property
@@ -129,17 +133,17 @@ class Planner:
         """Return whether the latest plan is valid for the next step too.
 
         If so, the step may run without a call of `plan`, and the next call gets the events of
-        several steps together. Sequences must only have generated tokens since the latest call.
-        tokens: maximum number of tokens of a sequence since then.
+        several steps together. Since the latest call, sequences must only have generated tokens.
+
+        tokens: the most tokens that one sequence has generated since the latest call.
         """
         return tokens <= self._lasts and self._latest_limits is self.limits
 
     def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
-        """Learn from the events since the last plan, and decide the next step.
-
-        Returns the same plan again if the next step does the same.
+        """Return the plan of the next step, which may be the latest plan again.
 
         now: seconds on any clock that only moves forward.
+        events: what has happened since the latest call.
         """
         for event in events:
             self._learn(event, now)
@@ -160,9 +164,9 @@ class Planner:
         self.entries.copied.clear()
         self._claim = 0
         if self._texts.lacking:
-            self._claim = self._texts.claim(now, self._room - self._used())
+            self._claim = self._texts.claim(now, self._budget - self._used())
         unfit = self._refuse_unfit()
-        preempt, refuse, used = self._make_room()
+        preempt, refuse, used = self._free_memory()
         paused = self._pause_costly_grammars()
         start, refused = self._admit(now)
         refuse += unfit + refused
@@ -172,7 +176,7 @@ class Planner:
         }
         if paused or start or join:
             used = self._used()
-        left = self._room - used - self.entries.storing_bytes
+        left = self._budget - used - self.entries.storing_bytes
         prefilling = self.sequences.of("prefill")
         left += self._charges.least_pass(prefilling)
         free = left - self.entries.copied_bytes
@@ -183,18 +187,18 @@ class Planner:
         left -= max(computing + in_flight, self._charges.least_pass(prefilling))
         if prefilling:
             used = self._used()  # sequences that share a pass now share arrays
-        # Cached prefixes are evicted for texts to embed, if these can then run.
+        # Cached prefixes are evicted for texts to embed only if these can then run.
         lent = 0 if self._claim or self._texts.lacking > left else self._texts.lacking
         left -= lent
         self._shrink(left)
         features = self._shrink_features(left - self.entries.index.nbytes)
         left -= self.entries.index.nbytes + self._features
-        guess = self._guess(left)
-        rows = self._rows(left, guess)
-        self.lendable += lent + self._claim
+        draft, left = self._draft_widths(left)
+        rows = self._rows(left)
+        self.free_for_texts += lent + self._claim
         leave, self._leaving = self._leaving, []
         unread, self._unread = self._unread, []
-        self.unused = self.limits.room - used
+        self.unused = self.limits.budget - used
         return StepPlan(
             number=self._steps,
             features=features,
@@ -206,7 +210,7 @@ class Planner:
             start=tuple(start),
             join=tuple(join),
             decode=decode,
-            guess=guess,
+            draft=draft,
             rows=rows,
             prefill=tuple(prefill),
             ahead=ahead,
@@ -215,10 +219,12 @@ class Planner:
         )
 
     def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
-        """Return whether the passes may start before those of the step before have ended.
+        """Return whether this step's passes may start before those of the previous step have ended.
 
-        The device then does not wait for the host. But the passes of two steps need memory, and the
-        time of each is not known, so every few steps the passes do not start ahead.
+        The device then does not wait for the host. But the passes of two steps need memory at the
+        same time. And the duration of a single step cannot be measured, so every few steps the
+        passes do not run ahead.
+
         computing: bytes of the passes.
         free: bytes for passes.
         """
@@ -227,10 +233,11 @@ class Planner:
         return self._ahead > 0
 
     def _tokens_until_change(self, plan: StepPlan) -> int:
-        """Return by how many tokens sequences may grow while a plan stays valid.
+        """Return by how many tokens each sequence may grow before a plan becomes invalid.
 
         While steps only decode, the next plan would be the same until a sequence needs larger
-        buffers, or no free bytes are left. The bytes of this growth count as used from now on.
+        buffers, or until no bytes are free. The bytes of this growth count as used from now on.
+        Returns -1 if the plan is invalid after its step in any case.
         """
         if plan != StepPlan(plan.number, decode=plan.decode, rows=plan.rows):
             return -1
@@ -241,17 +248,17 @@ class Planner:
         if self.entries.busy or self._texts.lacking:
             return -1
         tokens, growth = self._charges.growth(self.sequences.batches().values())
-        if growth > self.lendable:
+        if growth > self.free_for_texts:
             return -1
         if self.limits.draft_tokens and any(
             sequence.arrived.draft_tokens for sequence in self.sequences.admitted.values()
         ):
-            # While draft tokens are given up, the plan lasts until the next step that is reported.
+            # While drafting is paused, the plan stays valid until the next step that is reported.
             steps = self.widths.skip_rest(*plan.decode.values()) if len(plan.decode) == 1 else 0
             if not steps:
                 return -1
             tokens = min(tokens, steps)
-        self.lendable -= growth
+        self.free_for_texts -= growth
         self.unused -= growth
         return tokens
 
@@ -270,24 +277,22 @@ class Planner:
                 self._arrived.append(event.sequence)
                 if event.on_disk:
                     self._files = self._read  # files may have been dropped during the read
-            case Started(number, reused):
-                if sequence := self.sequences.by_number.get(number):
-                    # Fewer tokens than planned, because a file has disappeared. The executor has
-                    # skipped the rest of the plan for this sequence, so it is planned again.
-                    sequence.filled = reused
-                    sequence.snapshots = {at for at in sequence.snapshots if at <= reused}
-            case Prefilled(number, filled, snapshot):
-                if sequence := self.sequences.by_number.get(number):
-                    sequence.filled = filled
-                    if snapshot:
-                        sequence.snapshots.add(filled)
-            case Ended(number, failed):
-                if sequence := self.sequences.by_number.get(number):
-                    self._ended(sequence, failed=failed)
-            case Lost(number):
-                if sequence := self.sequences.by_number.get(number):
-                    self.sequences.preempt(sequence, self._steps)
-                    sequence.lost = True
+            case Started(number, reused) if sequence := self.sequences.by_number.get(number):
+                # A file has disappeared, so fewer tokens than planned have KV. The executor has
+                # skipped the rest of the plan for this sequence, so that is planned again.
+                sequence.filled = reused
+                sequence.snapshots = {at for at in sequence.snapshots if at <= reused}
+            case Prefilled(number, filled, snapshot) if sequence := self.sequences.by_number.get(
+                number
+            ):
+                sequence.filled = filled
+                if snapshot:
+                    sequence.snapshots.add(filled)
+            case Ended(number, failed) if sequence := self.sequences.by_number.get(number):
+                self._ended(sequence, failed=failed)
+            case Lost(number) if sequence := self.sequences.by_number.get(number):
+                self.sequences.preempt(sequence, self._steps)
+                sequence.lost = True
             case Stored():
                 self.entries.stored(event)
             case NotStored(entry):
@@ -303,7 +308,7 @@ class Planner:
                 self.masks.masked(seconds)
                 if sequence := self.sequences.by_number.get(number):
                     sequence.mask_seconds, sequence.postponed = seconds, postponed
-            case Guessed(rows, longest, width, proposed, right, seconds, behind):
+            case Drafted(rows, longest, width, proposed, right, seconds, behind):
                 self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
             case OtherBytes(nbytes, features, files, texts):
                 if nbytes != self._other:
@@ -315,8 +320,7 @@ class Planner:
                 self.entries.clear()
 
     def _ended(self, sequence: SequenceState, *, failed: bool) -> None:
-        filled = 0 if failed else sequence.storable
-        entry = self.entries.number_for(sequence, filled) if filled else None
+        entry = self.entries.number_for(sequence, 0 if failed else sequence.storable)
         self.sequences.remove(sequence.number)
         self._leaving.append(Leave(sequence.number, entry))
 
@@ -326,14 +330,15 @@ class Planner:
         return self._charges.used(self.sequences)
 
     @property
-    def _room(self) -> int:
-        return self.limits.room - self._other - self._files - self._claim
+    def _budget(self) -> int:
+        return self.limits.budget - self._other - self._files - self._claim
 
     def _drop_files(self, starting: SequenceState | None = None) -> None:
-        """Drop the KV that was read from disk for waiting sequences; they will compute it.
+        """Drop the KV that was read from disk for waiting sequences, which will compute it instead.
 
-        Otherwise only the start of these sequences would free the memory, so they could wait for
-        ever.
+        Otherwise these sequences could wait for ever, because only their start would free this
+        memory.
+
         starting: a sequence that is about to start, whose KV is not dropped.
         """
         for sequence in self.sequences.of("waiting"):
@@ -342,25 +347,24 @@ class Planner:
                 self._unread.append(sequence.number)
         self._files = 0
 
-    def _make_room(self) -> tuple[list[Leave], list[Refusal], int]:
+    def _free_memory(self) -> tuple[list[Leave], list[Refusal], int]:
         """Preempt the newest sequences until the others fit, and evict cached prefixes.
 
-        Returns the preempted sequences, the refused ones, and the bytes that the admitted sequences
-        are then charged for.
+        Returns the preempted sequences, the refused sequences, and the bytes that the remaining
+        sequences are charged for.
 
         KV that was read from disk for waiting sequences is dropped before a sequence is preempted.
         The KV of preempted sequences is stored if it fits. The last sequence is not preempted if
-        all other memory in use will soon be free; it is refused if a hanging disk never frees that
-        memory.
+        KV that is being written to disk uses the missing memory; it is refused if the disk hangs.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
-        if self._files and self._used() > self._room:
+        if self._files and self._used() > self._budget:
             self._drop_files()
-        while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
+        while (used := self._used()) > self._budget and (admitted := self.sequences.admitted):
             sequence = next(reversed(admitted.values()))
             if len(admitted) == 1:
-                soon_free = used <= self.limits.room - self._claim
+                soon_free = used <= self.limits.budget - self._claim
                 if soon_free and not (self._disk_hangs and sequence.state == "prefill"):
                     break
                 if sequence.least > 1:
@@ -369,17 +373,17 @@ class Planner:
                 if soon_free:
                     refused.append(self._refuse(sequence, used))
                     continue
-                if used - self._charges.snapshots(admitted.values()) > self.limits.room:
+                if used - self._charges.snapshots(admitted.values()) > self.limits.budget:
                     refused.append(self._refuse(sequence, used))
                     continue
             computed.append((sequence, sequence.storable))
             self.sequences.preempt(sequence, self._steps)
             self.preemptions += 1
         preempted: list[Leave] = []
-        left = self._room - used - self.entries.storing_bytes
+        left = self._budget - used - self.entries.storing_bytes
         for sequence, filled in reversed(computed):
             size = self._charges.entry(sequence, filled)
-            entry = self.entries.number_for(sequence, filled) if filled and size <= left else None
+            entry = self.entries.number_for(sequence, filled if size <= left else 0)
             left -= size if entry is not None else 0
             preempted.append(Leave(sequence.number, entry))
         self._shrink(left)
@@ -403,12 +407,8 @@ class Planner:
         resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
         for sequence in resting:
-            filled = sequence.storable
-            leaving.append(
-                Leave(
-                    sequence.number, self.entries.number_for(sequence, filled) if filled else None
-                )
-            )
+            entry = self.entries.number_for(sequence, sequence.storable)
+            leaving.append(Leave(sequence.number, entry))
             self.sequences.preempt(sequence, self._steps)
             sequence.resting = True
         return leaving
@@ -420,33 +420,33 @@ class Planner:
     def _refuse_unfit(self) -> list[Refusal]:
         """Refuse new sequences that would not fit even alone, in the smallest passes.
 
-        Otherwise they would wait until the others end, and block later sequences.
+        Otherwise they would wait until all others have ended, and block later sequences.
         """
         refused: list[Refusal] = []
         arrived, self._arrived = self._arrived, []
         for sequence in filter(None, map(self.sequences.by_number.get, arrived)):
             sequence.width, sequence.least = min(sequence.width, 2), 1
-            needed = self._charges.newcomer(sequence, alone=True)
+            needed = self._charges.admission(sequence, alone=True)
             sequence.width, sequence.least = sequence.arrived.width, SMALLEST_STEP
-            if needed > self.limits.room:
+            if needed > self.limits.budget:
                 refused.append(self._refuse(sequence, needed))
         return refused
 
     def _refuse(self, sequence: SequenceState, needed: int) -> Refusal:
         self.sequences.remove(sequence.number)
         self._leaving.append(Leave(sequence.number))
-        writing = 0 if needed > self.limits.room else self._other
-        return Refusal(sequence.number, needed, self.limits.room, sequence.total, writing)
+        writing = 0 if needed > self.limits.budget else self._other
+        return Refusal(sequence.number, needed, self.limits.budget, sequence.total, writing)
 
-    def _shrink(self, room: int, *pinned: int) -> None:
-        """Limit cached prefixes and features to `room` bytes together.
+    def _shrink(self, budget: int, *pinned: int) -> None:
+        """Evict cached prefixes, so that they and the cached features use at most `budget` bytes.
 
         pinned: cached prefixes that must not be evicted.
         """
-        self.entries.shrink(room - self._features, *pinned)
+        self.entries.shrink(budget - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
-        """Return the maximum bytes of features, within the bytes `left`; None if unchanged."""
+        """Return the new limit for cached features, in bytes; None if they fit into `left`."""
         if self._features <= max(left, 0):
             return None
         self._features = max(left, 0)
@@ -464,7 +464,7 @@ class Planner:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
-        if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._room:
+        if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._budget:
             # Not even the shortest sequence fits, including the copy while it joins a batch.
             return starts, refused
         waiting = [
@@ -485,34 +485,35 @@ class Planner:
                 continue  # together, they would need the memory that was lacking
             # Memory is checked first because that is quick: in a long queue, most do not fit.
             sequence.width = sequence.arrived.width
-            needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
-            if needed > self._room and sequence.width <= 2 and (self.sequences.admitted or storing):
+            needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+            empty = not (self.sequences.admitted or storing)
+            if needed > self._budget and sequence.width <= 2 and not empty:
                 if now - sequence.since > _PATIENCE:
                     break
                 continue
             source = self._sources.choose(sequence)
-            if self._sources.expects(sequence, source, self._room - used):
+            if self._sources.expects(sequence, source, self._budget - used):
                 expecting += 1
                 used = self._used() + storing  # the sequence may now need a snapshot
                 continue
-            while needed > self._room and sequence.width > 2:
+            while needed > self._budget and sequence.width > 2:
                 sequence.width = 1 + (sequence.width - 1) // 2
-                needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
-            if needed > self._room and not (self.sequences.admitted or storing):
+                needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+            if needed > self._budget and empty:
                 sequence.least = 1
-                needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
-            if needed > self._room and not (self.sequences.admitted or storing):
-                self._drop_files(sequence)
-            if needed > self._room:
-                if not (self.sequences.admitted or storing):
-                    if needed > self.limits.room or self._disk_hangs:
+                needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+                if needed > self._budget:
+                    self._drop_files(sequence)
+            if needed > self._budget:
+                if empty:
+                    if needed > self.limits.budget or self._disk_hangs:
                         refused.append(self._refuse(sequence, needed))
                 elif now - sequence.since > _PATIENCE:
                     break
                 continue
-            if self.entries.copied_bytes > max(self._room - needed, 0):
+            if self.entries.copied_bytes > max(self._budget - needed, 0):
                 break
-            starts.append(self._start(sequence, source, self._room - needed))
+            starts.append(self._start(sequence, source, self._budget - needed))
             if sequence.resting:
                 sequence.resting = False
                 self.masks.masked(sequence.mask_seconds)
@@ -522,9 +523,10 @@ class Planner:
     def _waits_for_slots(self, waiting: Sequence[SequenceState], free: int) -> bool:
         """Return whether to leave the free slots unused until the next sequence ends.
 
-        The prompts that start then share one pass, and a pass of few tokens is mostly overhead. So
-        the wait saves time if more prompts wait than slots are free, and if the slots are unused
-        for less time than that overhead.
+        A pass of few tokens is mostly overhead, and the prompts that start later can share a pass.
+        So the wait saves time if more prompts wait than slots are free, and if the slots are unused
+        for less time than the overhead of a pass.
+
         waiting: the waiting sequences, in the order in which they would start.
         free: number of free slots.
         """
@@ -548,7 +550,8 @@ class Planner:
     def _start(self, sequence: SequenceState, source: Source | None, left: int) -> Start:
         """Admit a sequence.
 
-        left: bytes that are free once the sequence is admitted.
+        source: the source of its first KV; None if there is none.
+        left: bytes that are free after the admission.
         """
         if source is not None and source.kind == "entry":
             self._shrink(left, source.number)
@@ -579,9 +582,10 @@ class Planner:
     ) -> None:
         """Choose which snapshots to take, and which of the source's snapshots to copy.
 
-        The number of snapshots is limited by the free bytes, by a share of the prompt cache, and by
-        the bytes of the prompt's KV, which a few snapshots may exceed.
-        known: the lengths at which the source can be truncated; None means any length.
+        All snapshots of a prompt must fit into the free bytes and into a share of the prompt cache.
+        More than a few of them must not need more bytes than the prompt's KV.
+
+        known: the lengths to which the source can be truncated; None means any length.
         left: bytes that are free.
         """
         cost = self.limits.cost
@@ -621,16 +625,16 @@ class Planner:
             sequence.state = "decode"
             joins.append(Join(sequence.number, sequence.batch))
         if joins:
-            self._shrink(self._room - self._used())
+            self._shrink(self._budget - self._used())
         return joins
 
     def _batch_for(self, sequence: SequenceState) -> int:
-        """Return the number of a batch in which padding stays small, or of a new batch.
+        """Return the number of a batch in which little padding is needed, or of a new batch.
 
         Every sequence of a batch needs as much memory as the longest.
         """
         left = (
-            self._room
+            self._budget
             - self._used()
             - self.entries.copied_bytes
             + self._charges.row(sequence.charged)
@@ -652,17 +656,20 @@ class Planner:
         self._batches += 1
         return self._batches
 
-    def _guess(self, left: int) -> dict[int, int]:
-        """Return how many draft tokens each batch may check, within the bytes `left`."""
+    def _draft_widths(self, left: int) -> tuple[dict[int, int], int]:
+        """Return how many draft tokens each batch may check per sequence, and the bytes then left.
+
+        left: bytes for checking draft tokens.
+        """
         widths: dict[int, int] = {}
         if not self.limits.draft_tokens:
-            return widths
+            return widths, left
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
             wanted = max(sequence.arrived.draft_tokens for sequence in members)
             most = min(wanted, self.limits.draft_tokens)
-            if not most or self.widths.skips_guesses(len(members)):
+            if not most or self.widths.skips_drafting(len(members)):
                 continue
             longest = max(sequence.total for sequence in members)
             while most and self._charges.draft_tokens(len(members), most, longest) > left:
@@ -670,23 +677,19 @@ class Planner:
             if most:
                 width = widths[number] = self.widths.choose(len(members), longest, most)
                 left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
-        return widths
+        return widths, left
 
-    def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
-        """Return how many rows the KV of each batch may have, within the bytes `left`.
+    def _rows(self, left: int) -> dict[int, int]:
+        """Return how many rows the KV of each batch may have, including unused rows.
 
-        A sequence joins without a copy of the others if its batch has an unused row, which another
-        sequence has left or which was allocated in advance. At most the share _WASTE of the rows is
-        unused, and there are never more rows than slots.
-        guess: the planned numbers of draft tokens, by batch.
+        A sequence joins a batch without a copy of the other rows if the batch has an unused row:
+        one that another sequence has left, or that was allocated in advance. At most the share
+        _WASTE of the rows is unused, and there are never more rows than slots.
+
+        left: bytes for unused rows.
         """
-        batches = self.sequences.batches()
-        for number, width in guess.items():
-            members = batches[number]
-            longest = max(sequence.total for sequence in members)
-            left -= self._charges.draft_tokens(len(members), width, longest) if width else 0
         depths: dict[int, int] = {}
-        for number, members in sorted(batches.items()):
+        for number, members in sorted(self.sequences.batches().items()):
             most = min(int(len(members) / (1 - _WASTE)), self.limits.slots)
             depth = self._depths.get(number, 0)
             if not len(members) <= depth <= most:
@@ -695,5 +698,5 @@ class Planner:
             if len(members) > 1 and nbytes <= left:
                 depths[number] = depth
                 left -= nbytes
-        self._depths, self.lendable = depths, left
+        self._depths, self.free_for_texts = depths, left
         return depths

@@ -1,6 +1,6 @@
 """Decides which prompts a step prefills, how many tokens of each, and which prompts share a pass.
 
-A step may take only as long as running streams may wait, so prompts take turns. Plain Python
+A step may last only as long as running streams may wait, so prompts take turns. Plain Python
 without MLX.
 """
 
@@ -15,38 +15,42 @@ from backend.engine.planning.sequence_state import SequenceState
 
 UNEVEN = 1024  # tokens by which the lengths in a batch may differ, whatever the padding costs
 _SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
-_LAST_STEP = 1.5  # factor on the usual tokens of a step, if that completes all prefills
+# A step may have this multiple of the usual number of tokens if that completes all prefills.
+_LAST_STEP = 1.5
 
 
 class PrefillTurns:
-    """The prefill passes of one loaded model, step by step."""
+    """Chooses the prefill passes of each step, for one loaded model."""
 
     def __init__(self, limits: Limits, charges: Charges, pace: Pace) -> None:
         self._together, self._longest = limits.together, limits.prefill_chunk
         self._charges, self._pace = charges, pace
-        self._owed_to_decode = 0.0  # seconds
+        # seconds of decode steps that must follow before the next prefill pass
+        self._owed_to_decode = 0.0
         self._formed = 0  # number of the latest group of sequences that shared a pass
         self._scored = False  # whether the latest step with time for prefill used it for scoring
-        # whether the next step goes to the shortest prompt, because one step is too small for two
+        # whether the next step is for the shortest prompt, if a step is too short for two prompts
         self._shortest_next = False
 
     def prefilled(self, seconds: float) -> None:
-        """Record the seconds of a pass."""
+        """Record the duration of a prefill pass in seconds."""
         self._owed_to_decode += seconds * (1 - _SHARE) / _SHARE
 
     def decoded(self, seconds: float) -> None:
-        """Record the seconds of a decode step."""
+        """Record the duration of a decode step in seconds."""
         self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
 
     def choose(
-        self, filling: Sequence[SequenceState], now: float, room: int, *, running: bool
+        self, filling: Sequence[SequenceState], now: float, free: int, *, running: bool
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
-        """Return the prefill passes of this step, within the pause allowed for running streams.
+        """Choose what this step prefills and scores, within the pause allowed for running streams.
 
-        Also returns the scores of this step, and the temporary bytes of all passes together. They
+        Returns the prefill passes, the scores, and the temporary bytes of all passes together. They
         are added up, because all passes may be in MLX's queue at the same time.
+
         filling: the sequences in prefill.
-        room: bytes that admitted sequences leave for passes.
+        now: seconds, on the clock of `SequenceState.since`.
+        free: bytes that admitted sequences leave for passes.
         running: whether other sequences decode.
         """
         if not running:
@@ -59,34 +63,35 @@ class PrefillTurns:
             seconds = self._longer(order)
         self._scored = False
         halved = self._prefer_shortest(order, running=running)
-        # A step that completes a prompt ends soon after, because its first token is due.
+        # The seconds of the chunks that complete no prompt. A step that completes a prompt has few
+        # of them, so that it ends soon: a first token is due.
         beside = float("inf")
         if not running and self._completes(order, self._pace.fitting(seconds) // 2):
             beside = self._pace.pause(running=True)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
-        left = room
+        left = free
         while order and seconds > 0:
             sequence = order.pop(0)
-            budget = self._pace.fitting(seconds, sequence.filled)
+            token_budget = self._pace.fitting(seconds, sequence.filled)
             if sequence.filled >= sequence.target:
-                if fitting := self._charges.fitting(sequence, budget, left):
+                if fitting := self._charges.fitting(sequence, token_budget, left):
                     left -= self._charges.prefill_pass(sequence, fitting, sequence.charged)
                     scores.append(Score(sequence.number, fitting))
                     self._scored = True
                 break
-            most = budget // 2 if halved else budget
+            most = token_budget // 2 if halved else token_budget
             halved = False
             cut = sequence.target - sequence.filled > most
             if cut:
                 if beside <= 0:
                     continue
-                budget = most = min(most, self._pace.fitting(beside, sequence.filled))
+                token_budget = most = min(most, self._pace.fitting(beside, sequence.filled))
             fitting = self._charges.fitting(sequence, max(most, SMALLEST_STEP), left)
             least = min(self._pace.width, sequence.target - sequence.filled) if passes else 1
             if fitting < least or (passes and self._pace.seconds(least, sequence.filled) > seconds):
                 continue
-            group = self._group(sequence, fitting, order, budget, left)
+            group = self._group(sequence, fitting, order, token_budget, left)
             members = [member for member, _ in group]
             order = [other for other in order if other not in members]
             parts = [part for _, part in group]
@@ -97,12 +102,12 @@ class PrefillTurns:
             self._formed += len(group) > 1
             for member in members:
                 member.group = self._formed if len(group) > 1 else 0
-        return passes, scores, room - left
+        return passes, scores, free - left
 
     def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
         """Return the sequences that this step may prefill, the most urgent first."""
         ready = [sequence for sequence in filling if sequence.filled < sequence.target]
-        # How long scoring takes is unknown, so scoring and prompts take turns.
+        # The duration of scoring is not known in advance, so scoring and prompts take turns.
         if not (ready and self._scored):
             ready += [
                 sequence
@@ -118,9 +123,9 @@ class PrefillTurns:
         return sorted(ready, key=urgency)
 
     def _completes(self, order: Sequence[SequenceState], tokens: int) -> bool:
-        """Return whether a step completes one of several prompts.
+        """Return whether a step can complete one of several prompts.
 
-        tokens: the tokens of the step for one prompt.
+        tokens: number of tokens that the step has for one prompt.
         """
         return len(order) > 1 and any(
             sequence.filled < sequence.target <= sequence.filled + tokens for sequence in order
@@ -142,11 +147,12 @@ class PrefillTurns:
         return self._pace.pause(running=False)
 
     def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
-        """Give half of the step to the shortest prompt, if a longer prompt is more urgent.
+        """Move the shortest prompt forward, so that it gets half of the step.
 
-        Otherwise every new prompt would wait until the long prompt is done. Returns whether the
-        first sequence in order gets half of the step.
-        order: the sequences, the most urgent first; it is changed.
+        Without this, every new prompt would wait until a more urgent long prompt is completed.
+        Returns whether the first sequence in `order` may use only half of the step.
+
+        order: the sequences, the most urgent first. This method changes the list.
         """
         shortest = min(order, key=lambda sequence: sequence.target - sequence.filled, default=None)
         if shortest is None or shortest is order[0]:
@@ -163,24 +169,25 @@ class PrefillTurns:
         first: SequenceState,
         tokens: int,
         others: Sequence[SequenceState],
-        budget: int,
+        token_budget: int,
         left: int,
     ) -> list[tuple[SequenceState, Prefill]]:
-        """Return the next chunk of a prompt, and chunks of others that share its pass.
+        """Return the next chunk of a prompt, and the chunks of other prompts that share its pass.
 
-        All chunks are padded to the longest, so a chunk shares the pass only if its padding takes
-        less time than a separate pass.
+        All chunks of a pass are padded to the longest. So a chunk shares the pass only if the
+        padding costs less time than a separate pass.
+
         first: the sequence of the first prompt.
         tokens: maximum number of tokens of its chunk.
         others: sequences that may share the pass.
-        budget: maximum number of tokens of the pass, including padding.
+        token_budget: maximum number of tokens of the pass, including padding.
         left: bytes for the pass.
         """
-        group = [(first, stretch(first, tokens))]
+        group = [(first, next_chunk(first, tokens))]
         if not self._together or first.arrived.alone:
             return group
         candidates = [
-            (other, stretch(other, budget))
+            (other, next_chunk(other, token_budget))
             for other in others
             if not other.arrived.alone and other.filled < other.target
         ]
@@ -188,9 +195,9 @@ class PrefillTurns:
             more = [*group, added]
             parts = [part for _, part in more]
             ends = [part.end for part in parts]
-            # A pass of so few tokens takes about as long as a pass of the first chunk alone.
-            free = self._pace.width if max(ends) <= UNEVEN else 0
-            if _padded(parts) > max(budget, free):
+            # A pass of up to this many tokens takes about as long as a pass of the first chunk.
+            quick = self._pace.width if max(ends) <= UNEVEN else 0
+            if _padded(parts) > max(token_budget, quick):
                 continue
             if self._seconds(parts) > self._seconds(parts[:-1]) + self._seconds(parts[-1:]):
                 continue
@@ -210,12 +217,12 @@ class PrefillTurns:
         return self._charges.shared_pass(members, longest, max(part.end for _, part in group))
 
 
-def stretch(sequence: SequenceState, budget: int) -> Prefill:
-    """Return the next chunk of a prompt; it ends at a position where a snapshot is needed.
+def next_chunk(sequence: SequenceState, token_budget: int) -> Prefill:
+    """Return the next chunk of a prompt, which ends at the next checkpoint position at the latest.
 
-    budget: maximum number of tokens.
+    token_budget: maximum number of tokens.
     """
-    end = min(sequence.filled + budget, sequence.target)
+    end = min(sequence.filled + token_budget, sequence.target)
     end = min([end, *(length for length in sequence.positions if length > sequence.filled)])
     if sequence.arrived.whole:
         end = sequence.uncut(end)

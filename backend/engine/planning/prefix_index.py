@@ -1,11 +1,11 @@
 """Finds the cached prefix that has the most tokens in common with a new prompt.
 
-A cached prefix is called an entry here. The index stores the ids, tokens and sizes of entries; the
-owner of the KV frees the entries that the index evicts. Entries are leaves and branches of a radix
-tree. So a lookup, an addition and a removal take as many steps as there are branches along the
-tokens, however many entries are stored. A lookup compares the prompt with a single entry: a binary
-search over cumulative digests finds the block in which they diverge, and a comparison of the tokens
-in that block finds the position.
+In this module, a cached prefix is called an entry. The index stores the ids, tokens and sizes of
+entries, but not their KV: the executor frees the KV of entries that the index evicts. The entries
+form a radix tree. So the time of a lookup, an addition or a removal depends on the number of
+branches along the tokens, and not on the number of entries. A lookup compares the prompt with a
+single entry: a binary search over cumulative digests finds the block in which they diverge, and a
+comparison of the tokens in that block finds the position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tokens = NDArray[np.int32]
 
 # Tokens per block. Smaller blocks mean more digests per key, larger ones more tokens to compare.
 BLOCK = 256
-_TOKEN_BITS = 24  # enough for any vocabulary; the higher bits, up to the sign, number adapters
+_TOKEN_BITS = 24  # enough for any vocabulary; the other bits of a first token number the adapter
 _FEW = 16  # tokens; computing so few is as fast as a lookup
 # A new entry is compared with this many others at most: thousands may share its first tokens.
 _MOST_COMPARED = 32
@@ -34,8 +34,9 @@ class PrefixKey:
 
     Equal digests count as equal tokens. A wrong match would show a user the conversation of another
     user, but SHA-256 has no known collisions.
-    tokens: int32, shape (length,), read-only. Images and sounds have negative ids.
-    digests: SHA-256 digests; the digest at index i covers the first (i + 1) * BLOCK tokens. There
+
+    tokens: int32, shape (length,), read-only. Images and audio have negative ids.
+    digests: SHA-256 digests. The digest at index i covers the first (i + 1) * BLOCK tokens. There
         is a digest for each whole block, and there are more if the key is a prefix of a longer key.
     """
 
@@ -45,7 +46,7 @@ class PrefixKey:
     digests: list[bytes]
 
     def __init__(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-        """Hash the tokens. Raises ValueError if a token does not fit into 32 bits."""
+        """Copy and hash the tokens. Raises ValueError if a token does not fit into 32 bits."""
         self.tokens = _as_tokens(tokens)
         self.tokens.flags.writeable = False
         self.digests = _with_digests([], self.tokens)
@@ -60,10 +61,11 @@ class PrefixKey:
         return self._of(tokens, _with_digests(self.digests[: len(self) // BLOCK], tokens))
 
     def computed_by(self, adapter: int) -> PrefixKey:
-        """Return the key of these tokens in KV that an adapter computed.
+        """Return the key of these tokens for KV that was computed with an adapter.
 
-        It matches only keys of the same adapter. Keys match from their first token, so only that
-        token is changed.
+        It matches only keys of the same adapter. For this, a changed first token suffices, because
+        keys are compared from their first token on.
+
         adapter: number of the adapter, from 1.
         """
         tokens = self.tokens.copy()
@@ -98,11 +100,12 @@ class PrefixKey:
 class Match:
     """The result of a lookup.
 
-    Both lengths exclude the last token of the prompt, which must be run to get logits.
+    Neither length counts the last token of the prompt, which must be computed to get logits.
+
     entry: id of the entry with usable KV; None for a miss.
-    length: how many tokens of the prompt this KV covers.
-    shared: how many tokens the prompt shares with any entry, usable or not. A model whose caches
-        cannot be truncated should take a snapshot at this length.
+    length: number of the prompt's first tokens for which this KV can be used.
+    shared: number of the prompt's first tokens that any entry has too, usable or not. A model whose
+        caches cannot be truncated should take a snapshot at this length.
     """
 
     entry: int | None
@@ -113,12 +116,13 @@ class Match:
 class PrefixIndex:
     """The entries, limited in bytes and, if `max_entries` > 0, in number.
 
-    An entry without `positions` can be truncated, so any prefix that it shares with a prompt is
-    usable. Other entries (recurrent state, a full sliding window) are usable only up to one of
-    their checkpoint positions, where a snapshot was taken, or up to their end. The least recently
-    used entry is evicted first; `add` and `touch` count as use, `find` does not. `pinned` entries
-    are never evicted, even if the limits are exceeded. Any thread may call `find`; all other
-    methods are for one thread.
+    An entry without `positions` can be truncated, so it is usable up to any length at which it
+    still equals the prompt. Other entries (with recurrent state or a full sliding window) are
+    usable only up to their end, or up to a checkpoint position, where a snapshot was taken.
+
+    The least recently used entry is evicted first; `add` and `touch` count as use, `find` does not.
+    `pinned` entries are never evicted, even if the limits are exceeded. Any thread may call `find`;
+    all other methods are for one thread.
     """
 
     def __init__(self, max_bytes: int, max_entries: int = 0) -> None:
@@ -168,7 +172,10 @@ class PrefixIndex:
         self._entries.move_to_end(entry)
 
     def covers(self, key: PrefixKey, *, trimmable: bool) -> int | None:
-        """Return a stored entry that makes an entry with this key superfluous, or None."""
+        """Return the id of an entry that makes a new entry with this key superfluous, or None.
+
+        trimmable: whether the new entry could be truncated to any length.
+        """
         entry, shared, _ = self._trimmable.closest(key)
         if entry is None or shared < len(key):
             if trimmable:
@@ -186,13 +193,15 @@ class PrefixIndex:
         positions: Collection[int] | None = None,
         pinned: Collection[int] = (),
     ) -> list[int]:
-        """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new id.
+        """Store an entry of at most `max_bytes`; returns the ids of evicted entries.
 
-        The new entry replaces entries that would save only a few tokens more. If that is true of an
-        old entry except at its end, the old entry is evicted before all others: its end belongs
-        either to an answer that later turns of the same chat render differently, or to another
-        chat. Then the least recently used entries are evicted until the limits hold.
+        The new entry replaces entries that would save only a few more tokens than it. An old entry
+        that saves more tokens only at its end is the next to be evicted: its end belongs either to
+        an answer that later turns of the same chat render differently, or to another chat. Then the
+        least recently used entries are evicted until the limits hold.
+
         entry: the id. Raises ValueError if it is already stored.
+        nbytes: size of the entry's KV and snapshots.
         positions: checkpoint positions at which the entry is usable besides its end; None means any
             length.
         pinned: ids of entries that must not be evicted.
@@ -214,9 +223,9 @@ class PrefixIndex:
         return replaced + self.shrink(self.max_bytes, {*pinned, entry})
 
     def _replaced(self, new: _Entry) -> tuple[list[int], list[int]]:
-        """Return the ids of entries to replace, and of those that remain useful only at their end.
+        """Return the ids of entries to replace, and of entries that are useful only at their end.
 
-        Of the entries that cannot be truncated, only those that share the longest prefixes with the
+        Among entries that cannot be truncated, only those that share the longest prefixes with the
         new entry are compared, the newest first.
         """
         replaced: list[int] = []
@@ -239,7 +248,7 @@ class PrefixIndex:
         return replaced, passed
 
     def _where(self, entry: _Entry) -> Iterator[tuple[_Node, int]]:
-        """Yield the tree of an entry, with each length at which the tree has it, longest first."""
+        """Yield the tree that stores an entry, with each length at which it does, longest first."""
         if entry.positions is None:
             yield self._trimmable, len(entry.key)
         for at in reversed(entry.positions or ()):
@@ -291,14 +300,15 @@ class _Entry:
 
 
 class _Node:
-    """A node of a radix tree, which stands for the first `depth` tokens of some entries.
+    """A node of a radix tree, for the first `depth` tokens that some entries have in common.
 
     Every node except the root stores an entry or has at least two children. Another thread may call
     `closest` during a change. So a node is complete before its parent refers to it, `depth` never
-    changes, and that thread reads `children` only by key.
+    changes, and `closest` reads `children` only by key.
+
     here: the entries that the tree stores at this length, by id, oldest first.
-    newest: the newest of these entries.
-    sample: an entry of this node or of a node below; None only in an empty tree.
+    newest: the newest of these entries; None if there are none.
+    sample: any entry of this node or of a node below; None only in an empty tree.
     children: the nodes below, by the next token.
     """
 
@@ -312,9 +322,9 @@ class _Node:
         self.children: dict[int, _Node] = {}
 
     def _descend(self, key: PrefixKey, length: int) -> list[_Node]:
-        """Return the nodes, from the root, to which the first `length` tokens lead.
+        """Return the path of nodes, from the root, for the first `length` tokens of a key.
 
-        Only the tokens at which branches diverge are compared.
+        Only the tokens at which branches diverge are compared, so the other tokens may differ.
         """
         tokens, node, path = key.tokens, self, [self]
         while node.depth < length:
@@ -326,20 +336,20 @@ class _Node:
         return path
 
     def closest(self, key: PrefixKey) -> tuple[_Entry | None, int, list[_Node]]:
-        """Return an entry that shares the longest prefix with the key, and that prefix's length.
+        """Return an entry with the longest common prefix, the prefix's length, and the path to it.
 
-        Also returns the nodes, from the root, whose tokens are a prefix of the key.
+        The path has the nodes, from the root, whose tokens are a prefix of the key.
         """
         path = self._descend(key, len(key))
         entry = path[-1].sample
-        # All entries below the last node share equally much with the key.
+        # All entries below the last node have the same common prefix with the key.
         shared = 0 if entry is None else min(entry.key.shared(key), path[-1].depth)
         while path[-1].depth > shared:
             path.pop()
         return entry, shared, path
 
     def prefixes(self, key: PrefixKey) -> Iterator[_Entry]:
-        """Yield the entries that are stored at a length up to which they equal the key.
+        """Yield each entry that is stored at a length, once per length up to which it equals `key`.
 
         The longest lengths come first and, at the same length, the newest entries.
         """
@@ -386,11 +396,12 @@ class _Node:
 
 
 def _covers(entry: _Entry, shared: int, at: int) -> bool:
-    """Return whether an entry saves nearly as many tokens as another entry at the length `at`.
+    """Return whether an entry saves nearly as many tokens as another entry of the length `at`.
 
-    That is so if the tokens to recompute are few, or at most half of the tokens before or after
-    that length.
-    shared: length of the prefix that both entries share.
+    This is true if few tokens must be recomputed: at most _FEW, or at most half of the tokens
+    before `at` and at most half of the entry's tokens after `at`.
+
+    shared: length of the common prefix of both entries.
     """
     most = min(at, shared)
     if entry.positions is not None:
@@ -399,7 +410,7 @@ def _covers(entry: _Entry, shared: int, at: int) -> bool:
 
 
 def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:
-    """Return a copy as int32. Raises ValueError for numbers that do not fit."""
+    """Return a copy of the tokens as int32. Raises ValueError for numbers that do not fit."""
     original = np.asarray(tokens)
     copied = original.astype(np.int32)  # wraps around numbers that do not fit
     if not np.array_equal(copied, original):
@@ -408,9 +419,9 @@ def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:
 
 
 def _with_digests(digests: list[bytes], tokens: Tokens) -> list[bytes]:
-    """Append the missing digests of whole blocks to the list; returns it.
+    """Append the missing digests of whole blocks to `digests`, and return it.
 
-    A digest covers its block and the digest before it, and so all tokens up to its end.
+    A digest covers its block and the previous digest, and so all tokens up to the block's end.
     """
     for start in range(len(digests) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         before = digests[-1] if digests else b""

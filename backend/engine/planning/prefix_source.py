@@ -1,4 +1,4 @@
-"""Decides which KV a sequence starts with: a cached prefix, another sequence, or a file."""
+"""Chooses the KV with which a sequence starts: of a cached prefix, another sequence, or a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.engine.planning.stored_entries import StoredEntries
 
 
 class PrefixSource:
-    """Finds the longest prefix of a prompt that has KV, or will have it soon."""
+    """Finds the longest prefix of a prompt whose KV exists or is being computed."""
 
     def __init__(
         self, limits: Limits, sequences: SequenceTable, entries: StoredEntries, pace: Pace
@@ -25,7 +25,8 @@ class PrefixSource:
     def match(self, sequence: SequenceState) -> Match:
         """Return the best cached prefix for a prompt.
 
-        The index is searched once, and again when relevant cached prefixes change.
+        The result is stored in `SequenceState.match` until a change of the cached prefixes may
+        concern it.
         """
         if sequence.match is None:
             sequence.match = self._entries.index.find(sequence.arrived.key)
@@ -54,7 +55,7 @@ class PrefixSource:
         return best if best is not None and best.length > 0 else None
 
     def expects(self, sequence: SequenceState, source: Source | None, free: int) -> bool:
-        """Return whether to wait for a prefix that is being computed or stored.
+        """Return whether a sequence should wait for a prefix that is being computed or stored.
 
         source: the best source that exists now.
         free: bytes for a snapshot of the prefix, if a snapshot is needed.
@@ -76,7 +77,7 @@ class PrefixSource:
                 other.positions.add(length)
             return True
         known = source.length if source else 0
-        # A cached prefix is stored after one more step, so a few tokens are worth the wait.
+        # A cached prefix is stored after one more step, so even a few more tokens justify a wait.
         return any(
             self._truncatable(other, min(_shared(sequence, other), filled)) >= known + LEAST_STORED
             for other, filled in self._entries.storing.values()
@@ -94,9 +95,9 @@ class PrefixSource:
         return self._entries.index.positions(source.number)
 
     def _only_user(self, sequence: SequenceState, entry: int) -> bool:
-        """Return whether a cached prefix may be moved, because no other sequence needs it.
+        """Return whether the KV of a cached prefix may be moved to the only sequence that needs it.
 
-        The cached prefix of the sequence itself, which is longer, replaces it later.
+        When the sequence ends, its own longer KV becomes a cached prefix instead.
         """
         if not sequence.arrived.keep or self._entries.index.positions(entry) is not None:
             return False
@@ -106,7 +107,7 @@ class PrefixSource:
         )
 
     def _served_by(self, sequence: SequenceState, other: SequenceState) -> int:
-        """Return how many tokens of the KV of `other`, which runs, can be copied for `sequence`."""
+        """Return how many tokens' KV can be copied from the running sequence `other`."""
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt
@@ -114,17 +115,17 @@ class PrefixSource:
         return sequence.uncut(shared) if self._limits.trims else shared
 
     def _truncatable(self, other: SequenceState, shared: int) -> int:
-        """Return the longest length, up to `shared`, to which a sequence's KV can be truncated."""
+        """Return the greatest length up to `shared` to which the KV of `other` can be truncated."""
         if self._limits.trims:
             return shared
         return max((length for length in other.snapshots if length <= shared), default=0)
 
 
 def _shared(sequence: SequenceState, other: SequenceState) -> int:
-    """Return the length of the prefix that both prompts share.
+    """Return the length of the common prefix of two prompts, as far as it can be reused.
 
-    The prefix never ends inside an image, and excludes the last token, whose pass computes the
-    logits for sampling.
+    The prefix does not end inside an image or audio. It does not contain the last token of
+    `sequence`, because the pass of this token computes the logits for sampling.
     """
     if other.number not in sequence.shared:
         length = min(sequence.arrived.key.shared(other.arrived.key), sequence.prompt - 1)

@@ -1,4 +1,4 @@
-"""The planner's data about one sequence, without MLX."""
+"""Defines the planner's record of one sequence, without MLX."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ AHEAD = 512  # tokens of output charged before they are generated
 
 @dataclass(eq=False, slots=True)
 class SequenceState:
-    """The planner's data about one sequence.
+    """The planner's record of one sequence.
 
+    arrived: the event with which the sequence arrived.
     since: time of the arrival, in seconds.
     width: number of rows of KV that the sequence may use at once.
     state: `waiting`, `prefill` or `decode`.
     filled: number of tokens in the KV during prefill.
     least: number of tokens of the smallest prefill pass for which memory is reserved.
-    positions: the checkpoint positions, at which a snapshot should be taken.
-    snapshots: lengths at which a snapshot was taken.
-    on_disk: number of tokens whose KV was read from a file for the first start.
+    generated: the generated tokens.
+    positions: the checkpoint positions at which snapshots should be taken.
+    snapshots: the lengths at which snapshots were taken.
+    on_disk: number of tokens whose KV was read from a file; 0 after the sequence has started.
     batch: number of the batch in which the sequence decodes.
-    group: number of the group that shared the latest prefill pass; 0 if none did.
-    known: number of tokens at the start, which are prefilled.
-    mask_seconds: the grammar's processor time for the latest token.
-    postponed: whether there was no time for the next mask.
+    group: number of the group of sequences that shared the latest prefill pass; 0 for a pass of its
+        own.
+    known: number of tokens to prefill, fixed when the sequence starts; 0 before.
+    mask_seconds: the grammar's processor time for the latest token, in seconds.
+    postponed: whether there was no time to compute the next mask.
     resting: whether the sequence was preempted because of its grammar.
     lost: whether the KV was lost to a failed allocation.
-    preempted_in: number of the step in which the sequence was last preempted.
-    match: the best cached prefix; None if the index must be searched.
-    shared: length of the common prefix, by the number of the other sequence.
+    preempted_in: number of the step in which the sequence was last preempted; -1 if it never was.
+    match: the best cached prefix; None if the index has to be searched.
+    shared: by the numbers of other sequences, the length of the common prefix.
     prompt: number of prompt tokens.
     """
 
@@ -68,21 +71,22 @@ class SequenceState:
 
     @property
     def total(self) -> int:
-        """Tokens of the prompt and the answer so far."""
+        """Number of tokens of the prompt and the answer so far."""
         return self.prompt + len(self.generated)
 
     @property
     def target(self) -> int:
-        """Number of tokens to prefill. The pass with the last of them also samples the next token.
+        """Number of tokens to prefill.
 
-        When scoring, the last token is not prefilled, because scoring feeds it.
+        The pass that computes the last of them also samples the next token. A sequence that scores
+        continuations leaves its last token to the scoring passes.
         """
         known = self.known or self.total
         return known if self.arrived.joins else known - 1
 
     @property
     def charged(self) -> int:
-        """Tokens for which memory is charged."""
+        """Number of tokens for which memory is charged, including some that will be generated."""
         generated = len(self.generated)
         left = max(self.arrived.limit - generated, 0)
         ahead = AHEAD if left > AHEAD and not self.arrived.scores else left
@@ -90,9 +94,10 @@ class SequenceState:
 
     @property
     def fewest(self) -> int:
-        """Minimum number of tokens of a pass: one per row, or the longest item ahead, if `whole`.
+        """Minimum number of tokens of a pass: one per row.
 
-        The memory for the longest item is thus reserved from the start.
+        If images and audio must not be divided among passes (`Arrived.whole`), it is the length of
+        the longest item that is not prefilled yet, so that its memory is reserved from the start.
         """
         rows = max(self.width - 1, 1) if self.arrived.scores else 1
         if not self.arrived.whole:
@@ -102,7 +107,7 @@ class SequenceState:
 
     @property
     def storable(self) -> int:
-        """How many tokens a cached prefix with this KV would have; 0 if too few to store."""
+        """Number of tokens of a cached prefix with this KV; 0 if it is not worth storing."""
         if self.state == "waiting" or not self.arrived.keep:
             return 0
         filled = self.total if self.state == "decode" else self.filled
@@ -110,20 +115,20 @@ class SequenceState:
 
     @property
     def wanted_snapshots(self) -> int:
-        """How many snapshots have yet to be taken."""
+        """Number of snapshots that have yet to be taken."""
         return sum(length > self.filled for length in self.positions - self.snapshots)
 
     def uncut(self, length: int) -> int:
-        """Return the longest prefix of at most `length` tokens that does not end inside media."""
+        """Return the greatest length up to `length` that is not inside an image or audio."""
         for start, stop in self.arrived.spans:
             if start < length < stop:
                 return start
         return length
 
     def wait_again(self, step: int) -> None:
-        """Return to waiting after the KV was lost; the answer so far will be prefilled too.
+        """Set the state to waiting after a preemption; the answer so far will be prefilled too.
 
-        The set of snapshots is left unchanged, because the KV may be stored in this step.
+        `snapshots` does not change, because the KV may become a cached prefix in this step.
         """
         self.state, self.filled, self.group, self.known = "waiting", 0, 0, 0
         self.preempted_in = step

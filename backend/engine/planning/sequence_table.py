@@ -1,4 +1,4 @@
-"""The sequences of one loaded model, by number, state and rectangle."""
+"""Finds the sequences of one loaded model by their number, state, group or batch."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class SequenceTable:
         return batches
 
     def preempt(self, sequence: SequenceState, step: int) -> None:
-        """Return a sequence to waiting; it loses its KV in this step."""
+        """Set a sequence back to waiting; the executor drops its KV in this step."""
         self.admitted.pop(sequence.number, None)
         sequence.wait_again(step)
 
     def remove(self, number: int) -> SequenceState | None:
-        """Remove a sequence; returns its data.
+        """Remove a sequence, except its number in `SequenceState.shared` of other sequences.
 
-        The other sequences may still have its number in `shared`. They are not searched, because
-        thousands of sequences may be cancelled in one step; no number is used again.
+        Thousands of sequences may be cancelled in one step, and no number is used again. Returns
+        the removed sequence; None if there is none.
         """
         self.admitted.pop(number, None)
         return self.by_number.pop(number, None)

@@ -1,4 +1,4 @@
-"""The planner's data about cached prefixes: stored, being stored, and evicted."""
+"""Records which cached prefixes are stored, are being stored, or were evicted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from backend.engine.planning.sequence_table import SequenceTable
 
 
 class StoredEntries:
-    """The cached prefixes of one loaded model, which are called entries.
+    """The cached prefixes of one loaded model, which are called entries in code.
 
-    index: finds the entry for a prompt.
-    storing: entries that will exist after the next step, by number: each with its sequence, and how
-        many of the sequence's tokens it has.
-    copied: entries that the current plan copies, and which therefore cannot be evicted.
-    unstored: how often KV was larger than the whole prompt cache.
+    index: finds the best entry for a prompt.
+    storing: entries that will be stored after the next step, by number. Each has the sequence whose
+        KV it stores, and the number of tokens.
+    copied: numbers of entries that the current plan copies, and that must therefore not be evicted.
+    unstored: how often KV was not stored because it was larger than the whole prompt cache.
     """
 
     def __init__(self, limits: Limits, charges: Charges, sequences: SequenceTable) -> None:
@@ -32,14 +32,14 @@ class StoredEntries:
 
     @property
     def busy(self) -> bool:
-        """Whether the next step must report something to the executor."""
+        """Whether the next step must store or drop an entry."""
         return bool(self.storing or self._evicted)
 
     @property
     def storing_bytes(self) -> int:
-        """Bytes of entries being stored.
+        """Bytes of entries that are being stored.
 
-        No sequence is preempted for them, because entries are evicted first.
+        No sequence is preempted for them, because other entries are evicted first.
         """
         return sum(
             self._charges.entry(sequence, filled) for sequence, filled in self.storing.values()
@@ -50,11 +50,11 @@ class StoredEntries:
         return sum(map(self.index.size, self.copied))
 
     def number_for(self, sequence: SequenceState, filled: int) -> int | None:
-        """Return a number for an entry with a sequence's first `filled` tokens.
+        """Return the number of a new entry with a sequence's first `filled` tokens.
 
-        Returns None if the entry is not worth storing.
+        Returns None if the KV is not worth storing, for example if `filled` is 0.
         """
-        if not self._limits.prompt_cache:
+        if not (filled and self._limits.prompt_cache):
             return None
         if self._limits.cost.of(filled) > self._limits.prompt_cache:
             self.unstored += 1
@@ -83,7 +83,7 @@ class StoredEntries:
                 other.match = None
 
     def serve(self, source: Source) -> None:
-        """Use an entry for a sequence: remove it from the index, or mark it as copied."""
+        """Remove an entry from the index if its KV is moved; else mark it as copied and used."""
         if source.move:
             self.copied.discard(source.number)
             self.index.remove(source.number)
@@ -92,12 +92,12 @@ class StoredEntries:
             self.copied.add(source.number)
             self.index.touch(source.number)
 
-    def shrink(self, room: int, *pinned: int) -> None:
-        """Evict entries until they use at most `room` bytes.
+    def shrink(self, budget: int, *pinned: int) -> None:
+        """Evict entries until they use at most `budget` bytes.
 
         pinned: entries that must stay.
         """
-        most = max(min(room, self._limits.prompt_cache), 0)
+        most = max(min(budget, self._limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self.copied}))
 
@@ -114,7 +114,7 @@ class StoredEntries:
         self._unmatch(entries)
 
     def _unmatch(self, entries: Collection[int]) -> None:
-        """Search again for the prompts for which these entries were the best match."""
+        """Forget these entries as matches of waiting prompts, which are then looked up again."""
         gone = set(entries)
         for sequence in self._sequences.of("waiting") if gone else ():
             if sequence.match is not None and sequence.match.entry in gone:

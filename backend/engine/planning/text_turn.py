@@ -1,10 +1,10 @@
 """Decides when sequences are preempted to free memory for a batch of texts to embed.
 
-Texts run in memory that sequences leave free; cached prefixes are evicted for them. Sequences may
-fill the memory for as long as they run, so texts that wait get a turn: the newest sequences are
-preempted, one batch of texts runs, and then the sequences start again. A turn comes only after
-twice the time that it takes to compute these sequences again, so at least half of the time is left
-for their tokens. Plain Python without MLX.
+Usually texts are embedded in memory that sequences leave free, and cached prefixes are evicted for
+them. But sequences may fill the memory for a long time. Waiting texts then get a turn: the newest
+sequences are preempted, one batch of texts runs, and the sequences start again. Before a turn, the
+texts wait at least twice as long as it will take to compute the preempted sequences again, so that
+at least half of the time is spent on new tokens. Plain Python without MLX.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _COST_FACTOR = 2.0
 
 
 class TextTurn:
-    """The turns of one loaded model.
+    """Decides the turns of the texts that one loaded model embeds.
 
-    lacking: bytes for which the next batch of texts waits; 0 if none waits.
+    lacking: bytes of working memory for which the next batch of texts waits; 0 if none waits.
     """
 
     def __init__(self, sequences: SequenceTable, charges: Charges, pace: Pace) -> None:
@@ -29,21 +29,21 @@ class TextTurn:
         self._since = 0.0
 
     def lack(self, nbytes: int, now: float) -> None:
-        """Record that the next batch waits for this many bytes, or that it has run."""
+        """Record for how many bytes the next batch waits; 0 after it has run."""
         if not self.lacking:
             self._since = now
         self.lacking = nbytes
 
     def claim(self, now: float, free: int) -> int:
-        """Return the bytes that sequences must leave free in this step.
+        """Return the bytes that sequences must leave free in this step; 0 if it is not a turn.
 
-        free: bytes that they leave free without a turn.
+        free: bytes that sequences leave free without a preemption.
         """
         wait = max(_COST_FACTOR * self._seconds_lost(self.lacking - free), _LEAST_WAIT)
         return self.lacking if now - self._since >= wait else 0
 
     def _seconds_lost(self, nbytes: int) -> float:
-        """Return the seconds for computing again the newest sequences that use these bytes."""
+        """Return the seconds that it takes to recompute the newest sequences, with these bytes."""
         tokens = 0
         for sequence in reversed(self._sequences.admitted.values()):
             if nbytes <= 0:

@@ -27,7 +27,7 @@ from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, GuessRequest, LookupGuesser
 from backend.engine.engine import Engine
 from backend.engine.load_request import AdapterRequest, LoadRequest
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import StepPlan
 from backend.engine.planning.planner import Planner
@@ -207,7 +207,7 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
 ) -> None:
     dice = random.Random(7)
     monkeypatch.setattr(
-        GuessWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
+        DraftWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
     )
     network = random_model("full")
     draft = DraftModel("draft", network, VOCABULARY - 6, VOCABULARY, 120, 0, kv.cost(network))
@@ -235,12 +235,12 @@ def test_steps_without_guesses_seldom_need_a_new_plan(
     Here they are given up from the first step on.
     """
 
-    def give_up(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+    def give_up(self: DraftWidth, rows: int, longest: int, most: int) -> int:
         self._give_up({})
         self._rested = rows, 7
         return 0
 
-    monkeypatch.setattr(GuessWidth, "choose", give_up)
+    monkeypatch.setattr(DraftWidth, "choose", give_up)
     decided: list[int] = []
     decide = Planner._decide
 

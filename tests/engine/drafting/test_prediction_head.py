@@ -31,7 +31,7 @@ from backend.engine.executing.speculation import Speculation
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.model import EngineModel
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.sampling.logits_head import LogitsHead
 from common.prefixes import common_prefix
@@ -176,7 +176,7 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
 ) -> None:
     dice = random.Random(7)
     monkeypatch.setattr(
-        GuessWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
+        DraftWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
     )
     plain, drafting, guesser = models(families(kind), slots=8)
     for seed in range(SCHEDULES):

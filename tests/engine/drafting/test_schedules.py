@@ -21,7 +21,7 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.speculation import Speculation
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from tests.architectures.vlm_shapes import VLM_ARCHITECTURES, tiny_vlm_model
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
@@ -87,10 +87,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(Speculation, "record", record)
 
-    def choose(self: GuessWidth, rows: int, longest: int, most: int) -> int:
+    def choose(self: DraftWidth, rows: int, longest: int, most: int) -> int:
         return dice.choice([0, most // 2, most, most])
 
-    monkeypatch.setattr(GuessWidth, "choose", choose)
+    monkeypatch.setattr(DraftWidth, "choose", choose)
     monkeypatch.setattr(drafter, "_FIRST_LENGTH", 6)
     return seen
 

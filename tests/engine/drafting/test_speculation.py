@@ -14,7 +14,7 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import DraftLength, GuessRequest, LookupGuesser
 from backend.engine.model import EngineModel
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.pace import Pace
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
@@ -95,19 +95,19 @@ def test_a_request_without_drafting_gets_no_guesses_and_is_no_measurement(
     prompt = [3, 4, 5] * 6
     expected = alone(plain, prompt, 20).tokens
     guessed: list[tuple[int, ...]] = []
-    propose, learn = LookupGuesser.propose, GuessWidth.learn
+    propose, learn = LookupGuesser.propose, DraftWidth.learn
     learnt: list[int] = []
 
     def noted(own: LookupGuesser, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         guessed.append(tuple(one.sequence for one in requests))
         return propose(own, requests)
 
-    def counted(own: GuessWidth, *measured: Any) -> None:
+    def counted(own: DraftWidth, *measured: Any) -> None:
         learnt.append(measured[0])
         learn(own, *measured)
 
     monkeypatch.setattr(LookupGuesser, "propose", noted)
-    monkeypatch.setattr(GuessWidth, "learn", counted)
+    monkeypatch.setattr(DraftWidth, "learn", counted)
     rounds = Rounds(drafting)
     rounds.submit(1, prompt, 20, n_draft=0)
     rounds.drain()
@@ -160,15 +160,15 @@ def test_a_draft_model_is_not_judged_while_it_reads_a_long_prompt(
     guesser = partial(ModelGuesser, draft, Pace(16, 250), 0)
     model = engine_model(network, drafting=Drafting(4, lambda: [guesser()], cost=draft.cost))
     judged: list[tuple[int, int]] = []
-    learn = GuessWidth.learn
+    learn = DraftWidth.learn
 
-    def noted(own: GuessWidth, *measured: Any) -> None:
+    def noted(own: DraftWidth, *measured: Any) -> None:
         width, proposed, behind = measured[2], measured[3], measured[6]
         if width:
             judged.append((proposed, behind))
         learn(own, *measured)
 
-    monkeypatch.setattr(GuessWidth, "learn", noted)
+    monkeypatch.setattr(DraftWidth, "learn", noted)
     rounds = Rounds(model)
     rounds.submit(1, [random.Random(1).randrange(1, VOCABULARY) for _ in range(96)], 24)
     rounds.drain()

@@ -28,7 +28,7 @@ from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import at_once
 from backend.engine.loading.weights import LoadedModel
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import Sampling, TokenPrompt
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
@@ -155,7 +155,7 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
 ) -> None:
     dice = random.Random(7)
     monkeypatch.setattr(
-        GuessWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
+        DraftWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
     )
     noted = Noted(monkeypatch)
     drafter = drafter_of(kind, form)
@@ -169,7 +169,7 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
 
 def test_steps_without_guesses_do_no_work_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """At width 0, keeping the states for a later guess must cost next to nothing."""
-    monkeypatch.setattr(GuessWidth, "choose", lambda self, rows, longest, most: 0)
+    monkeypatch.setattr(DraftWidth, "choose", lambda self, rows, longest, most: 0)
     drafter = drafter_of("full", "eagle")
     network, drafting = _drafting(drafter, drafter.parent / "model")
     rounds = Rounds(engine_model(network, slots=8, drafting=drafting))

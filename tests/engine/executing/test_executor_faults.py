@@ -244,7 +244,7 @@ def run(rounds: Rounds) -> None:
 def begin(rounds: Rounds, steps: int) -> None:
     arrivals = {0: (1, 2), 2: (3, 4, 10), 6: (SCORE,), 8: (6,), 16: (7,), 18: (9,)}
     limits = rounds.scheduler.planner.limits
-    scarce = replace(limits, room=4 * limits.cost.of(200))
+    scarce = replace(limits, budget=4 * limits.cost.of(200))
     for step in range(steps):
         for number in arrivals.get(step, ()):
             submit(rounds, number, number)
@@ -610,7 +610,7 @@ def check_preempted(number: int, generated: int) -> None:
     while len(rounds.received[number].tokens) < generated:
         rounds.step()
     limits = rounds.scheduler.planner.limits
-    rounds.scheduler.planner.limits = replace(limits, room=limits.cost.of(200))
+    rounds.scheduler.planner.limits = replace(limits, budget=limits.cost.of(200))
     rounds.step()
     rounds.scheduler.planner.limits = limits
     rounds.drain(2000)

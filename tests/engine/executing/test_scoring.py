@@ -143,7 +143,7 @@ def test_a_preempted_score_starts_again() -> None:
         rounds.step()
     rounds.step()
     limits = rounds.scheduler.planner.limits
-    rounds.scheduler.planner.limits = replace(limits, room=kv.cost(model).of(300))
+    rounds.scheduler.planner.limits = replace(limits, budget=kv.cost(model).of(300))
     rounds.step()
     rounds.scheduler.planner.limits = limits
     rounds.drain()

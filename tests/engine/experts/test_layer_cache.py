@@ -25,7 +25,7 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import ExpertsUnreadable
 from backend.engine.model import EngineModel
-from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import Sampling
 from tests.engine.experts.checkpoints import (
     EXPERTS,
@@ -82,7 +82,7 @@ ARRIVALS = st.lists(
 
 @pytest.fixture(scope="module", autouse=True)
 def _guesses_always() -> Iterator[None]:
-    with patch.object(GuessWidth, "choose", lambda _self, _rows, _longest, most: most):
+    with patch.object(DraftWidth, "choose", lambda _self, _rows, _longest, most: most):
         yield
 
 

@@ -33,7 +33,7 @@ def test_the_duration_of_a_step_is_that_of_all_its_passes() -> None:
     for tokens in (16, 64, 256) * 10:
         pace.measured(tokens, 0.1 + tokens * 0.001)
     prefill = ((Prefill(1, 0, 60), Prefill(2, 0, 100)), (Prefill(3, 5, 55),))
-    plan = StepPlan(1, decode={1: 4, 2: 2}, guess={2: 3}, prefill=prefill, score=(Score(4, 30),))
+    plan = StepPlan(1, decode={1: 4, 2: 2}, draft={2: 3}, prefill=prefill, score=(Score(4, 30),))
     passes = (200, 50, 4, 8, 30)
     assert pace.step_seconds(plan) == pytest.approx(sum(map(pace.seconds, passes)))
     assert pace.step_seconds(StepPlan(2)) == 0.0

@@ -39,7 +39,7 @@ def limits_of(**changes: Any) -> Limits:
     settings: dict[str, Any] = {
         "cost": CacheCost(PER_TOKEN, 0),
         "slots": 4,
-        "room": 100 * STEP * PER_TOKEN,
+        "budget": 100 * STEP * PER_TOKEN,
         "prompt_cache": 20 * STEP * PER_TOKEN,
         "max_entries": 0,
         "prefill_chunk": 128,
@@ -94,7 +94,7 @@ class World:
         plan = self.planner.plan(self.now, events)
         self.course.append((self.now, events, plan))
         self.check(plan)
-        self.events += self.executor.follow(plan, self.planner.lendable)
+        self.events += self.executor.follow(plan, self.planner.free_for_texts)
         self.now += self.executor.seconds or 0.001
         self.embed()
         return plan
@@ -102,7 +102,7 @@ class World:
     def embed(self) -> None:
         """Run the text that waits longest if there is memory for it, as the engine thread does."""
         needed = self.texts[0] if self.texts else 0
-        lacking = needed if needed > self.planner.lendable else 0
+        lacking = needed if needed > self.planner.free_for_texts else 0
         if lacking != self.executor.lacking:
             self.executor.lacking = lacking
             self.events += self.executor.weigh(self.executor.other)
@@ -113,7 +113,7 @@ class World:
 
     def check_wait(self, lacking: int) -> None:
         """A text waits for twice the time that the tokens in memory take, at most."""
-        if not lacking or lacking + self.executor.other > self.limits.room:
+        if not lacking or lacking + self.executor.other > self.limits.budget:
             self.waiting_since, self.patience = self.now, 0.0
             return
         tokens = sum(one.total for one in self.planner.sequences.admitted.values())
@@ -151,7 +151,7 @@ class World:
             assert len(members) <= rows <= max(len(members) / 0.75, len(members) + 1)
             longest = max(one.charged for one in members)
             spare += (rows - len(members)) * self.limits.cost.of(longest)
-        assert not spare or self.planner.lendable >= 0
+        assert not spare or self.planner.free_for_texts >= 0
 
     def drain(self, most: int = 20_000) -> None:
         """Step until nothing is left to do and all pending removals are done."""
@@ -230,7 +230,7 @@ def random_limits(dice: random.Random) -> Limits:
     return limits_of(
         cost=cost,
         slots=slots,
-        room=dice.choice([8, 20, 40, 200]) * unit,
+        budget=dice.choice([8, 20, 40, 200]) * unit,
         prompt_cache=dice.choice([0, 2, 5, 30]) * unit,
         max_entries=dice.choice([0, 0, 1, 4]),
         prefill_chunk=dice.choice([32, 128, 512]),
@@ -261,10 +261,10 @@ def random_course(seed: int, **limits: Any) -> World:
             if world.faults is SOMETIMES and dice.random() < 0.02:
                 world.events.append(MemoryShort())
             if dice.random() < 0.1:
-                others = [0, world.limits.room // 8, world.limits.room // 2]
+                others = [0, world.limits.budget // 8, world.limits.budget // 2]
                 world.events += world.executor.weigh(dice.choice(others), dice.choice(others))
             if dice.random() < 0.1:
-                world.texts.append(dice.randint(1, world.limits.room))
+                world.texts.append(dice.randint(1, world.limits.budget))
             world.step()
     world.drain()
     return world
@@ -325,7 +325,7 @@ def sources(world: World, number: int) -> list[Source | None]:
 
 
 def test_a_refused_sequence_ends_in_the_same_step() -> None:
-    world = World(limits_of(room=2 * STEP * PER_TOKEN))
+    world = World(limits_of(budget=2 * STEP * PER_TOKEN))
     number = world.arrive(numbered(900))
     plan = world.step()
     assert [refusal.sequence for refusal in plan.refuse] == [number]
@@ -355,7 +355,7 @@ def test_a_sequence_that_found_less_than_planned_is_prefilled_first() -> None:
 
 def test_padding_in_a_batch_keeps_no_sequence_out() -> None:
     unit = STEP * PER_TOKEN
-    world = World(limits_of(room=8 * unit, prompt_cache=0))
+    world = World(limits_of(budget=8 * unit, prompt_cache=0))
     world.arrive(numbered(600, 1), 600)
     run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.arrive(numbered(20, 2), 100)
@@ -464,7 +464,7 @@ def test_an_entry_that_two_sequences_need_is_moved_to_the_last_of_them() -> None
 
 def test_scoring_that_lacked_memory_gets_its_whole_width_later() -> None:
     unit = STEP * PER_TOKEN
-    world = World(limits_of(room=20 * unit, prompt_cache=0))
+    world = World(limits_of(budget=20 * unit, prompt_cache=0))
     running = world.arrive(numbered(10, 1), 4000)
     run_until(world, lambda: bool(world.planner.sequences.of("decode")))
     world.events += world.executor.weigh(16 * unit)
@@ -480,7 +480,7 @@ def test_scoring_that_lacked_memory_gets_its_whole_width_later() -> None:
 
 def test_long_continuations_are_charged_in_full() -> None:
     unit = STEP * PER_TOKEN
-    world = World(limits_of(room=8 * unit, prompt_cache=0))
+    world = World(limits_of(budget=8 * unit, prompt_cache=0))
     number = world.arrive(numbered(100), 4000, joins=False, scores=True, width=2)
     assert [refusal.sequence for refusal in world.step().refuse] == [number]
 
@@ -498,12 +498,12 @@ def test_short_prompts_of_similar_length_share_a_pass() -> None:
 SCORES: dict[str, Any] = {"joins": False, "scores": True, "width": 9}
 
 
-@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (16, SCORES)])
+@pytest.mark.parametrize(("budget", "fields"), [(200, {}), (12, {}), (16, SCORES)])
 def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(
-    room: int, fields: dict[str, Any]
+    budget: int, fields: dict[str, Any]
 ) -> None:
     unit = STEP * PER_TOKEN
-    world = World(limits_of(slots=3, room=room * unit, prompt_cache=0))
+    world = World(limits_of(slots=3, budget=budget * unit, prompt_cache=0))
     for salt in range(3):
         world.arrive(numbered(20, salt), 40)
     world.step()
@@ -543,10 +543,10 @@ def test_texts_that_need_all_memory_share_the_time_with_sequences() -> None:
     """Texts get memory only after twice the time that it takes to compute the prompt again."""
 
     def run(texts: int) -> tuple[float, World]:
-        world = World(limits_of(room=14 * STEP * PER_TOKEN, prompt_cache=0), OneAtATime(1))
+        world = World(limits_of(budget=14 * STEP * PER_TOKEN, prompt_cache=0), OneAtATime(1))
         stream = world.arrive(numbered(500, 1), 500)
         run_until(world, lambda: bool(world.planner.sequences.of("decode")))
-        world.texts = [world.limits.room] * texts
+        world.texts = [world.limits.budget] * texts
         newcomer, since = 0, world.now
         while stream not in world.executor.ended:
             if newcomer in world.executor.ended or not newcomer:

@@ -28,12 +28,12 @@ from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
 
 
-def limits(room: int, **changes: object) -> Limits:
+def limits(budget: int, **changes: object) -> Limits:
     settings: dict[str, object] = {
         "cost": CacheCost(1, 0),
         "slots": 8,
-        "room": room,
-        "prompt_cache": room,
+        "budget": budget,
+        "prompt_cache": budget,
         "max_entries": 0,
         "prefill_chunk": 512,
         "stall_ms": 250.0,
@@ -74,8 +74,8 @@ def test_snapshots_of_running_sequences_are_charged() -> None:
 
 def test_snapshots_for_sequences_that_wait_for_a_prefix_take_only_memory_that_is_free() -> None:
     """Otherwise the sequence that computes the prefix would be preempted for them."""
-    room = HYBRID.of(4000 + 512) + 9500
-    planner = Planner(limits(room, cost=HYBRID, trims=False, slots=16))
+    budget = HYBRID.of(4000 + 512) + 9500
+    planner = Planner(limits(budget, cost=HYBRID, trims=False, slots=16))
     tokens = list(range(4000))
     plan = planner.plan(0.0, [arrived(1, tokens)])
     others = [
@@ -86,7 +86,7 @@ def test_snapshots_for_sequences_that_wait_for_a_prefix_take_only_memory_that_is
     events += [Prefilled(1, part.end) for group in plan.prefill for part in group]
     planner.plan(0.1, events)
     (long,) = (one for one in planner.sequences.admitted.values() if one.number == 1)
-    assert HYBRID.of(long.charged) + long.wanted_snapshots * 2000 <= room
+    assert HYBRID.of(long.charged) + long.wanted_snapshots * 2000 <= budget
     assert long.wanted_snapshots > 1
     assert planner.plan(0.2, []).preempt == ()
 
@@ -125,7 +125,7 @@ def test_snapshots_fit_beside_the_entry_that_is_copied(spare: int, snapshots: in
     assert start.source is not None
     one = planner.sequences.by_number[1]
     assert len(one.snapshots) + one.wanted_snapshots == snapshots
-    assert planner.lendable >= 0
+    assert planner.free_for_texts >= 0
 
 
 def test_an_entry_that_is_larger_than_the_prompt_cache_is_dropped_alone() -> None:
@@ -154,13 +154,13 @@ def test_sequences_give_up_memory_for_a_text_in_one_step() -> None:
     waits = arrived(2, [2] * 1000)
     plan = planner.plan(0.1, [OtherBytes(0, texts=3000), PrefillTimed(512, 0.5), waits])
     assert (plan.start, plan.preempt) == ((), ())
-    assert planner.lendable < 3000
+    assert planner.free_for_texts < 3000
     later = OtherBytes(1, texts=3000)  # the same time again
     assert planner.plan(2.0, [later]).preempt == ()  # twice the second that the prompt takes
     planner.plan(2.0, [OtherBytes(0, texts=3000)])
     plan = planner.plan(2.2, [])
     assert ([leave.sequence for leave in plan.preempt], plan.start) == ([1], ())
-    assert planner.lendable == 3000
+    assert planner.free_for_texts == 3000
     plan = planner.plan(2.3, [OtherBytes(0)])
     assert [start.sequence for start in plan.start] == [1]
     assert planner.sequences.by_number[2].least == SMALLEST_STEP
@@ -172,7 +172,7 @@ def test_entries_give_way_to_a_text_that_can_then_run() -> None:
     plan = planner.plan(0.0, [arrived(1, [2] * 500), OtherBytes(0, texts=2500)])
     assert plan.evict == ()
     assert planner.plan(0.1, [OtherBytes(0, texts=1500)]).evict == (7,)
-    assert planner.lendable >= 1500
+    assert planner.free_for_texts >= 1500
 
 
 def test_what_was_read_from_disk_is_dropped_before_a_sequence_is_preempted() -> None:
@@ -283,7 +283,7 @@ def test_unused_rows_take_only_memory_that_is_free(spare: int, rows: dict[int, i
     numbers = (1, 2, 3)
     starts = planner.plan(0.0, [arrived(number, [number] * 200) for number in numbers]).start
     planner.plan(0.1, [Started(start.sequence, 0) for start in starts])
-    planner.limits = replace(planner.limits, room=3 * 768 + spare)
+    planner.limits = replace(planner.limits, budget=3 * 768 + spare)
     plan = planner.plan(0.2, [Prefilled(number, 200) for number in numbers])
     assert plan.decode == {1: 3}
     assert plan.rows == rows
@@ -310,8 +310,8 @@ def test_the_states_from_before_a_step_with_guesses_are_charged_for(
     one = replace(arrived(1, [1] * 200), draft_tokens=4)
     start = planner.plan(0.0, [one]).start[0]
     planner.plan(0.1, [Started(start.sequence, 0)])
-    planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
-    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == draft_tokens
+    planner.limits = replace(planner.limits, budget=HYBRID.of(200 + 512) + spare)
+    assert planner.plan(0.2, [Prefilled(1, 200)]).draft == draft_tokens
 
 
 @pytest.mark.parametrize("slots", [1, 8])
@@ -332,7 +332,7 @@ def test_a_postponed_sequence_that_gave_up_its_memory_is_preempted_once() -> Non
     planner.plan(0.1, [Started(1, 0), Started(2, 0)])
     assert sum(planner.plan(0.2, [Prefilled(1, 200), Prefilled(2, 200)]).decode.values()) == 2
     plenty = planner.limits
-    planner.limits = replace(plenty, room=1000)
+    planner.limits = replace(plenty, budget=1000)
     plan = planner.plan(0.3, [Masked(2, 0.5, postponed=True)])
     assert [leave.sequence for leave in plan.preempt] == [2]
     planner.limits = plenty
@@ -353,7 +353,7 @@ def test_a_plan_holds_until_the_longest_of_a_batch_needs_more_kv() -> None:
         events = [Started(start.sequence, 0) for start in plan.start]
         events += [Prefilled(part.sequence, part.end) for group in plan.prefill for part in group]
     assert len(plan.decode) == 1
-    most = limits(1 << 20).room
+    most = limits(1 << 20).budget
     plans = set()
     for _ in range(300):
         plan = planner.plan(0.0, [Generated(dict.fromkeys(lengths, (1,)))])

@@ -342,9 +342,9 @@ class SimulatedDevice:
                 del self._snapshots[mark]
 
     def _weigh(self) -> None:
-        nbytes, room, running = self.nbytes, self._limits.room, self.running
+        nbytes, budget, running = self.nbytes, self._limits.budget, self.running
         self.peak = max(self.peak, nbytes)
-        _check(nbytes <= room, f"{nbytes} bytes of KV where {room} fit")
+        _check(nbytes <= budget, f"{nbytes} bytes of KV where {budget} fit")
         _check(running <= self._limits.slots, f"{running} sequences in too few slots")
 
 

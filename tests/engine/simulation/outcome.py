@@ -86,7 +86,7 @@ def outcome(setup: Setup, replayed: Replayed) -> Outcome:
         / sum(request.prompt for request in requests),
         slowdown=_percentile(slowdowns, 99),
         overtaken=max(request.overtaken for request in requests),
-        peak=replayed.peak / setup.limits.room,
+        peak=replayed.peak / setup.limits.budget,
     )
 
 

@@ -106,7 +106,7 @@ class Setup:
         return Limits(
             cost=self.model.cost,
             slots=self.slots,
-            room=plan.limit - weights,
+            budget=plan.limit - weights,
             prompt_cache=plan.prompt_cache,
             max_entries=settings.max_cache_entries,
             prefill_chunk=prefill_chunk(device, settings),

@@ -1,9 +1,10 @@
 """Decides how many draft tokens a decode step may check, from measured costs and gains.
 
-Plain Python without MLX: times are arguments, so the same events always give the same widths. The
-time that draft tokens add to a step depends on the machine, the model, and the number and length of
-the sequences; the number of tokens gained depends on the text. Both are measured, and the width
-with the most tokens per second is used. It may be 0: a step without draft tokens is called plain.
+The width of a step is the maximum number of draft tokens per sequence. The time that draft tokens
+add to a step depends on the machine, the model, and the number and length of the sequences; the
+number of tokens gained depends on the text. Both are measured, and the width with the most tokens
+per second is used. A step of width 0, without draft tokens, is called plain. Plain Python without
+MLX: times are arguments, so the same events always give the same widths.
 """
 
 from __future__ import annotations
@@ -15,25 +16,29 @@ from backend.engine.engine_state import DraftReport
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with draft tokens feeds to a sequence for the second time
-_GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of drafting
-_TRIAL = 4  # plain steps that measure their time; the first of them is not counted
-_FIRST_TRIAL = 3  # steps that measure the time of a width for the first time
+_GAIN = 1.03  # minimum ratio to the speed of plain steps at which drafting begins
+_TRIAL = 4  # plain steps of a trial that measures their time; the first of them is not counted
+_FIRST_TRIAL = 3  # steps of a trial that measures the time of a width for the first time
 _RETEST = 2  # steps of a test whether draft tokens are accepted again
 _FIRST_REFRESH = 32  # drafting steps after which plain steps are timed again; doubles each time
 _LONGEST_REFRESH = 256
 _LEAST_PLAIN = 32  # minimum number of plain steps between two tests
 _UNREPORTED = 7  # plain steps between two reported steps, while drafting is paused
-# share of the time of plain steps that tests may take; each test that fails halves this share
+# Tests may take this share of the time of plain steps. Each test that fails halves the share.
 _RETEST_SHARE = 0.01
 _LEAST_RETEST_SHARE = 0.0025
 _MOST_SPENT = 200.0  # plain steps; limits the effect of a process that was stopped during a test
 _PRIOR = 0.6  # assumed probability that the draft token after an accepted one is accepted too
 _MEMORY = 24  # measurements over which times are averaged
-_TEXT = 32  # steps over which acceptance is averaged; limited because the text changes
+# Steps over which acceptance is averaged, divided by the number of sequences, but at least
+# _LEAST_TEXT. A longer average would follow changes of the text too slowly.
+_TEXT = 32
 _LEAST_TEXT = 12
-_PATIENCE = 64.0  # steps that guessers may spend on catching up before a token is accepted
-_PATIENCE_BACK = 1 / 64  # such steps that each plain step adds again
-_OUTLIER = 3.0  # multiple of the average; longer times count as this
+# Steps in which all drafters catch up with their prompts, before a draft token is accepted. Each
+# plain step adds _PATIENCE_BACK of such a step again.
+_PATIENCE = 64.0
+_PATIENCE_BACK = 1 / 64
+_OUTLIER = 3.0  # a time counts as at most this multiple of the average
 
 
 @dataclass(slots=True)
@@ -48,10 +53,11 @@ class _Mean:
         self.value += (value - self.value) / self.count
 
 
-class GuessWidth:
-    """The measured costs and gains of draft tokens, for one loaded model.
+class DraftWidth:
+    """Chooses the width of each step from the measured costs and gains, for one loaded model.
 
-    most: maximum number of draft tokens at a time.
+    most: maximum width.
+    report: the current width, and counts of draft tokens, for Status.
     """
 
     def __init__(self, most: int) -> None:
@@ -66,24 +72,25 @@ class GuessWidth:
         # the width being tried, and the remaining steps of the trial
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
-        self._plain = self._guessing = 0  # steps of each kind since the last test of the other
-        # The time that draft tokens have cost since they last saved time, as a number of plain
-        # steps: the time of the steps, minus that of plain steps for as many tokens. Each plain
-        # step reduces this number by `_retest_share`.
+        # plain steps since the last drafting step, and drafting steps since the last plain trial
+        self._plain = self._drafting = 0
+        # The time that draft tokens have wasted since they last saved time, as a number of plain
+        # steps: the time of the steps with draft tokens, less the time of plain steps for as many
+        # tokens. Each plain step reduces this number by `_retest_share`.
         self._spent = 0.0
         self._retest_share = _RETEST_SHARE
         self._latest = 0  # width of the latest step
-        # the times in `_seconds` because of which drafting was last paused
+        # the times in `_seconds` that were the reason for the latest pause of drafting
         self._resting: Mapping[int, _Mean] | None = None
-        self._rested = (0, 0)  # number of sequences, and the unreported steps that are left
+        self._rested = (0, 0)  # number of sequences, and of the unreported steps that are left
         self._refresh = _FIRST_REFRESH
         self.report = DraftReport()
 
-    def skips_guesses(self, rows: int) -> bool:
+    def skips_drafting(self, rows: int) -> bool:
         """Return whether the next step of `rows` sequences is plain and need not be reported.
 
-        Otherwise `choose` decides. While drafting is paused, calling `choose` and reporting every
-        step would cost a small model more than the tests whether draft tokens are accepted again.
+        If not, `choose` returns its width. Most steps are not reported while drafting is paused,
+        because for a small model that would cost more than the tests of draft tokens.
         """
         before, left = self._rested
         if rows != before or not left:
@@ -95,7 +102,7 @@ class GuessWidth:
         return True
 
     def skip_rest(self, rows: int) -> int:
-        """Count the unreported steps of `rows` sequences that are left, and return their number."""
+        """Return how many unreported steps of `rows` sequences are left, and count them as done."""
         before, left = self._rested
         if rows != before:
             return 0
@@ -106,16 +113,16 @@ class GuessWidth:
         return left
 
     def choose(self, rows: int, longest: int, most: int) -> int:
-        """Return the width of the next step of `rows` sequences; 0 for a plain one.
+        """Return the width of the next step of `rows` sequences; 0 for a plain step.
 
         longest: number of tokens of the longest sequence.
-        most: how many draft tokens fit in memory.
+        most: maximum width for which there is memory.
         """
         known = self._known(rows, longest)
         fits = min(self._decide(known, rows), most)
         width = max(each for each in self._widths if each <= fits)
         if width:
-            self._plain, self._guessing = 0, self._guessing + 1
+            self._plain, self._drafting = 0, self._drafting + 1
         else:
             self._plain += 1
         was, gain = self.report, self._gain(known, width)
@@ -135,13 +142,14 @@ class GuessWidth:
     ) -> None:
         """Record a finished step.
 
-        rows, longest: as for `choose`.
+        rows: number of sequences.
+        longest: number of tokens of the longest sequence.
         width: the result of `choose`.
-        proposed: number of draft tokens of all sequences.
-        right: for each sequence, the number of accepted draft tokens.
+        proposed: number of draft tokens of all sequences together.
+        right: number of accepted draft tokens of each sequence.
         seconds: time since the previous step if that had the same sequences; 0 if unknown.
-        behind: number of sequences without draft tokens because their guesser has yet to catch up
-            with a long prompt. They do not count as sequences whose draft tokens were rejected.
+        behind: number of sequences without draft tokens because their drafter has not yet read all
+            of a long prompt. They do not count as sequences whose draft tokens were rejected.
         """
         known = self._known(rows, longest)
         changed, self._latest = width != self._latest, width
@@ -151,7 +159,7 @@ class GuessWidth:
             self._trial = width, max(self._trial[1], 1)
             return
         if changed:
-            # The first step of a width is not typical: guessers catch up, or nothing overlaps.
+            # The first step of a width is not typical: drafters catch up, or nothing overlaps.
             seconds = 0.0
         if seconds:
             mean = known.setdefault(width, _Mean())
@@ -185,8 +193,8 @@ class GuessWidth:
             return width
         if known.get(0, _Mean()).count < _TRIAL - 1:
             return self._try(0)
-        if self._guessing >= self._refresh:
-            self._guessing = 0
+        if self._drafting >= self._refresh:
+            self._drafting = 0
             self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
             known[0].count = 1  # the machine's speed may have changed: forget most
             return self._try(0)
@@ -218,9 +226,9 @@ class GuessWidth:
         return self._try(best, _RETEST)
 
     def _give_up(self, known: Mapping[int, _Mean]) -> None:
-        """Pause drafting because of these times."""
+        """Pause drafting; `known` has the times that are the reason."""
         if self._resting is not known:
-            self._guessing = 0
+            self._drafting = 0
         self._resting = known
 
     def _try(self, width: int, steps: int = _TRIAL) -> int:
@@ -228,9 +236,9 @@ class GuessWidth:
         return width
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
-        """Return the tokens per second of each sequence.
+        """Return the expected tokens per second of each sequence, at a width.
 
-        The smallest width without a measurement is estimated; for larger widths the result is 0.
+        The time of the smallest width that was not measured is estimated. Larger widths return 0.
         """
         if width in known:
             seconds = known[width].value
@@ -244,9 +252,9 @@ class GuessWidth:
         return self._expected[width] / max(seconds, 1e-9)
 
     def _estimate(self) -> None:
-        """Estimate how many tokens each width gains.
+        """Estimate how many tokens a step of each width gains.
 
-        Widths above those of the latest steps are estimated from the widest of these.
+        For draft tokens beyond the width of the latest steps, acceptance is extrapolated.
         """
         first, shares = self._tested, self._first_right_shares
         again = _PRIOR
@@ -265,7 +273,7 @@ class GuessWidth:
         return self._rate(known, width) * known[0].value if width else 1.0
 
     def _can_pay(self, known: Mapping[int, _Mean], width: int) -> bool:
-        """Return whether steps whose draft tokens are all accepted would beat plain steps."""
+        """Return whether drafting would save time if all draft tokens were accepted."""
         if width not in known or 0 not in known:
             return True
         return (1 + width) * known[0].value > known[width].value
@@ -279,10 +287,11 @@ class GuessWidth:
         *,
         changed: bool,
     ) -> None:
-        """Count the time of a step beyond that of plain steps for as many tokens.
+        """Add to `_spent` by how much a step took longer than plain steps for as many tokens.
 
-        The first step of a test, in which guessers catch up, and the plain step after a test count
+        The first step of a test, in which drafters catch up, and the plain step after a test count
         too.
+
         gained: mean number of accepted draft tokens per sequence.
         """
         plain = known[0].value if 0 in known else 0.0
@@ -298,14 +307,14 @@ class GuessWidth:
         self._spent = min(max(self._spent, 0.0), _MOST_SPENT)
 
     def _make_up(self) -> None:
-        """Count a plain step."""
+        """Count a plain step, which reduces `_spent`."""
         self._spent = max(self._spent - self._retest_share, 0.0)
         self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
-        """Return the times, by width, of steps with this number of sequences and this length.
+        """Return the times, by width, of steps with about this number of sequences and length.
 
-        They begin with the times of the most similar known step.
+        If there are none, they are copied from the most similar steps.
         """
         key = _size(rows), _size(longest)
         if key not in self._seconds:
@@ -320,5 +329,5 @@ class GuessWidth:
 
 
 def _size(number: int) -> int:
-    """Return a number that is the same for similar numbers: those within a factor of two."""
+    """Return the rounded-up base-2 logarithm of a number, which is the same for similar numbers."""
     return max(number - 1, 0).bit_length()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backend.engine.planning.guess_width import WIDTHS, GuessWidth
+from backend.engine.planning.draft_width import WIDTHS, DraftWidth
 
 Cost = Callable[[int], float]  # seconds of a step, by the guesses for each sequence
 
@@ -18,7 +18,7 @@ class Play:
     cost: seconds of a step, by its width. chance: the probability that a guess is right."""
 
     def __init__(self, cost: Cost, chance: float, rows: int = 1, most: int = 8) -> None:
-        self.widths = GuessWidth(most)
+        self.widths = DraftWidth(most)
         self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
         self.dice = random.Random(1)
         self.before = -1
@@ -30,7 +30,7 @@ class Play:
         """Seconds for that many tokens of each sequence, and the widths that were chosen."""
         seconds, chosen, done = 0.0, list[int](), 0.0
         while done < tokens:
-            rests = self.widths.skips_guesses(self.rows)
+            rests = self.widths.skips_drafting(self.rows)
             width = 0 if rests else self.widths.choose(self.rows, self.length, self.most)
             right = [self._right(width) for _ in range(self.rows)]
             behind = 0
@@ -216,7 +216,7 @@ def test_while_guesses_are_given_up_few_steps_are_reported() -> None:
     _, chosen = play.run(800)
     assert play.unreported - before > 0.8 * len(chosen)
     assert (
-        play.widths.skips_guesses(2) is False
+        play.widths.skips_drafting(2) is False
     )  # for another number of sequences, `choose` decides immediately
 
 
@@ -234,7 +234,7 @@ def test_the_same_events_give_the_same_widths() -> None:
 
 def test_no_width_exceeds_what_fits() -> None:
     play = Play(flat, 0.95, most=3)
-    play.widths = GuessWidth(64)
+    play.widths = DraftWidth(64)
     assert max(play.run(500)[1]) == 2
 
 
