@@ -2,21 +2,26 @@
 
 MLX's CPU build for x86 computes one exponential at a time, on one core. In a long prompt, softmax
 takes four fifths of the time of attention, and exponentials take more than half of all time.
+
+Gradients do not pass through the kernels, which replace numbers that MLX has computed.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.small_attention import Attention
+from backend.engine.small_attention import Attention, SmallAttention
 
 # Numbers of a call from which the kernels gain more than the wait for their input takes.
 _LEAST = 1 << 11
+# Selected experts from which mlx-lm's SwitchGLU sorts them, as one axis, before it computes them.
+_SORTED = 64
 # Numbers for each thread: a thread starts in the time of some ten thousand.
 _FOR_A_THREAD = 1 << 17
 
@@ -149,13 +154,30 @@ class CpuSigmoid:
         self._kernels = kernels
 
     def __call__(self, a: mx.array, /, **rest: Any) -> mx.array:
-        """Return the sigmoid of each number."""
-        if not rest and isinstance(a, mx.array) and self._kernels.suit(a.size, a):
+        """Return the sigmoid of each number.
+
+        Numbers of routed experts are left to MLX: the result of an expert must not depend on how
+        many are computed at once, and the kernels round differently.
+        """
+        if (
+            not rest
+            and isinstance(a, mx.array)
+            and self._kernels.suit(a.size, a)
+            and not _of_experts(a.shape)
+        ):
             results = mx.contiguous(a * 1.0)
             if _computed(results):
                 self._kernels.sigmoid(results)
                 return results
         return self.sigmoid(a, **rest)
+
+
+def _of_experts(shape: tuple[int, ...]) -> bool:
+    """Return whether an array may be one of mlx-lm's SwitchGLU.
+
+    Its shape is [rows, tokens, experts, 1, width], or [selected experts, 1, width].
+    """
+    return len(shape) > 3 or (len(shape) == 3 and shape[1] == 1 and shape[0] >= _SORTED)
 
 
 def _computed(*arrays: mx.array) -> bool:
@@ -165,3 +187,16 @@ def _computed(*arrays: mx.array) -> bool:
     except ValueError:
         return False
     return True
+
+
+@contextmanager
+def functions_of_mlx() -> Iterator[bool]:
+    """Use MLX's own functions in the block; yields whether SmallAttention is used elsewhere."""
+    attend: Any = mx.fast.scaled_dot_product_attention
+    sigmoid: Any = mx.sigmoid
+    mx.fast.scaled_dot_product_attention = getattr(attend, "attend", attend)
+    mx.sigmoid = getattr(sigmoid, "sigmoid", sigmoid)
+    try:
+        yield isinstance(attend, SmallAttention)
+    finally:
+        mx.fast.scaled_dot_product_attention, mx.sigmoid = attend, sigmoid

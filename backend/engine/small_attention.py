@@ -7,8 +7,7 @@ checks draft tokens. For few tokens, attention by plain operations takes far les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -55,17 +54,6 @@ class SmallAttention:
         if tokens == 1 or rows * heads * tokens * k.shape[2] > self._most:
             return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
         return _plain(q, k, v, scale, mask, sinks)
-
-
-@contextmanager
-def attention_of_mlx() -> Iterator[bool]:
-    """Use MLX's attention in the block; yields whether a SmallAttention replaces it elsewhere."""
-    present: Any = mx.fast.scaled_dot_product_attention
-    mx.fast.scaled_dot_product_attention = getattr(present, "attend", present)
-    try:
-        yield isinstance(present, SmallAttention)
-    finally:
-        mx.fast.scaled_dot_product_attention = present
 
 
 def _plain(

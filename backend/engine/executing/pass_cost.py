@@ -22,13 +22,14 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.caching.window_kv import WindowKV
+from backend.engine.cpu_kernels import functions_of_mlx
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
 from backend.engine.sampling.logits_head import FIRST_TOKENS
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
 from backend.engine.sampling.sampler import BatchSampler
-from backend.engine.small_attention import COPIES, MOST_SCORES, attention_of_mlx
+from backend.engine.small_attention import COPIES, MOST_SCORES
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def pass_cost(
     first = first or FirstPass(model)
     row = first.row
     heads = max((form.heads for form in first.attention), default=0)
-    with attention_of_mlx() as small:
+    with functions_of_mlx() as small:
         short = _temporary_bytes(model, row)
         if bounded:
             pair = float(heads * _UNFUSED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,11 +62,11 @@ class _File:
         self.descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
         self.state = _state(self.descriptor)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # Garbage collection can run anywhere, also while `threading` holds its own locks: nothing
-        # here may wait for a thread or take a lock.
+        # here may wait for a thread or take a lock. At exit, `os` may be None already.
         if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
+            close(self.descriptor)
 
 
 @dataclass(frozen=True, slots=True)

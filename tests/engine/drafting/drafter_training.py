@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.caching import kv
+from backend.engine.cpu_kernels import functions_of_mlx
 from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.block_head import block_places, open_block_head
 from backend.engine.drafting.eagle_head import eagle_places, open_eagle
@@ -66,7 +67,8 @@ def write_drafter(
 
     step = value_and_grad(both, loss)
     for _ in range(steps):
-        _, gradients = step(both, texts(dice))
+        with functions_of_mlx():
+            _, gradients = step(both, texts(dice))
         optimizer.update(both, gradients)
         mx.eval(both.parameters(), optimizer.state)
     folder.mkdir()

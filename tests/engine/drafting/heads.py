@@ -20,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 
+from backend.engine.cpu_kernels import functions_of_mlx
 from backend.engine.drafting.head_weights import embedding_of
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
@@ -302,7 +303,8 @@ def _train(model: Any, head: PredictionHead, steps: int, length: int) -> None:
     step = value_and_grad(both, loss)
     dice = random.Random(1)
     for _ in range(steps):
-        _, gradients = step(both, mx.array([text(dice, length) for _ in range(_TEXTS)]))
+        with functions_of_mlx():
+            _, gradients = step(both, mx.array([text(dice, length) for _ in range(_TEXTS)]))
         optimizer.update(both, gradients)
         mx.eval(both.parameters(), optimizer.state)
 
