@@ -9,11 +9,11 @@ from pydantic import BeforeValidator, ValidationError
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
+from gateway.openai.answer import head_of
 from gateway.openai.answering import events_of
 from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.envelope import head_of
 from gateway.openapi import streamed
 from gateway.problems import likeliest
 from gateway.refusals import invalid
