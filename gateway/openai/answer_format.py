@@ -18,6 +18,7 @@ from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 
 Schema = dict[str, Any] | str
+_ANY_OBJECT = '{"type":"object"}'
 
 
 class NamedSchema(Strict):
@@ -58,9 +59,6 @@ class FormatFields(Strict):
     guided_choice: list[str] | None = about("vLLM: one of these texts.", max_length=MOST_ENTRIES)
     guided_grammar: str | None = about("vLLM: a grammar, GBNF or Lark.")
     structured_outputs: StructuredOutputs | None = about("vLLM: one format, in one object.")
-
-
-_ANY_OBJECT = '{"type":"object"}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from gateway.openai.sampling import (
 from wire import backend_pb2 as pb
 
 MOST_PROMPTS = 2048
+MOST_ANSWERS = 4096
+Prompt = str | Sequence[int]
 Token = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
@@ -61,10 +63,6 @@ class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     def infill(self) -> dict[str, Any] | None:
         """Return the suffix and other files for fill-in-the-middle; None if there are none."""
         return {"suffix": self.suffix, "files": []} if self.suffix else None
-
-
-MOST_ANSWERS = 4096
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ MOST_CHOICES = 128  # OpenAI's limit for `n`
 MOST_STOPS = 64
 MOST_ALTERNATIVES = 20  # OpenAI's limit for `top_logprobs`
 MOST_TOKENS = 2**31 - 1
+_MOST_BYTES = 128 << 20
+_WINDOW = 64  # llama.cpp's repeat_last_n
+_DRAW = -1  # the wire's value for a random seed
+T = TypeVar("T")
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -109,12 +113,6 @@ class Options(SamplingFields):
     n_predict: Annotated[Count | None, BeforeValidator(lambda n: -1 if n == -2 else n)] = about(
         "-1, -2: no limit.", alias="num_predict"
     )
-
-
-T = TypeVar("T")
-_WINDOW = 64  # llama.cpp's repeat_last_n
-_MOST_BYTES = 128 << 20
-_DRAW = -1  # the wire's value for a random seed
 
 
 def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:

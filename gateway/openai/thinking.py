@@ -28,6 +28,8 @@ _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ReasoningEffort = Annotated[_Effort, known(get_args(_Effort))]
 Budget = Annotated[int | None, Field(ge=-1, le=100_000_000)]
 _SWITCH = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
+_THINKING = "enable_thinking"
+_EFFORT = "reasoning_effort"
 BUDGETS = ("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget")
 
 
@@ -83,10 +85,6 @@ class ThinkingFields(Strict):
         if any(getattr(self, name) is not None for name in BUDGETS):
             values.pop("thinking_budget", None)
         return values
-
-
-_THINKING = "enable_thinking"
-_EFFORT = "reasoning_effort"
 
 
 def write_template_arguments(
