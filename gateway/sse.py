@@ -84,8 +84,8 @@ async def respond(
         async for event in events:
             answer.add(event)
     # The arguments of a call may contain half of a surrogate pair, which UTF-8 cannot represent.
-    whole = json.dumps(answer.whole(), ensure_ascii=False).encode(errors="replace")
-    return Response(whole, media_type="application/json")
+    whole = json.dumps(answer.whole(), ensure_ascii=False, separators=(",", ":"))
+    return Response(whole.encode(errors="replace"), media_type="application/json")
 
 
 def openai_error(error: ApiError) -> str:

@@ -79,21 +79,18 @@ COVERED = {
         backend/engine/vision/media_prompts backend/engine/vision/positions common/media_parts
     """,
     "gateway/anthropic/test_messages.py": "gateway/routes/messages",
-    "gateway/anthropic/test_messages_to_chat.py": "gateway/anthropic/blocks common/part_text",
+    "gateway/anthropic/test_messages_to_chat.py": "gateway/anthropic/request common/part_text",
     "gateway/models/test_model_config.py": "common/expansion",
     "gateway/ollama/test_ollama.py": "gateway/ollama/answer",
-    "gateway/openai/test_chat_answers.py": "gateway/openai/envelope gateway/routes/chat",
+    "gateway/openai/test_chat_answers.py": "gateway/openai/answer gateway/routes/chat",
     "gateway/openai/test_chat_document.py": "gateway/described gateway/openapi",
     "gateway/openai/test_chat_leaving.py": "gateway/leaving",
     "gateway/openai/test_chat_to_wire.py": """
-        gateway/openai/format_fields gateway/openai/format_to_wire
-        gateway/openai/template_arguments gateway/openai/tools gateway/openai/tools_to_wire
-        gateway/openai/turns
+        gateway/openai/answer_format gateway/openai/tools gateway/openai/turns
     """,
     "gateway/openai/test_completions.py": """
         gateway/openai/completion_answer gateway/routes/completions
     """,
-    "gateway/openai/test_thinking.py": "gateway/openai/thinking_fields",
     "gateway/openai/test_unseen_media.py": "gateway/openai/unseen_media",
     "gateway/responses/test_responses.py": "gateway/routes/responses",
     "gateway/responses/test_responses_to_chat.py": "gateway/responses/tools",
@@ -110,7 +107,6 @@ COVERED = {
     "gateway/test_shell_end.py": "gateway/server",
     "gateway/test_shell_start.py": "gateway/__main__ gateway/routes/health",
     "install/test_run.py": "common/inherited_signals",
-    "rpc/test_other_services.py": "backend/rpc/health",
     "rpc/test_process.py": "backend/rpc/address backend/rpc/lifetime common/standard_streams",
     "rpc/test_requests.py": """
         backend/rpc/checks backend/rpc/prompt_fields backend/rpc/sampling_fields

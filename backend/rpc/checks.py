@@ -26,7 +26,7 @@ def require_alone(
 
 
 def require_most(field: str, values: Sized, most: int, what: str = "entries") -> None:
-    """Refuse a field that has over `most` elements or characters."""
+    """Refuse a list or a string that is too long."""
     if len(values) > most:
         raise InvalidRequest(f"{named(field)} has {len(values)} {what}: send at most {most}")
 

@@ -11,12 +11,11 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 
 from backend.engine.engine import Engine
 from backend.engine.threads import require_threads
-from backend.rpc import reflection
 from backend.rpc.address import Address, AddressInUse, require_free
-from backend.rpc.health import HealthServicer
 from backend.rpc.identity import Identity
 from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
 from backend.rpc.last_load import LastLoad
+from backend.rpc.other_services import HealthServicer, enable_reflection
 from backend.rpc.servicer import Servicer
 from wire import backend_pb2_grpc
 
@@ -72,7 +71,7 @@ class Server:
         self._servicer = Servicer(engine, identity, LastLoad(os.environ))
         backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable(self._server, (SERVICE, HEALTH))
+        enable_reflection(self._server, (SERVICE, HEALTH))
 
     async def start(self, address: Address) -> int:
         """Bind and serve; returns the port. Raises AddressInUse or UsageError."""

@@ -17,18 +17,22 @@ from typing import Any
 
 from common.field_names import named
 from gateway import exchange
-from gateway.anthropic.blocks import Block, ImageBlock, TextBlock, ToolResultBlock, VideoBlock
 from gateway.anthropic.request import (
+    Block,
     ChooseTool,
     CountTokensRequest,
+    ImageBlock,
     MessagesRequest,
     OutputConfig,
+    TextBlock,
     Tool,
+    ToolResultBlock,
     Turn,
+    VideoBlock,
 )
 from gateway.errors import bad_field
-from gateway.openai.anthropic_parts import ToolUseBlock
-from gateway.openai.sampling_to_wire import agreed
+from gateway.openai.parts import ToolUseBlock
+from gateway.openai.sampling import agreed
 from gateway.openai.translation import Conversation, Translation, translate
 
 Json = dict[str, Any]

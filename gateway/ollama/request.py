@@ -14,10 +14,10 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.images import type_of
 from gateway.openai.base import Request, Strict
-from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.completion import CompletionRequest
 from gateway.openai.messages import ToolCall
-from gateway.openai.sampling_fields import Options
-from gateway.openai.thinking_fields import ReasoningEffort
+from gateway.openai.sampling import Options
+from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS, AnyTool, ToolChoice
 from gateway.openai.translation import Translation, translate
 from gateway.tagged import MOST_ENTRIES

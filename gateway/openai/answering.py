@@ -17,9 +17,9 @@ from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.completion import CompletionRequest
 from gateway.openai.field_names import names_of, names_of_choice
-from gateway.openai.sampling_fields import Lora
+from gateway.openai.sampling import Lora
 from gateway.openai.translation import Translation
 from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease

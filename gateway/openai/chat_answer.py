@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from gateway.blocks import Block, Blocks, Step, consume
 from gateway.generation import Done, Piece
-from gateway.openai.answer_stream import OpenAIAnswer
+from gateway.openai.answer import Json, OpenAIAnswer
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.envelope import Json
-from gateway.openai.tools import CustomTool
-from gateway.openai.tools_to_wire import is_legacy
+from gateway.openai.tools import CustomTool, is_legacy
 
 
 @dataclass(frozen=True, slots=True)

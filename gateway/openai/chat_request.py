@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from gateway.described import about
 from gateway.openai import other_fields
+from gateway.openai.answer_format import FormatFields
 from gateway.openai.base import Strict, TextRequest
-from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
-from gateway.openai.sampling_fields import MOST_ALTERNATIVES, Options, SamplingFields
-from gateway.openai.thinking_fields import ThinkingFields
+from gateway.openai.sampling import MOST_ALTERNATIVES, Options, SamplingFields
+from gateway.openai.thinking import ThinkingFields
 from gateway.openai.tools import (
     MOST_TOOLS,
     AnyTool,

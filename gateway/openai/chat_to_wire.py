@@ -15,19 +15,19 @@ from gateway.errors import bad_field
 from gateway.limits import apart
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
+from gateway.openai.answer_format import constraint_of, write_constraint
 from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import prompt_of, wire_messages
-from gateway.openai.sampling_to_wire import (
+from gateway.openai.sampling import (
     agreed,
     most_tokens,
     require_few,
     seed_of,
     write_sampling,
 )
-from gateway.openai.template_arguments import write_template_arguments
-from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools
+from gateway.openai.thinking import write_template_arguments
+from gateway.openai.tools import is_single_call, offer_of, write_tools
 from gateway.openai.unseen_media import has_media, without_media
 from wire import backend_pb2 as pb
 

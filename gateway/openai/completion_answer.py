@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.generation import Done, Piece
-from gateway.openai.answer_stream import OpenAIAnswer
-from gateway.openai.completion_to_wire import CompletionPlan
+from gateway.openai.answer import OpenAIAnswer
+from gateway.openai.completion import CompletionPlan
 
 
 class LegacyLogprobs:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.field_names import in_snake_case
+from gateway.openai.answer_format import constraint_of
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.format_to_wire import constraint_of
+from gateway.openai.completion import CompletionRequest
 from gateway.openai.messages import ContentPart
-from gateway.openai.thinking_fields import BUDGETS
+from gateway.openai.thinking import BUDGETS
 from gateway.openai.turns import turns_of
 
 # If there are several names, the first one that was sent is used.

@@ -13,9 +13,8 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from common.part_text import text_of
 from gateway.described import about
-from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
-from gateway.openai.pdf_part import PdfPart
+from gateway.openai.parts import ImageSource, PdfPart, ThoughtPart, ToolUseBlock
 from gateway.tagged import MOST_ENTRIES, OneOf, as_text
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]

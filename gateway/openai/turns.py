@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.messages import CalledFunction, ChatMessage, Part, ResultPart, ToolCall
+from gateway.openai.parts import ToolUseBlock
 
 RESULTS = ("tool", "function")
 _NO_MEDIA = frozenset(

@@ -16,8 +16,8 @@ from gateway.blocks import Block, Blocks, Step
 from gateway.errors import CODES, ApiError
 from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import Parameters
-from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.chat_answer import token_logprob
+from gateway.openai.parts import SEAL
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.tools import CustomTool, FunctionTool, NamespaceTool, Offered, offered
 from gateway.sse import Answer

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from common.part_text import text_of
 from gateway.openai.base import Strict
 from gateway.openai.messages import InputAudio, MediaUrl
-from gateway.openai.pdf_part import PdfPart
+from gateway.openai.parts import PdfPart
 from gateway.openai.tools import MOST_TOOLS
 from gateway.responses.tools import Tool
 from gateway.tagged import OneOf, TextAs, as_text, rather

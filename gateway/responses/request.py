@@ -15,8 +15,8 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
 from gateway.openai.other_fields import RESPONSES
-from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
-from gateway.openai.thinking_fields import Budget, ReasoningEffort
+from gateway.openai.sampling import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
+from gateway.openai.thinking import Budget, ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
 from gateway.responses.items import Input
 from gateway.responses.tools import Tool, flat

@@ -12,8 +12,8 @@ from typing import Any
 from common.field_names import named
 from gateway import exchange
 from gateway.errors import bad_field
-from gateway.openai.anthropic_parts import SEAL
-from gateway.openai.sampling_fields import CommonSampling
+from gateway.openai.parts import SEAL
+from gateway.openai.sampling import CommonSampling
 from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
     AdditionalTools,

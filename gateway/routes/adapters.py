@@ -17,7 +17,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.limits import JsonRoute, ListRoute
 from gateway.openai.answering import chosen_by
 from gateway.openai.base import Request
-from gateway.openai.sampling_fields import Lora
+from gateway.openai.sampling import Lora
 from gateway.supervisor import failures
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)

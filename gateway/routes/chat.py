@@ -9,11 +9,12 @@ from pydantic import BeforeValidator, ValidationError
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
+from gateway.openai.answer import head_of
 from gateway.openai.answering import events_of
+from gateway.openai.base import StreamOptions
 from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.envelope import head_of
 from gateway.openapi import streamed
 from gateway.problems import likeliest
 from gateway.refusals import invalid
@@ -29,6 +30,10 @@ def _in_chat_form(body: Any) -> Any:
     """Return a chat's body. Cursor sends the form of `/responses` here, which is converted."""
     if not isinstance(body, dict) or "messages" in body or "input" not in body:
         return body
+    options = None
+    if body.get("stream_options") == {"include_usage": True}:  # any other value is ignored
+        body, options = {**body}, StreamOptions(include_usage=True)
+        del body["stream_options"]
     try:
         asked = ResponsesRequest.model_validate(body)
     except ValidationError as failure:
@@ -37,7 +42,7 @@ def _in_chat_form(body: Any) -> Any:
     if asked.previous_response_id:
         nothing.get(asked.previous_response_id, "previous_response_id")
     chat = chat_request(asked, items_of(nothing.resolved(asked.input))).chat
-    return chat.model_copy(update={"stream": asked.stream})
+    return chat.model_copy(update={"stream": asked.stream, "stream_options": options})
 
 
 Body = Annotated[

@@ -18,13 +18,11 @@ from gateway.described import about
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai import other_fields
-from gateway.openai.answer_stream import progress_of
+from gateway.openai.answer import head_of, progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
+from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
 from gateway.openai.completion_answer import completion_answer
-from gateway.openai.completion_request import CompletionRequest, Tokens
-from gateway.openai.completion_to_wire import completion_plan
-from gateway.openai.envelope import head_of
 from gateway.openapi import streamed
 from gateway.sse import EventStream, respond
 from gateway.tagged import MOST_ENTRIES

@@ -29,8 +29,7 @@ from gateway.ollama.request import (
 )
 from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
-from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import with_adapters

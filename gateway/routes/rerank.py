@@ -16,7 +16,7 @@ from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
-from gateway.openai.sampling_to_wire import agreed
+from gateway.openai.sampling import agreed
 from gateway.routes.embeddings import (
     TRUNCATE,
     Sent,

@@ -18,7 +18,7 @@ from gateway.app import create_app
 from gateway.models.reading import ModelFolder
 from gateway.openai import answering, chat_to_wire
 from gateway.openai.field_names import names_of
-from gateway.openai.template_arguments import write_template_arguments
+from gateway.openai.thinking import write_template_arguments
 from gateway.openai.translation import Translation
 from gateway.responses.store import Store, Stored, items_of
 from gateway.responses.to_chat import chat_request

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request as of_anthropic
-from gateway.openai.pdf_part import UNREAD
+from gateway.openai.parts import UNREAD
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.to_chat import chat_request as of_responses
 from tests.gateway.asking import WEATHER, user_message

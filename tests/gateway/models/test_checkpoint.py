@@ -12,8 +12,7 @@ import pytest
 
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
-from gateway.openai.sampling_fields import SamplingFields
-from gateway.openai.sampling_to_wire import write_sampling
+from gateway.openai.sampling import SamplingFields, write_sampling
 from tests.gateway.asking import ADDITION, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from wire import backend_pb2 as pb

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress, Usage
-from gateway.openai.answer_stream import OpenAIAnswer
+from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.chat_answer import ChatForm, chat_answer
 
 ENDED = Done("stop", Usage(prompt_tokens=5, completion_tokens=1))

@@ -26,11 +26,9 @@ from gateway.openai import other_fields
 from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
-from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.openai.field_names import names_of
-from gateway.openai.sampling_fields import SamplingFields
-from gateway.openai.sampling_to_wire import seed_of
+from gateway.openai.sampling import SamplingFields, seed_of
 from gateway.problems import likeliest
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor

@@ -163,6 +163,8 @@ def test_a_body_of_responses_is_answered_as_a_chat(gateway: GatewayProcess) -> N
     assert next(each["function"].get("name") for several in calls for each in several) == (
         "get_weather"
     )
+    counted = asked | {"stream_options": {"include_usage": True}}
+    assert chunks(gateway, "/v1/chat/completions", counted)[-1]["usage"]["completion_tokens"] > 0
     result = {"type": "function_call_output", "call_id": "c1", "output": "18 degrees, sunny"}
     made = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"}
     after = asked | {"input": [*asked["input"], made, result], "tool_choice": "none"}

@@ -1,16 +1,21 @@
-"""Serves grpc.health.v1, which reports whether this process serves calls.
+"""The services beside LocalAI's: grpc.health.v1 and reflection.
 
-gRPC's own servicer holds a lock while it sends, so one client that reads nothing would block the
-answers to all others, and the shutdown of the process.
+gRPC's own health servicer holds a lock while it sends, so one client that reads nothing would block
+the answers to all others, and the shutdown of the process. The protobuf pool finds the file of a
+service or a message, but not of a method, which `grpcurl describe backend.Backend.Predict` needs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from common.wording import shown
 
@@ -59,3 +64,26 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         if service not in self._services:
             return _UNKNOWN
         return _NOT_SERVING if self._stopped.is_set() else _SERVING
+
+
+class _PoolWithMethods:
+    """The default pool, extended to find a method in the file of its service."""
+
+    def __init__(self, pool: DescriptorPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            method: Any = self._pool.FindMethodByName(symbol)
+            return cast(FileDescriptor, method.containing_service.file)
+
+
+def enable_reflection(server: grpc.aio.Server, services: tuple[str, ...]) -> None:
+    """Serve reflection for these services and for itself."""
+    pool = cast(DescriptorPool, _PoolWithMethods(descriptor_pool.Default()))
+    reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server, pool)

@@ -1,4 +1,4 @@
-"""Parts of Anthropic's messages that chats may have too, because clients mix the two forms."""
+"""Parts of messages that several APIs accept: PDFs, and Anthropic's, because clients mix forms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from common import pdf_text
 from common.part_text import text_of
+from gateway import exchange
 from gateway.described import about
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf
@@ -70,3 +72,24 @@ class ThoughtPart(Strict):
         if given is None or isinstance(given, str):
             return given or (self.signature or "").partition(SEAL)[2]
         return "".join(map(text_of, given))
+
+
+# Agents send each PDF again in all later requests, so a refusal would end the conversation.
+UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
+SECONDS = 30.0  # for all PDFs of a request that were not read before
+
+
+class PdfPart(Strict):
+    """A PDF; `gateway.tagged` makes it of the forms in which clients send files."""
+
+    type: Literal["file", "input_file"]
+    file_data: str
+    filename: str = ""
+
+    async def read(self, seconds: float) -> tuple[str, float]:
+        """Return the name and the text, or UNREAD; and what is left of the request's SECONDS."""
+        read = await pdf_text.read(self.file_data, seconds)
+        if not read.text:
+            exchange.current().ignore(f"messages[].content[][{self.type}]")
+        shown = f"{self.filename}\n{read.text}".lstrip() if read.text else UNREAD
+        return shown, seconds - read.seconds
