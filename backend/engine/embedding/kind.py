@@ -32,20 +32,17 @@ OF_MLX_LM = {"llama_bidirec": "llama"}
 # Model types of embedders whose tokens attend in both directions. Other models of the type
 # ministral3 have transformers' own architectures.
 _BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3")
-_ROBERTAS = ("xlm-roberta", "roberta", "camembert")
+# Encoders that label tokens, and those that score pairs.
+_LABELLING = ("bert", "xlm-roberta", "roberta", "camembert", "modernbert", "mpnet", "distilbert")
+_SCORING = (*_LABELLING, "nomic_bert", "new", "gte")
 # Supported values of `model_type` in config.json, besides the text models of mlx-lm.
 FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     ModelKind.EMBEDDING: frozenset({
-        "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "jina_embeddings_v3",
-        "nomic_bert", "new", "gte", "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
+        *_SCORING, "jina_embeddings_v3", "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
         "llama_bidirec",
     }),
-    ModelKind.RERANK: frozenset({
-        "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "nomic_bert", "new", "gte",
-    }),
-    ModelKind.TOKEN_CLASSIFY: frozenset({
-        "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "openai_privacy_filter",
-    }),
+    ModelKind.RERANK: frozenset(_SCORING),
+    ModelKind.TOKEN_CLASSIFY: frozenset({*_LABELLING, "openai_privacy_filter"}),
     ModelKind.TRANSCRIBE: SPEECH_TYPES,
 }  # fmt: skip
 # The kinds that text models of mlx-lm serve, by pooling or by the token with which they answer.

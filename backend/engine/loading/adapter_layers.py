@@ -26,10 +26,18 @@ from backend.engine.loading.adapters import Adapter
 from backend.engine.loading.peft import AS_IT_WAS, layers_of, part_of, whole_name
 from common.wording import did_you_mean, shown
 
-_SWITCH = (SwitchLinear, QuantizedSwitchLinear)
-_EMBEDDING = (Embedding, QuantizedEmbedding)
-# Layers of derived classes may compute something else, so they are not adapted.
-_ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
+_Kinds = Mapping[type[Any], Any]
+# The adapted layer of mlx-lm for each layer. Layers of derived classes may compute something else,
+# so they are not adapted.
+_LORA: _Kinds = {
+    Linear: LoRALinear,
+    QuantizedLinear: LoRALinear,
+    SwitchLinear: LoRASwitchLinear,
+    QuantizedSwitchLinear: LoRASwitchLinear,
+    Embedding: LoRAEmbedding,
+    QuantizedEmbedding: LoRAEmbedding,
+}
+_DORA: _Kinds = {Linear: DoRALinear, QuantizedLinear: DoRALinear, Embedding: DoRAEmbedding}
 
 # Prefixes that transformers gives the layers of a text model, or of the text part of other models.
 _OUTER = re.compile(r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.)")
@@ -163,44 +171,24 @@ def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
     """Return an adapted layer to replace the layer at `path`."""
     adapter = parts[0].adapter
     base = layer_at(path, modules, adapter)
-    without_dora = (*_SWITCH, QuantizedEmbedding)
-    if type(base) not in _ADAPTABLE or (adapter.kind == "dora" and type(base) in without_dora):
+    kind = (_LORA if adapter.kind == "lora" else _DORA).get(type(base))
+    if kind is None:
         raise adapter.rejected(
             f"layer {shown(path)} is a {type(base).__name__}, to which no {adapter.kind} adapter"
             " can be applied"
         )
     for part in parts:
         require_shapes(path, part, base)
-    return _lora(base, parts) if adapter.kind == "lora" else _dora(base, parts[0])
-
-
-def _lora(base: Any, parts: list[Part]) -> Any:
-    kind: Any = LoRALinear
-    if type(base) in _EMBEDDING:
-        kind = LoRAEmbedding
-    elif type(base) in _SWITCH:
-        kind = LoRASwitchLinear
-    if len(parts) == 1:
-        layer = kind.from_base(base, r=parts[0].rank, scale=parts[0].scale)
-        return _filled(layer, parts[0].weights)
-    first = [part.weights["lora_a"] for part in parts]
-    second = [part.weights["lora_b"] * part.scale for part in parts]
-    rank_of_second = 2 if kind is LoRASwitchLinear else 0
-    return _filled(
-        kind.from_base(base, r=sum(part.rank for part in parts), scale=1.0),
-        {
+    weights, rank, scale = parts[0].weights, parts[0].rank, parts[0].scale
+    if len(parts) > 1:  # of LoRA
+        first = [part.weights["lora_a"] for part in parts]
+        second = [part.weights["lora_b"] * part.scale for part in parts]
+        rank, scale = sum(part.rank for part in parts), 1.0
+        weights = {
             "lora_a": mx.concatenate(first, axis=1),
-            "lora_b": mx.concatenate(second, axis=rank_of_second),
-        },
-    )
-
-
-def _dora(base: Any, part: Part) -> Any:
-    kind: Any = DoRAEmbedding if type(base) in _EMBEDDING else DoRALinear
-    return _filled(kind.from_base(base, r=part.rank, scale=part.scale), part.weights)
-
-
-def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:
+            "lora_b": mx.concatenate(second, axis=2 if kind is LoRASwitchLinear else 0),
+        }
+    layer = kind.from_base(base, r=rank, scale=scale)
     for name, weight in weights.items():
         layer[name] = weight
     return layer
@@ -228,8 +216,9 @@ def sizes_of(base: Any) -> tuple[int, int]:
 def _shapes(base: Any) -> dict[str, Shape]:
     """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank."""
     experts, (columns, rows) = base.weight.shape[:-2], sizes_of(base)
-    if type(base) in _EMBEDDING:
+    kind = _LORA[type(base)]
+    if kind is LoRAEmbedding:
         return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (rows,)}
-    if type(base) in _SWITCH:
+    if kind is LoRASwitchLinear:
         return {"lora_a": (*experts, 0, columns), "lora_b": (*experts, rows, 0)}
     return {"lora_a": (columns, 0), "lora_b": (0, rows), "m": (rows,)}

@@ -60,18 +60,16 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             ) from None
         raise ValueError(_fault_of(checkpoint.path, fault)) from fault
     _require_bounded(tokenizer)
-    overrides = settings.tokenizer_overrides
-    if not overrides:
-        remember_no_words(tokenizer)
-        return tokenizer
-    vocabulary = tokenizer.get_vocab()
-    for name, token in overrides.items():
-        if token not in vocabulary:
-            specials = [str(special) for special in tokenizer.all_special_tokens]
-            raise InvalidRequest(
-                f"{name} {shown(token)} is not a token of this model{did_you_mean(token, specials)}"
-            )
-    tokenizer = _opened(checkpoint, extra | overrides)
+    if overrides := settings.tokenizer_overrides:
+        vocabulary = tokenizer.get_vocab()
+        for name, token in overrides.items():
+            if token not in vocabulary:
+                specials = [str(special) for special in tokenizer.all_special_tokens]
+                raise InvalidRequest(
+                    f"{name} {shown(token)} is not a token of this"
+                    f" model{did_you_mean(token, specials)}"
+                )
+        tokenizer = _opened(checkpoint, extra | overrides)
     remember_no_words(tokenizer)
     return tokenizer
 

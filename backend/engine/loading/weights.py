@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from backend.engine.device import (
     Device,
-    WeightType,
     dense_budget,
     dequantizes,
     memory_limit,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_Rest = ParamSpec("_Rest")
 OpenModel = Callable[[Path], tuple[Any, dict[str, Any]]]
 
 _FOREIGN = r"its weights include \1 tensors that models of this type do not have in MLX:"
@@ -96,6 +97,39 @@ class LoadedModel:
         return str(self.config["model_type"])
 
 
+def _refusing(
+    load: Callable[Concatenate[Checkpoint, _Rest], Stages[LoadedModel]],
+) -> Callable[Concatenate[Checkpoint, _Rest], Stages[LoadedModel]]:
+    """Let a load raise only EngineErrors, which keep nothing of the model in memory."""
+
+    @wraps(load)
+    def run(
+        checkpoint: Checkpoint, /, *args: _Rest.args, **kwargs: _Rest.kwargs
+    ) -> Stages[LoadedModel]:
+        refusal: EngineError
+        try:
+            return (yield from load(checkpoint, *args, **kwargs))
+        except EngineError as error:
+            refusal = error
+        except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
+            name = shown(checkpoint.name)
+            _log.warning("model %s: its weights cannot be loaded", name, exc_info=True)
+            reason = reason_of(error, checkpoint.path)
+            if method := _foreign_method(checkpoint.config):
+                reason = (
+                    f"its weights are quantised by {shown(method)}, in a form that cannot be read"
+                    f" for this model type: use a version that was made for MLX ({reason})"
+                )
+            refusal = missing_files(checkpoint.missing) if checkpoint.missing else Unusable(reason)
+        # A traceback's frames would keep the half-loaded model for as long as the error lives.
+        refusal.__context__ = refusal.__cause__ = None
+        with naming(checkpoint.name):
+            raise refusal.with_traceback(None)
+
+    return run
+
+
+@_refusing
 def load_model(
     checkpoint: Checkpoint,
     settings: Settings,
@@ -109,8 +143,6 @@ def load_model(
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    After an error nothing stays in memory.
-
     dtype: the field of the load request.
     adapters: adapters to apply to all requests.
     open_model: creates the model with lazy weights, and returns the model and its configuration;
@@ -119,41 +151,6 @@ def load_model(
     offloads: whether experts may stay in the files.
     """
     type_ = weight_type(device, weight_dtype(settings, dtype))
-    try:
-        return (
-            yield from _load(
-                checkpoint, settings, device, type_, adapters, open_model, member, offloads
-            )
-        )
-    except EngineError as error:
-        refusal = error
-    except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
-        _log.warning(
-            "model %s: its weights cannot be loaded", shown(checkpoint.name), exc_info=True
-        )
-        reason = reason_of(error, checkpoint.path)
-        if method := _foreign_method(checkpoint.config):
-            reason = (
-                f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
-                f" this model type: use a version that was made for MLX ({reason})"
-            )
-        refusal = missing_files(checkpoint.missing) if checkpoint.missing else Unusable(reason)
-    # The frames of a traceback would keep the half-loaded model for as long as the error lives.
-    refusal.__context__ = refusal.__cause__ = None
-    with naming(checkpoint.name):
-        raise refusal.with_traceback(None)
-
-
-def _load(
-    checkpoint: Checkpoint,
-    settings: Settings,
-    device: Device,
-    type_: WeightType | None,
-    adapters: Sequence[Adapter],
-    open_model: OpenModel | None,
-    member: Member | None,
-    offloads: bool,
-) -> Stages[LoadedModel]:
     yield "files"
     from mlx_lm.utils import load_model as open_text_model
 

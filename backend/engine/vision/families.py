@@ -95,7 +95,6 @@ class Family:
     one_axis: bool = False  # positions are [rows, tokens], not [axes, rows, tokens]
     axes_last: bool = False  # positions are [rows, tokens, axes]
     kinds: str = ""  # the argument that selects the experts of visual tokens
-    misnamed: bool = False  # the model looks for its layers under a wrong name
     forgets: bool = False  # answers attend to the prompt and only the answer's latest tokens
 
 
@@ -106,10 +105,10 @@ _FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(idle="attention_mask_4d"),
     "got": Family(image_ends=("<img>", "</img>")),
     "granite4_vision": Family(deep_by_token=True),
-    "idefics2": Family(boundary="<fake_token_around_image>", misnamed=True),
+    "idefics2": Family(boundary="<fake_token_around_image>"),
     "minimax_m3": Family(one_axis=True),
     "minimax_m3_vl": Family(one_axis=True),
-    "molmo": Family(misnamed=True, in_front=("<im_start>", "")),
+    "molmo": Family(in_front=("<im_start>", "")),
     "paligemma": Family(
         in_front=("<image>", "<image>"), bos_after_image=True, idle="attention_mask_4d"
     ),

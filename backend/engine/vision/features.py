@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from backend.engine.errors import Unusable
 from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.multimodal_model import MultimodalModel
 
@@ -21,10 +22,6 @@ from backend.engine.vision.multimodal_model import MultimodalModel
 _DEEP = "deepstack_visual_embeds"
 _KNOWN = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _KNOWN |= {"position_ids", "rope_deltas"}
-
-
-class UnusualFeaturesError(Exception):
-    """A family's encoder has outputs that are not supported. The error's text names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,13 @@ class Features:
         return Features(self.embeddings[start:stop], visual, deep, by_token)
 
 
+def unusual_features(which: str) -> Unusable:
+    """Return the error for a family whose encoder has outputs that are not supported."""
+    return Unusable(f"its image features include {which}, which this version does not support")
+
+
 def encode(model: MultimodalModel, item: MediaItem) -> Features:
-    """Run the encoder on an item. Raises UnusualFeaturesError, and what mlx-vlm raises."""
+    """Run the encoder on an item. Raises Unusable, and what mlx-vlm raises."""
     features = _features(model, item.encoded or item.whole, item, len(item.whole))
     part = features.part(item.first, item.first + len(item.tokens))
     mx.eval(part.embeddings, part.deep, part.by_token)
@@ -100,10 +102,10 @@ def _features(
 ) -> Features:
     found = outputs(model, tokens, item)
     if unusual := sorted(found.keys() - _KNOWN - {model.family.idle}):
-        raise UnusualFeaturesError(", ".join(unusual))
+        raise unusual_features(", ".join(unusual))
     embeddings = found["inputs_embeds"][0]
     if len(embeddings) != expected:
-        raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {expected} tokens")
+        raise unusual_features(f"{len(embeddings)} embeddings for {expected} tokens")
     visual = found.get("visual_pos_masks")
     deep = found.get(_DEEP)
     deep = getattr(deep, "embeddings", deep)  # Cohere Compass stores the mask beside them

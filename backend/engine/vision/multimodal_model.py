@@ -71,9 +71,9 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
     @property
     def layers(self) -> Sequence[Any]:
-        named: Any = self.language_model if self.family.misnamed else self.whole
-        layers: Sequence[Any] = named.layers
-        return layers
+        # Idefics 2 and Molmo look for their layers under a wrong name.
+        layers: Sequence[Any] | None = getattr(self.whole, "layers", None)
+        return self.language_model.layers if layers is None else layers
 
     @property
     def cast_predicate(self) -> Any:

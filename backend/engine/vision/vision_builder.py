@@ -34,7 +34,7 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
 from backend.engine.vision.earlier_form import read_in_earlier_form
-from backend.engine.vision.features import UnusualFeaturesError, of_text, width_of
+from backend.engine.vision.features import of_text, unusual_features, width_of
 from backend.engine.vision.markers import Marker, learn
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
@@ -182,8 +182,6 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
         return
     except ModelRejected:
         raise
-    except UnusualFeaturesError as unusual:
-        reason = f"its image features include {unusual}, which this version does not support"
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
         reason = _why_it_failed(fault, path)
@@ -214,9 +212,9 @@ def _why_it_failed(fault: Exception, path: Path) -> str:
 
 
 def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None:
-    """Raise UnusualFeaturesError or ValueError if the model does not get an item's features."""
+    """Raise Unusable or ValueError if the model does not get an item's features."""
     if not all(0 <= token < vocabulary for token in item.tokens):
-        raise UnusualFeaturesError("tokens outside the vocabulary")
+        raise unusual_features("tokens outside the vocabulary")
     embeddings = reader.encode(item).embeddings
     if not bool(mx.isfinite(embeddings).all()):
         raise ValueError("its features are not finite")
