@@ -45,9 +45,8 @@ def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before:
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
 def test_a_pass_takes_no_more_than_the_bound(kind: str, tokens: int, before: int) -> None:
     model = kv_model(kind, **WIDE.get(kind, {}))
-    first = FirstPass(model)
-    assert first.ordinary
-    bound = pass_cost(model, VOCABULARY, first, bounded=True)
+    assert FirstPass(model).ordinary
+    bound = steady_cost(model, VOCABULARY, bounded=True)
     assert _peak(model, tokens, before) <= bound.of(tokens, before + tokens)
     measured = pass_cost(model, VOCABULARY)
     assert measured.per_pair <= bound.per_pair
