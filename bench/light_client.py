@@ -12,12 +12,12 @@ import struct
 import time
 from collections.abc import Callable
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
-_ACK = _END_STREAM = 0x1
-_END_HEADERS = 0x4
+from tests.rpc import frames
+
+_GOAWAY, _WINDOW = 7, 8
+_ACK = 0x1
 _HEADER_BYTES = 9
-_TABLE_SIZE, _INITIAL_WINDOW = 1, 4  # settings
+_TABLE_SIZE = 1  # a setting
 _MOST = (1 << 31) - 1
 _STATUS = b"\x0bgrpc-status"  # a name of 11 bytes that is not compressed
 _READ_BYTES = 1 << 16
@@ -34,26 +34,20 @@ class LightClient:
     def __init__(self, port: int, method: str, ended: Callable[[float, int], None]) -> None:
         self.unanswered: dict[int, float] = {}
         self._ended = ended
-        self._headers = b"".join(
-            b"\0" + _literal(name) + _literal(value)
-            for name, value in {
-                ":method": "POST",
-                ":scheme": "http",
-                ":path": method,
-                ":authority": "127.0.0.1",
-                "content-type": "application/grpc",
-                "te": "trailers",
-            }.items()
-        )
+        self._headers = frames.head(method)
         self._stream = -1
         self._statuses: dict[int, int] = {}
         self._received = b""
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # With a dynamic table of size 0, the server does not compress the names of headers.
-        settings = struct.pack(">HIHI", _TABLE_SIZE, 0, _INITIAL_WINDOW, _MOST)
+        settings = frames.setting(_TABLE_SIZE, 0) + frames.setting(frames.INITIAL_WINDOW, _MOST)
         window = struct.pack(">I", _MOST - 0xFFFF)
-        self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, settings) + _frame(_WINDOW, 0, window))
+        self._socket.sendall(
+            frames.PREFACE
+            + frames.frame(frames.SETTINGS, 0, 0, settings)
+            + frames.frame(_WINDOW, 0, 0, window)
+        )
 
     def close(self) -> None:
         """Close the connection, which cancels the calls that are not answered yet."""
@@ -63,10 +57,9 @@ class LightClient:
         """Send one request."""
         self._stream += 2
         self.unanswered[self._stream] = time.perf_counter()
-        data = b"\0" + struct.pack(">I", len(message)) + message
         self._socket.sendall(
-            _frame(_HEADERS, self._stream, self._headers, _END_HEADERS)
-            + _frame(_DATA, self._stream, data, _END_STREAM)
+            frames.frame(frames.HEADERS, frames.END_HEADERS, self._stream, self._headers)
+            + frames.frame(frames.DATA, frames.END_STREAM, self._stream, frames.message(message))
         )
 
     def read_until(self, end: float) -> None:
@@ -94,23 +87,16 @@ class LightClient:
         self._received = data[at:]
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _HEADERS and (at := payload.find(_STATUS)) >= 0:
+        if kind == frames.HEADERS and (at := payload.find(_STATUS)) >= 0:
             begin = at + len(_STATUS) + 1
             self._statuses[stream] = int(payload[begin : begin + payload[begin - 1]])
-        if kind == _RESET or (kind in (_HEADERS, _DATA) and flags & _END_STREAM):
+        ends = kind in (frames.HEADERS, frames.DATA) and flags & frames.END_STREAM
+        if kind == frames.RESET or ends:
             code = self._statuses.pop(stream, BROKEN)
             if (started := self.unanswered.pop(stream, None)) is not None:
                 self._ended(time.perf_counter() - started, code)
-        elif kind in (_SETTINGS, _PING) and not flags & _ACK:
-            self._socket.sendall(_frame(kind, 0, payload if kind == _PING else b"", _ACK))
+        elif kind in (frames.SETTINGS, frames.PING) and not flags & _ACK:
+            answer = payload if kind == frames.PING else b""
+            self._socket.sendall(frames.frame(kind, _ACK, 0, answer))
         elif kind == _GOAWAY:
             raise ConnectionError(f"the server ends the connection: {payload[8:]!r}")
-
-
-def _frame(kind: int, stream: int, payload: bytes, flags: int = 0) -> bytes:
-    return len(payload).to_bytes(3) + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def _literal(text: str) -> bytes:
-    """Return a string of up to 126 bytes for an uncompressed header (RFC 7541, section 6.2.2)."""
-    return bytes([len(text)]) + text.encode()

@@ -41,6 +41,7 @@ class Backend:
         **environ: str,
     ) -> None:
         self.log: list[str] = []
+        self._held: tuple[Path, dict[str, Any]] | None = None
         self._bound = threading.Event()
         command = [*program, "--addr", "127.0.0.1:0", *arguments]
         if limits:
@@ -83,9 +84,21 @@ class Backend:
 
     def load(self, model: Path = TINY_TEXT, timeout: float = WAIT, **options: Any) -> pb.Result:
         options.setdefault("ContextSize", 4096)
+        self._held = None
         request = pb.ModelOptions(Model=model.name, ModelFile=str(model), **options)
         result: pb.Result = self.stub.LoadModel(request, timeout=timeout)
+        self._held = (model, options)
         return result
+
+    def free(self) -> None:
+        self._held = None
+        assert self.stub.Free(pb.HealthMessage(), timeout=WAIT).success
+
+    def holding(self, model: Path, **options: Any) -> Backend:
+        """Load a model, unless it was the last one that was loaded in this way."""
+        if self._held != (model, {"ContextSize": 4096, **options}):
+            assert self.load(model, **options).success
+        return self
 
     def memory(self) -> int:
         """Bytes that MLX holds, as Status reports them."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.acceptance.backend import WAIT, Backend
-from wire import backend_pb2 as pb
+from tests.acceptance.backend import Backend
 
 
 @pytest.fixture
@@ -20,6 +19,7 @@ def fresh() -> Iterator[Backend]:
 
 @pytest.fixture(scope="package")
 def reused() -> Iterator[Backend]:
+    """A process for the models of all tests that use `holding`, and for `bare`."""
     backend = Backend()
     yield backend
     assert backend.close() == 0
@@ -28,7 +28,7 @@ def reused() -> Iterator[Backend]:
 @pytest.fixture
 def bare(reused: Backend) -> Backend:
     """A process without a model and without running calls, which other tests use too."""
-    assert reused.stub.Free(pb.HealthMessage(), timeout=WAIT).success
+    reused.free()
     reused.log.clear()
     return reused
 

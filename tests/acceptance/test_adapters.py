@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -27,52 +26,45 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: write_random(folder / name, seed) for seed, name in enumerate(("a", "b"))}
 
 
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    process = Backend()
-    yield process
-    assert process.close() == 0
-
-
 def load(backend: Backend, **adapters: str) -> pb.Result:
     named = ", ".join(map("=".join, adapters.items()))
     return backend.load(Options=["load_trial:false", f"adapters:{named}"])
 
 
-def test_adapters_change_while_streams_run(backend: Backend, folders: dict[str, str]) -> None:
-    load(backend, **folders)
-    long = {name: text_answer(backend, ask(name, 400, IgnoreEOS=True)) for name in NAMES}
-    alone = {name: text_answer(backend, ask(name)) for name in NAMES}
+def test_adapters_change_while_streams_run(bare: Backend, folders: dict[str, str]) -> None:
+    load(bare, **folders)
+    long = {name: text_answer(bare, ask(name, 400, IgnoreEOS=True)) for name in NAMES}
+    alone = {name: text_answer(bare, ask(name)) for name in NAMES}
     assert len(set(alone.values())) == 3
-    load(backend)
-    loads = sum("weights" in line and "loaded in" in line for line in backend.log)
+    load(bare)
+    loads = sum("weights" in line and "loaded in" in line for line in bare.log)
     streams = {}
     for name in NAMES:
         if name:
-            load(backend, **{name: folders[name]})
+            load(bare, **{name: folders[name]})
         request = ask(name, 400, IgnoreEOS=True)
-        streams[name] = backend.stub.PredictStream(request, timeout=WAIT)
+        streams[name] = bare.stub.PredictStream(request, timeout=WAIT)
         next(streams[name])
-        assert text_answer(backend, ask(name)) == alone[name]
-    result = load(backend)
+        assert text_answer(bare, ask(name)) == alone[name]
+    result = load(bare)
     assert "adapter" in result.message
-    assert "no such adapter" in refusal(backend, ask("b"))
+    assert "no such adapter" in refusal(bare, ask("b"))
     begun = {name: text_of(stream) for name, stream in streams.items()}
     assert all(long[name].endswith(begun[name]) and begun[name] for name in NAMES)
-    assert sum("weights" in line and "loaded in" in line for line in backend.log) == loads
-    status = backend.stub.Status(pb.HealthMessage(), timeout=WAIT)
+    assert sum("weights" in line and "loaded in" in line for line in bare.log) == loads
+    status = bare.stub.Status(pb.HealthMessage(), timeout=WAIT)
     assert status.memory.breakdown["adapters"] == 0
 
 
 def test_a_refused_change_leaves_the_adapters_as_they_are(
-    backend: Backend, folders: dict[str, str], tmp_path: Path
+    bare: Backend, folders: dict[str, str], tmp_path: Path
 ) -> None:
-    load(backend, a=folders["a"])
-    before = text_answer(backend, ask("a"))
+    load(bare, a=folders["a"])
+    before = text_answer(bare, ask("a"))
     for reference, words in ((str(tmp_path), "adapter_config.json"), (str(TINY_TEXT), "complete")):
         with pytest.raises(grpc.RpcError) as caught:
-            load(backend, a=folders["a"], b=reference)
+            load(bare, a=folders["a"], b=reference)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert words in str(caught.value.details())
-    assert text_answer(backend, ask("a")) == before
-    assert "use one of a" in refusal(backend, ask("b"))
+    assert text_answer(bare, ask("a")) == before
+    assert "use one of a" in refusal(bare, ask("b"))

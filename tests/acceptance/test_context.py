@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,13 +11,6 @@ from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, refusal
 from wire import backend_pb2 as pb
 
 OWN = 8192  # tokens; the model's maximum
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    started = Backend()
-    yield started
-    assert started.close() == 0
 
 
 def load(backend: Backend, *options: str, size: int = 0) -> int:
@@ -41,19 +33,19 @@ def asked(tokens: int) -> pb.PredictOptions:
 
 @pytest.mark.parametrize("options", [(), ("kv_bits:8",)], ids=["full", "quantised"])
 def test_the_longest_prompt_that_memory_holds_is_served(
-    backend: Backend, options: tuple[str, ...]
+    bare: Backend, options: tuple[str, ...]
 ) -> None:
-    context = load(backend, "memory_limit_mib:8", *options)
+    context = load(bare, "memory_limit_mib:8", *options)
     assert 512 < context < OWN
-    assert any("tokens, because" in line for line in backend.log)
-    reply = backend.stub.Predict(asked(context - 1), timeout=WAIT)
+    assert any("tokens, because" in line for line in bare.log)
+    reply = bare.stub.Predict(asked(context - 1), timeout=WAIT)
     assert (reply.prompt_tokens, reply.tokens) == (context - 1, 1)
-    assert f"{context}" in refusal(backend, asked(context + 1))
+    assert f"{context}" in refusal(bare, asked(context + 1))
 
 
-def test_with_enough_memory_it_is_the_models_own(backend: Backend) -> None:
-    assert load(backend) == OWN
+def test_with_enough_memory_it_is_the_models_own(bare: Backend) -> None:
+    assert load(bare) == OWN
 
 
-def test_a_configured_size_is_kept_whatever_memory_holds(backend: Backend) -> None:
-    assert load(backend, "memory_limit_mib:14", size=8000) == 8000
+def test_a_configured_size_is_kept_whatever_memory_holds(bare: Backend) -> None:
+    assert load(bare, "memory_limit_mib:14", size=8000) == 8000

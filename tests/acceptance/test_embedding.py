@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,12 +19,9 @@ from wire import backend_pb2 as pb
 WAIT = 120.0
 
 
-@pytest.fixture(scope="module")
-def real() -> Iterator[Backend]:
-    backend = Backend()
-    backend.load(minilm.ensure(), Embeddings=True)
-    yield backend
-    assert backend.close() == 0
+@pytest.fixture
+def real(reused: Backend) -> Backend:
+    return reused.holding(minilm.ensure(), Embeddings=True)
 
 
 def embed(backend: Backend, text: str, **fields: object) -> pb.EmbeddingResult:
@@ -111,14 +107,12 @@ def test_inputs_that_cannot_be_embedded_are_refused(real: Backend) -> None:
     assert "model identity mismatch" in str(stranger.details())
 
 
-def test_a_load_picks_the_task_of_a_model_with_adapters(tmp_path: Path) -> None:
+def test_a_load_picks_the_task_of_a_model_with_adapters(bare: Backend, tmp_path: Path) -> None:
     folder = rotary_checkpoints.write("jina_v3", tmp_path)
-    backend = Backend()
-    backend.load(folder, Embeddings=True, Options=["task:retrieval.passage"])
-    result = embed(backend, QUERY)
+    bare.load(folder, Embeddings=True, Options=["task:retrieval.passage"])
+    result = embed(bare, QUERY)
     with pytest.raises(grpc.RpcError) as caught:
-        backend.load(folder, Options=["task:code"])
-    assert backend.close() == 0
+        bare.load(folder, Options=["task:code"])
     assert (result.dim, result.layout) == (HIDDEN, pb.EMBEDDING_LAYOUT_FINAL)
     np.testing.assert_allclose(np.linalg.norm(result.embeddings), 1, atol=1e-5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

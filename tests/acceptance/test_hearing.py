@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,13 +24,9 @@ ONE, MANY = "What is the sound like?", "What are the sounds like?"
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
 
 
-@pytest.fixture(scope="module")
-def hearing() -> Iterator[Backend]:
-    backend = Backend()
-    result = backend.load(TINY_OMNI, LimitAudioPerPrompt=2)
-    assert result.success, result.message
-    yield backend
-    assert backend.close() == 0
+@pytest.fixture
+def hearing(reused: Backend) -> Backend:
+    return reused.holding(TINY_OMNI, LimitAudioPerPrompt=2)
 
 
 def sound(kind: str, seed: int = 0) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,11 +17,13 @@ WAIT = 120.0
 
 
 @pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    backend = Backend()
-    backend.load(write("bert_rerank", tmp_path_factory.mktemp("ranker")), Reranking=True)
-    yield backend
-    assert backend.close() == 0
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write("bert_rerank", tmp_path_factory.mktemp("ranker"))
+
+
+@pytest.fixture
+def ranker(reused: Backend, folder: Path) -> Backend:
+    return reused.holding(folder, Reranking=True)
 
 
 def rerank(backend: Backend, documents: list[str], top_n: int = 0) -> pb.RerankResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(scope="module")
-def toolless(model: Path) -> Iterator[Backend]:
-    backend = Backend()
-    assert backend.load(model).success
-    yield backend
-    assert backend.close() == 0
+@pytest.fixture
+def toolless(reused: Backend, model: Path) -> Backend:
+    return reused.holding(model)
 
 
 def _count(backend: Backend, request: pb.PredictOptions) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import grpc
 import pytest
 import soundfile
 
-from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend
+from tests.acceptance.backend import ROOT, WAIT, Backend
 from tests.acceptance.test_hearing import ONE, clip
 from tests.acceptance.test_hearing import sound as tone
 from tests.engine.speech.tiny_speech import speech, write_whisper
@@ -41,20 +40,23 @@ def refusal(backend: Backend, request: pb.TranscriptRequest) -> tuple[grpc.Statu
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
-    backend = Backend()
-    result = backend.load(write_whisper(tmp_path_factory.mktemp("tiny_whisper")))
-    assert result.message == "loaded tiny_whisper0 (whisper, context 64 tokens)"
-    yield backend
-    assert backend.close() == 0
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("tiny_whisper"))
 
 
-@pytest.fixture(scope="module")
-def omni() -> Iterator[Backend]:
-    backend = Backend()
-    assert backend.load(TINY_OMNI).success
-    yield backend
-    assert backend.close() == 0
+@pytest.fixture
+def whisper(reused: Backend, folder: Path) -> Backend:
+    return reused.holding(folder)
+
+
+@pytest.fixture
+def omni(reused: Backend) -> Backend:
+    return reused.holding(TINY_OMNI)
+
+
+def test_a_load_says_what_was_loaded(bare: Backend, folder: Path) -> None:
+    loaded = bare.load(folder)
+    assert loaded.message == "loaded tiny_whisper0 (whisper, context 64 tokens)"
 
 
 def test_a_host_s_file_becomes_segments_with_times(whisper: Backend, tmp_path: Path) -> None:
@@ -170,14 +172,11 @@ def test_a_longer_recording_is_asked_about_in_pieces(omni: Backend) -> None:
     assert "".join(part.delta for part in parts) == result.text
 
 
-def test_a_model_without_audio_says_what_serves_it() -> None:
-    backend = Backend()
-    assert backend.load(TINY_TEXT).success
-    code, details = refusal(backend, asked(recording(1.0)))
+def test_a_model_without_audio_says_what_serves_it(served: Backend) -> None:
+    code, details = refusal(served, asked(recording(1.0)))
     assert code == grpc.StatusCode.UNIMPLEMENTED
     assert details == (
         "AudioTranscription is not served: the loaded model 'tiny_text' generates text and accepts"
         " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that"
         " accepts audio"
     )
-    assert backend.close() == 0

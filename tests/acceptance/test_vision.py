@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,13 +26,9 @@ TOOLS = json.dumps([
 ])  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sighted() -> Iterator[Backend]:
-    backend = Backend()
-    result = backend.load(TINY_VISION, LimitImagePerPrompt=3)
-    assert result.success, result.message
-    yield backend
-    assert backend.close() == 0
+@pytest.fixture
+def sighted(reused: Backend) -> Backend:
+    return reused.holding(TINY_VISION, LimitImagePerPrompt=3)
 
 
 def seen(*colours: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:

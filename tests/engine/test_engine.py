@@ -189,8 +189,16 @@ async def test_free_releases_the_memory(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("exact_buffers")
-async def test_status_is_consistent_while_many_requests_run(tmp_path: Path) -> None:
-    """Every status is taken by the engine thread between two steps."""
+async def test_status_is_consistent_while_many_requests_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine thread measures between two steps; here it takes one step for each status."""
+    asked, step = threading.Semaphore(0), Scheduler.step
+
+    def step_if_asked(scheduler: Scheduler) -> None:
+        asked.acquire()
+        step(scheduler)
+
     wide = write_model(tmp_path, hidden_size=1024, head_dim=128, max_position_embeddings=100_000)
     gc.collect()
     before = mx.get_active_memory()
@@ -199,16 +207,19 @@ async def test_status_is_consistent_while_many_requests_run(tmp_path: Path) -> N
             asyncio.create_task(_all(engine, replace(ENDLESS, prompt=prompt, max_tokens=tokens)))
             for prompt, tokens in ((RawPrompt("a b " * 9 * n), 20 + 5 * n) for n in range(1, 17))
         ]
+        monkeypatch.setattr(Scheduler, "step", step_if_asked)
         looks: list[dict[str, int]] = []
         while not all(answer.done() for answer in answers):
+            asked.release()
             looks.append((await engine.status()).breakdown)
+        asked.release(1000)
         for answer in answers:
             assert isinstance(answer.result()[-1], Finished)
     for look in looks:
         held = look.pop("mlx_active") - before
         look.pop("mlx_cache")
         assert sum(look.values()) == pytest.approx(held, rel=0.05)
-    assert len(looks) > 20
+    assert len(looks) > 100  # the longest answer has as many steps
     assert len({look["kv_cache"] for look in looks}) > 3
 
 

@@ -16,7 +16,6 @@ from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import LookupGuesser
-from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.planning.pace import Pace
@@ -27,6 +26,7 @@ from tests.engine.caching.test_quantized_kv import HYBRID, model_of
 from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import HOUR, Rounds, engine_model
+from tests.engine.steady_cost import steady_cost
 
 pytestmark = pytest.mark.usefixtures("each_order")
 
@@ -229,17 +229,8 @@ def memory_model(form: str) -> Any:
 
 @cache
 def memory_cost(form: str) -> PassCost:
-    """Return the cost of a pass of `memory_model`, without the luck of one measurement.
-
-    MLX launches operations ahead of the device, and each holds memory until it is computed. In a
-    pass of four layers the launching thread may never get as far ahead as it can, if other programs
-    use the CPU. In a pass of thirty, it does at some point.
-    """
-    model = memory_model(form)
-    costs = [pass_cost(model, VOCABULARY) for _ in range(12)]
-    return PassCost(
-        **{name: max(getattr(cost, name) for cost in costs) for name in PassCost.__annotations__}
-    )
+    """Return the cost of a pass of `memory_model`."""
+    return steady_cost(memory_model(form), VOCABULARY)
 
 
 def _scores() -> ScorePlan:

@@ -1,0 +1,23 @@
+"""The memory of a pass, measured without the luck of one measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.planning.plan import PassCost
+
+
+def steady_cost(model: Any, vocabulary: int, *, bounded: bool = False) -> PassCost:
+    """Return the most of several measurements.
+
+    MLX launches operations ahead of the device, and each holds memory until it is computed. In a
+    pass of four layers the launching thread may never get as far ahead as it can, if other programs
+    use the CPU. In a pass of thirty, it does at some point.
+
+    bounded: as for `pass_cost`.
+    """
+    costs = [pass_cost(model, vocabulary, bounded=bounded) for _ in range(12)]
+    return PassCost(
+        **{name: max(getattr(cost, name) for cost in costs) for name in PassCost.__annotations__}
+    )
