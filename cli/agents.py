@@ -236,7 +236,7 @@ AGENTS = {
         note="Cline has no setting for the context window. It reads the error of a full context.",
     ),
     "goose": Agent(
-        *("goose", "goose", "see https://goose-docs.ai", ""),
+        *("goose", "goose", "see https://goose-docs.ai", "only its providers, in goose-sdk 0.1.0a13"),
         _goose,
     ),
     "pi": Agent(

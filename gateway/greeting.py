@@ -7,7 +7,6 @@ import sys
 import time
 
 from common.progress_bar import bar
-from gateway.models.config import ModelConfig
 from gateway.settings import GatewaySettings
 from gateway.supervisor.status import State
 from gateway.supervisor.supervisor import Supervisor
@@ -62,7 +61,7 @@ class Greeting:
         return f", with a context of {context:,} tokens{smaller}"
 
     def _greet(self) -> None:
-        for line in lines(self._url, self._settings, self._supervisor.models):
+        for line in lines(self._url, self._settings, self._supervisor):
             say(line)
 
     def _show_progress(self) -> None:
@@ -81,14 +80,20 @@ def say(line: str) -> None:
     print(f"gateway: {line}", file=sys.stderr, flush=True)
 
 
-def lines(url: str, settings: GatewaySettings, models: list[ModelConfig]) -> list[str]:
+def lines(url: str, settings: GatewaySettings, supervisor: Supervisor) -> list[str]:
     """Return the gateway's address, and a command that shows that it works."""
     first = [f"listening on {url}"]
+    models = supervisor.models
     if not models:
         return [*first, "there is no model yet: put a YAML file into the models folder"]
+    first.append(f"chat page: {url}/")
+    known = supervisor.checkpoints
+    model = next((each for each in models if "completion" in known.abilities(each)), None)
+    if model is None:
+        return first
     key = " -H 'Authorization: Bearer '$KEY" if settings.api_keys else ""
-    question = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello!"}]}
+    question = {"model": model.name, "messages": [{"role": "user", "content": "Hello!"}]}
     # A name may contain an apostrophe; JSON escapes it in a way that the shell leaves alone.
     body = json.dumps(question).replace("'", "\\u0027")
     curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    return [*first, f"chat page: {url}/", f"try: {curl}"]
+    return [*first, f"try: {curl}"]

@@ -371,6 +371,7 @@ function askForKey({ message }) {
   keyForm.hidden = false;
   keyForm.querySelector("label").textContent = message;
   keyForm.elements.key.focus();
+  keyForm.elements.key.select(); // the next key replaces a wrong one
 }
 
 keyForm.addEventListener("submit", (event) => {

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess
+from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess, tiny
 
 
 def test_it_lists_its_models_and_ends_with_its_backends(gateway: GatewayProcess) -> None:
@@ -21,6 +21,16 @@ def test_it_lists_its_models_and_ends_with_its_backends(gateway: GatewayProcess)
     with gateway.client.stream("POST", "/v1/chat/completions", json=question) as answer:
         assert list(answer.iter_lines())[-2:] == ["data: [DONE]", ""]
     assert len(gateway.backends()) == 1
+
+
+def test_the_command_to_try_is_for_a_model_that_answers() -> None:
+    embedder = {"parameters": {"model": "owner/name"}, "embeddings": True}
+    for models, tried in (({"a": embedder, "b": tiny()}, ['"model": "b"']), ({"a": embedder}, [])):
+        gateway = GatewayProcess(models)
+        gateway.close()
+        commands = [line for line in gateway.log if "try: curl" in line]
+        assert len(commands) == len(tried)
+        assert all(part in line for part, line in zip(tried, commands, strict=True))
 
 
 def test_a_garbage_collection_does_not_search_what_stays(tmp_path: Path) -> None:

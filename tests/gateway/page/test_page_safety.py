@@ -196,8 +196,8 @@ def test_the_key_is_requested_and_forgotten_with_the_tab(
     assert page.find(".answer .error").text == wrong
     box = page.find("#key-form").rect
     assert 0 <= box["y"] <= box["y"] + box["height"] <= size[1]
-    page.find("#key").clear()
-    page.find("#key").send_keys("open-sesame")
+    page.until(lambda: page.focused() == "key")
+    page.press("open-sesame")
     page.find("#key-form .solid").click()
     page.until(lambda: page.all("#model option"))
     assert not page.find("#key-form").is_displayed()
