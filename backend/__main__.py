@@ -27,7 +27,7 @@ from common.version import VERSION
 
 if TYPE_CHECKING:
     from backend.engine.ranks.leader import Leader
-    from backend.engine.ranks.place import Place
+    from backend.engine.ranks.rank_info import RankInfo
 
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
@@ -77,18 +77,18 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
         print(f"mlx-backend {VERSION}")
         return 0
     logs.take_stdout()
-    from backend.engine.ranks.place import TOKEN as RANKS_TOKEN
-    from backend.engine.ranks.place import Place
+    from backend.engine.ranks.rank_info import TOKEN as RANKS_TOKEN
+    from backend.engine.ranks.rank_info import RankInfo
 
-    place = Place.read(environ)
+    info = RankInfo.read(environ)
     secret = environ.get(RANKS_TOKEN, "")
-    if place is not None:
+    if info is not None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a rank that waits too long for others
         os.environ.pop(RANKS_TOKEN, None)  # not for the processes that this one starts
-    if place is None and (code := _supervise(arguments, environ)) is not None:
+    if info is None and (code := _supervise(arguments, environ)) is not None:
         return code
-    if place is not None and place.rank > 0:
-        return _follow(place, secret, environ)
+    if info is not None and info.rank > 0:
+        return _follow(info, secret, environ)
     try:
         address = address_of(arguments)
     except UsageError as misuse:
@@ -120,7 +120,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
     loop = asyncio.new_event_loop()
     try:
-        engine = Engine(_leader(place, secret) if place is not None else None)
+        engine = Engine(_leader(info, secret) if info is not None else None)
         loop.run_until_complete(serve(engine, address, token, ready))
     except UsageError as misuse:
         logs.error("exit", cause=misuse)
@@ -166,13 +166,13 @@ def _supervise(arguments: Sequence[str], environ: Mapping[str, str]) -> int | No
     return Supervisor(plan, environ).run()
 
 
-def _leader(place: Place, secret: str) -> Leader:
+def _leader(info: RankInfo, secret: str) -> Leader:
     from backend.engine.ranks.leader import Leader
 
-    return Leader(place, secret)
+    return Leader(info, secret)
 
 
-def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
+def _follow(info: RankInfo, secret: str, environ: Mapping[str, str]) -> int:
     """Run as a rank other than 0.
 
     It ends when rank 0 tells it to, and ignores signals to the process group.
@@ -187,7 +187,7 @@ def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent_watch.arm(environ)
-    follow(place, secret, end)
+    follow(info, secret, end)
 
 
 def _restore(environ: MutableMapping[str, str]) -> None:

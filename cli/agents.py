@@ -226,8 +226,8 @@ AGENTS = {
         *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
         _qwen,
         least=24_000,
-        note="Qwen Code leaves 23,000 tokens of a large window unused, but few of one of at most"
-        " 33,000\ntokens, so `launch` tells it 33,000 for a context of up to 54,000.",
+        note="Qwen Code leaves 23,000 tokens of a large window unused, but uses nearly all of a"
+        " window of\nat most 33,000 tokens. So `launch` sets 33,000 for a context of up to 54,000.",
     ),
     "cline": Agent(
         *("Cline CLI", "cline", "npm install -g cline", "3.0.65"),
@@ -236,7 +236,12 @@ AGENTS = {
         note="Cline has no setting for the context window. It reads the error of a full context.",
     ),
     "goose": Agent(
-        *("goose", "goose", "see https://goose-docs.ai", "only its providers, in goose-sdk 0.1.0a13"),
+        *(
+            "goose",
+            "goose",
+            "see https://goose-docs.ai",
+            "only its providers, in goose-sdk 0.1.0a13",
+        ),
         _goose,
     ),
     "pi": Agent(

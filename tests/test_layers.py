@@ -39,7 +39,7 @@ LAYERS = {
         {ENGINE}.loading.shards {ENGINE}.loading.architectures {ENGINE}.loading.earlier_fields
         {ENGINE}.loading.model_reference {ENGINE}.loading.hub_process {ENGINE}.loading.adapters
         {ENGINE}.loading.peft {ENGINE}.prompting.control_tokens {ENGINE}.prompting.template_limits
-        {ENGINE}.ranks.place {ENGINE}.ranks.member
+        {ENGINE}.ranks.rank_info {ENGINE}.ranks.member
     """,
     "checkpoint": f"""
         {ENGINE}.loading.checkpoint {ENGINE}.disk_cache.identity {ENGINE}.vision.families
@@ -68,7 +68,7 @@ LAYERS = {
         {ENGINE}.loading.text_builder {ENGINE}.vision.vision_builder
         {ENGINE}.embedding.embedding_builder {ENGINE}.speech.speech_builder
         {ENGINE}.loading.traits {ENGINE}.executing.warm_up {ENGINE}.loading.serving_trial
-        {ENGINE}.loading.serving_verdict {ENGINE}.ranks.undivided
+        {ENGINE}.loading.serving_verdict {ENGINE}.ranks.divisible_loads
     """,
     "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower",
     "front": f"{ENGINE}.engine {ENGINE}.preparing",

@@ -61,7 +61,7 @@ COVERED = {
     "engine/prompting/test_quoted_text.py": "backend/engine/prompting/unreadable_text",
     "engine/ranks/test_equality.py": """
         backend/engine/ranks/followed_model backend/engine/ranks/leading_executor
-        backend/engine/ranks/member backend/engine/ranks/undivided
+        backend/engine/ranks/member backend/engine/ranks/divisible_loads
     """,
     "engine/ranks/test_lone_faults.py": "backend/engine/ranks/rank_load",
     "engine/sampling/test_logits_head.py": "backend/engine/patching",

@@ -104,7 +104,14 @@ def _avoided(line: str) -> list[str]:
 
 
 # Folders whose docstrings and comments do without words that have several meanings.
-PLAIN_FOLDERS = ("gateway", "backend/rpc", "backend/supervising", "cli", "common")
+PLAIN_FOLDERS = (
+    "gateway",
+    "backend/rpc",
+    "backend/supervising",
+    "backend/engine/ranks",
+    "cli",
+    "common",
+)
 OTHER_FOLDERS = ("common/formats/", "common/call_grammar/")
 _UNCLEAR = re.compile(
     r"\b(guess(es|ed)?|rooms?|places?|entry|entries|openings?|sounds?|told|heard|held|said)\b",

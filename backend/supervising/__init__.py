@@ -1,1 +1,1 @@
-"""Starts the ranks of one model as processes, and ends them together."""
+"""Starts the ranks of one model on this machine as processes, and ends them together."""

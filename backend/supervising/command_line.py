@@ -1,4 +1,4 @@
-"""Reads from the command line and the environment which ranks a process starts.
+"""Reads from the command line and the environment which ranks to start.
 
     run.sh --addr HOST:PORT                               one process, without other ranks
     run.sh --addr HOST:PORT --ranks N                     N ranks on this machine
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backend.engine.ranks.hostfile import Misuse, place_in
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.hostfile import Misuse, info_in
+from backend.engine.ranks.rank_info import RankInfo
 
 _MOST_RANKS = 64
 _POLICIES = ("restart", "exit")
@@ -24,22 +24,24 @@ _OPTIONS = ("--ranks", "--hostfile", "--rank", "--backend", "--control", "--rank
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start: `count` ranks on this machine, or the one rank of `place`.
+    """What to start: `count` ranks on this machine, or the single rank of `info`.
 
-    hostfile: its path, if the user gives one.
-    rest: the arguments for rank 0 itself.
-    restarts: whether the ranks are started again after one is lost.
+    rest: the other arguments, which are passed to rank 0.
+    count: number of ranks; 0 with a hostfile.
+    info: the rank to start; None without a hostfile.
+    hostfile: path of the hostfile; "" if the user gives none.
+    restarts: whether the ranks are restarted after a rank is lost.
     """
 
     rest: tuple[str, ...]
     count: int = 0
-    place: Place | None = None
+    info: RankInfo | None = None
     hostfile: str = ""
     restarts: bool = True
 
 
 def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None:
-    """Return the plan; None for a single process without other ranks. Raises Misuse."""
+    """Return what to start; None for a single process without ranks. Raises Misuse."""
     given, rest = _split(arguments)
     policy = given.get("--rank-loss", "restart")
     if policy not in _POLICIES:
@@ -69,8 +71,8 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None
     if worker and rank == 0:
         raise Misuse("--worker needs --rank with a number from 1: rank 0 is the one with --addr")
     transport = given.get("--backend") or environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
-    place = place_in(hostfile, rank, transport, given.get("--control", ""), environ)
-    return Plan(tuple(rest), place=place, hostfile=hostfile, restarts=policy == "restart")
+    info = info_in(hostfile, rank, transport, given.get("--control", ""), environ)
+    return Plan(tuple(rest), info=info, hostfile=hostfile, restarts=policy == "restart")
 
 
 def _refuse_without_hostfile(given: Mapping[str, str]) -> None:

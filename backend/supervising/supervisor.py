@@ -1,9 +1,8 @@
-"""The small process that starts and ends the ranks of one machine.
+"""Starts, watches and ends the ranks of one machine, in a small process of its own.
 
-It has one thread and imports neither gRPC nor MLX, so nothing can keep it from reacting to a signal
-or to the end of a rank, not even MLX while it forms its group. It starts the ranks, kills those
-that outlive rank 0, and starts them all again if one was lost, because MLX can form only one group
-per process.
+The supervisor has one thread and imports neither gRPC nor MLX, so nothing can delay its reaction to
+a signal or to the end of a rank. It starts the ranks, and kills those that outlive rank 0. If a
+rank is lost, it restarts all ranks, because MLX can form only one group per process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from backend.engine.ranks.hostfile import transport_environ
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.rank_info import TOKEN, RankInfo
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
@@ -34,14 +33,15 @@ from common.process_end import end_of
 LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # copied from backend.rpc.last_load, which imports gRPC
 # Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
 _PORTS = range(1 << 14, 1 << 15)
-_GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
-_REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
-_FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
+_GRACE = 10.0  # seconds after which rank 0 is killed if it does not shut down; it needs 7 at most
+_REPORTS = 4.0  # seconds for which rank 0 may run after another rank ended, to report the loss
+_FOLLOWERS_GRACE = 1.0  # seconds for which the other ranks may run after rank 0 has ended
 _CHECK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
-# Seconds for which a signal may stop a rank. Ranks that are connected notice each other's silence
-# earlier, unless `rank_timeout` is longer.
+# Seconds after which a rank that a signal has stopped is killed. Connected ranks notice each
+# other's silence earlier, unless `rank_timeout` is longer.
 _MOST_STOPPED = 45.0
-# seconds; ranks that live shorter than this several times in a row are not started again
+# Ranks that end sooner than after _SHORT_LIFE seconds, _MOST_SHORT_LIVES times in a row, are not
+# restarted.
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
@@ -51,13 +51,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
-    """Carries out one plan."""
+    """Runs the ranks of one plan."""
 
     def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
         self._plan = plan
         self._environ = dict(environ)
-        self._asked: signal.Signals | None = None
-        self._end = ""  # how a signal ended the ranks
+        self._asked: signal.Signals | None = None  # the signal that asked this process to end
+        self._end = ""  # says which rank a signal has ended, and why
         self._parent = os.getppid()
         self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -65,9 +65,10 @@ class Supervisor:
         os.set_blocking(self._woken, False)
 
     def run(self) -> int:
-        """Run until the ranks have ended.
+        """Run until the ranks have ended for good.
 
-        Returns the exit code of rank 0, or of the rank started here, as a shell does.
+        Returns the exit code of rank 0, or of the only rank of this machine. If a signal has ended
+        the process, this is 128 plus the signal's number, as in a shell.
         """
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in (*_SIGNALS, signal.SIGCHLD):
@@ -99,18 +100,18 @@ class Supervisor:
 
     @property
     def _is_worker(self) -> bool:
-        """Whether this machine has only a rank other than 0, which waits for rank 0 for ever."""
-        return self._plan.place is not None and self._plan.place.rank > 0
+        """Whether only a rank other than 0 runs here, which is restarted until rank 0 answers."""
+        return self._plan.info is not None and self._plan.info.rank > 0
 
     def _note(self, number: int, _: object) -> None:
         if number != signal.SIGCHLD and self._asked is None:
             self._asked = signal.Signals(number)
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
-        """Start the processes; the first one decides when the others end."""
+        """Start the processes. When the first of them ends, the others are ended."""
         Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # the system may have cleaned /tmp
-        if (place := self._plan.place) is not None:
-            return [self._spawn(place, self._plan.hostfile, self._environ)]
+        if (info := self._plan.info) is not None:
+            return [self._spawn(info, self._plan.hostfile, self._environ)]
         count = self._plan.count
         ports = free_ports(count + 1)
         hostfile = Path(self._folder.name) / "hosts.json"
@@ -119,26 +120,26 @@ class Supervisor:
         names = ("127.0.0.1",) * count
         return [
             self._spawn(
-                Place(rank, count, ("127.0.0.1", ports[count]), names), str(hostfile), environ
+                RankInfo(rank, count, ("127.0.0.1", ports[count]), names), str(hostfile), environ
             )
             for rank in range(count)
         ]
 
     def _spawn(
-        self, place: Place, hostfile: str, environ: Mapping[str, str]
+        self, info: RankInfo, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        own = {**environ, **transport_environ(place, hostfile, environ)}
+        own = {**environ, **transport_environ(info, hostfile, environ)}
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
         own[parent_watch.PARENT] = str(os.getpid())
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
-        place.write(own)
-        arguments = self._plan.rest if place.rank == 0 else ()
+        info.write(own)
+        arguments = self._plan.rest if info.rank == 0 else ()
         return subprocess.Popen(
             command("-m", "backend", *arguments), env=own, stdin=subprocess.DEVNULL
         )
 
     def _run_once(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
-        """Wait until a process ends, and end the others. Returns the exit code of the first one."""
+        """Wait until a rank ends, and end the others. Returns the exit code of the first rank."""
         first, *others = processes
         stopped: dict[int, float] = {}
         silent: set[int] = set()
@@ -149,11 +150,11 @@ class Supervisor:
                 if self._asked is not None:
                     return self._stop(first)
                 if any(other.poll() is not None for other in others):
-                    # Rank 0 notices too, and reports the loss before it ends, unless rank 0 itself
-                    # was silent.
+                    # Rank 0 notices the loss too, and reports it before it ends, unless rank 0 is
+                    # stopped itself.
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     self._note_end(processes, silent, kills)
-                    # Negative if rank 0 had to be killed, which is not why the ranks end.
+                    # The code is negative if rank 0 was killed, which is not why the ranks end.
                     return max(_ended(first, grace), 0) or _GIVEN_UP
                 self._pause(_CHECK_SECONDS)
                 if self._watches and os.getppid() != self._parent:
@@ -170,12 +171,12 @@ class Supervisor:
     def _note_end(
         self, processes: Sequence[subprocess.Popen[bytes]], silent: set[int], kills: int
     ) -> None:
-        """Store which rank a signal has ended.
+        """Store in `_end` which rank a signal has ended, and why.
 
-        silent: those that this supervisor has killed.
-        kills: `kills_for_memory` at their start.
+        silent: the process ids of the ranks that this supervisor has killed.
+        kills: the result of `kills_for_memory` when the ranks were started.
         """
-        first = 0 if self._plan.place is None else self._plan.place.rank
+        first = 0 if self._plan.info is None else self._plan.info.rank
         for rank, process in enumerate(processes, first):
             code = process.poll() or 0
             if process.pid in silent:
@@ -196,7 +197,7 @@ class Supervisor:
         return 0 if code == -self._asked else code
 
     def _pause(self, seconds: float) -> None:
-        """Wait for a signal, at most that many seconds."""
+        """Wait until a signal arrives or `seconds` have passed."""
         if select.select([self._wake], [], [], seconds)[0]:
             os.read(self._wake, 4096)
 
@@ -206,11 +207,10 @@ def _kill_stopped(
 ) -> set[int]:
     """Kill the ranks that a signal has stopped for longer than `_MOST_STOPPED`.
 
-    The ranks cannot notice that themselves before they are connected.
+    Before the ranks are connected, they cannot notice this themselves. Returns the process ids of
+    the killed ranks.
 
-    since: when each rank was first found stopped.
-
-    Returns the process ids of those killed.
+    since: by process id, when each rank was first found stopped; this function updates it.
     """
     killed = set()
     now = time.monotonic()
@@ -224,7 +224,7 @@ def _kill_stopped(
 
 
 def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
-    """Return the exit code of a process, which is killed if it takes too long."""
+    """Return the exit code of a process, which is killed after `grace` seconds."""
     try:
         return process.wait(grace)
     except subprocess.TimeoutExpired:
@@ -233,7 +233,7 @@ def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of the loopback interface, below those that outgoing connections get.
+    """Return free ports of the loopback interface that outgoing connections do not use.
 
     MLX binds the ports of its ring when the first model is loaded, which may be hours later.
     """

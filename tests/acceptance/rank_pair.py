@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend.engine.ranks.place import TOKEN
+from backend.engine.ranks.rank_info import TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, WAIT, Backend
 

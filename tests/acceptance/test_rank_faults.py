@@ -22,7 +22,7 @@ import grpc
 import psutil
 import pytest
 
-from backend.engine.ranks.place import TIMEOUT, TOKEN
+from backend.engine.ranks.rank_info import TIMEOUT, TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
@@ -84,7 +84,7 @@ def ranks(*supervisors: psutil.Process) -> dict[int, psutil.Process]:
     found = {}
     for process in itertools.chain(*(one.children() for one in supervisors)):
         with contextlib.suppress(psutil.Error):
-            if "MLX_BACKEND_RANK_PLACE" in process.environ():
+            if "MLX_BACKEND_RANK_INFO" in process.environ():
                 found[int(process.environ()["MLX_RANK"])] = process
     return found
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.ranks.hostfile import Misuse, hosts_of, place_in, transport_environ
-from backend.engine.ranks.place import TOKEN, Place, Transport
+from backend.engine.ranks.hostfile import Misuse, hosts_of, info_in, transport_environ
+from backend.engine.ranks.rank_info import TOKEN, RankInfo, Transport
 from backend.supervising.command_line import plan_of
 
 SECRET = {TOKEN: "s3cret"}
@@ -36,30 +36,30 @@ def test_rank_0_of_a_hostfile_listens_at_its_address(hostfile: str) -> None:
     plan = plan_of(["--addr", "127.0.0.1:0", "--hostfile", hostfile], SECRET)
     assert plan is not None
     names, ports = ("10.0.0.1", "10.0.0.2"), (5000, 5001)
-    assert plan.place == Place(0, 2, ("10.0.0.1", 6000), names, ports=ports)
+    assert plan.info == RankInfo(0, 2, ("10.0.0.1", 6000), names, ports=ports)
 
 
 def test_a_worker_as_localai_starts_it(hostfile: str) -> None:
     arguments = ["--backend", "ring", "--hostfile", hostfile, "--rank", "1", "--worker"]
     plan = plan_of(arguments, SECRET)
     assert plan is not None
-    assert plan.place is not None
-    assert (plan.place.rank, plan.place.control) == (1, ("10.0.0.1", 6000))
+    assert plan.info is not None
+    assert (plan.info.rank, plan.info.control) == (1, ("10.0.0.1", 6000))
 
 
 def test_the_environment_of_mlx_launch(hostfile: str) -> None:
     plan = plan_of(["--addr", "h:1"], SECRET | {"MLX_HOSTFILE": hostfile, "MLX_RANK": "1"})
     assert plan is not None
-    assert plan.place is not None
-    assert plan.place.rank == 1
+    assert plan.info is not None
+    assert plan.info.rank == 1
 
 
 def test_a_rank_survives_the_environment_of_its_process() -> None:
     environ: dict[str, str] = {}
-    place = Place(1, 2, ("h", 1), ("a", "b"), timeout=3, ports=(2, 3))
-    place.write(environ)
-    assert Place.read(environ) == place
-    assert Place.read({}) is None
+    info = RankInfo(1, 2, ("h", 1), ("a", "b"), timeout=3, ports=(2, 3))
+    info.write(environ)
+    assert RankInfo.read(environ) == info
+    assert RankInfo.read({}) is None
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_mlx_finds_the_other_ranks(
     transport: str, given: dict[str, str], found: dict[str, str], hostfile: str
 ) -> None:
     environ = SECRET | given
-    place = place_in(hostfile, 1, transport, "", environ)
+    info = info_in(hostfile, 1, transport, "", environ)
     ring = {"MLX_HOSTFILE": hostfile, "MLX_RANK": "1"}
-    assert transport_environ(place, hostfile, environ) == ring | found
+    assert transport_environ(info, hostfile, environ) == ring | found
 
 
 def test_jaccl_without_its_devices_is_refused(hostfile: str) -> None:
     with pytest.raises(Misuse, match="MLX_IBV_DEVICES"):
-        place_in(hostfile, 1, "jaccl", "", SECRET)
+        info_in(hostfile, 1, "jaccl", "", SECRET)
 
 
 def test_the_transport_reaches_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_the_transport_reaches_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.distributed, "init", init)
     for transport in ("ring", "jaccl", "nccl", "mpi"):
         with pytest.raises(EngineFailed, match="rank 0 of 1, but it was started as rank 1 of 2"):
-            join_group(Place(1, 2, ("h", 1), ("a", "b"), transport))
+            join_group(RankInfo(1, 2, ("h", 1), ("a", "b"), transport))
     assert [one["backend"] for one in asked] == ["ring", "jaccl", "nccl", "mpi"]
     assert all(one["strict"] for one in asked)
 
@@ -197,7 +197,7 @@ def test_a_transport_that_this_mlx_lacks_is_named(transport: Transport) -> None:
     if mx.distributed.is_available(transport):
         pytest.skip(f"this mlx has {transport}")
     with pytest.raises(EngineFailed, match=f"cannot form the {transport} group"):
-        join_group(Place(1, 2, ("h", 1), ("a", "b"), transport))
+        join_group(RankInfo(1, 2, ("h", 1), ("a", "b"), transport))
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_addresses_at_which_ranks_cannot_listen_are_refused(
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps(hosts))
     with pytest.raises(Misuse, match=words):
-        place_in(str(path), 1, "ring", control, SECRET)
+        info_in(str(path), 1, "ring", control, SECRET)

@@ -30,8 +30,8 @@ from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompting.prompts import BrokenTemplate, CostlyPrompt
 from backend.engine.prompting.unreadable_text import UnreadableText, tokenizing
+from backend.engine.ranks.divisible_loads import require_divisible
 from backend.engine.ranks.rank_load import RankLoad
-from backend.engine.ranks.undivided import require_divisible
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.field_names import named

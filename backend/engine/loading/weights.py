@@ -164,8 +164,8 @@ def load_model(
     if member is not None:
         report = fingerprint(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
         reports = member.agree(report)
-        if member.place.rank == 0:  # the other ranks would log the same again
-            require_alike(checkpoint.name, member.place, reports)
+        if member.info.rank == 0:  # the other ranks would log the same again
+            require_alike(checkpoint.name, member.info, reports)
     if open_model is not None:
         model, config = open_model(checkpoint.path)
     else:
@@ -179,10 +179,10 @@ def load_model(
         raise ValueError(f"the weights of {unread} are whole numbers without a scale")
     shard: Shard | None = None
     if member is not None:
-        way = parallelism_of(model, checkpoint.name, settings.parallelism, member.place)
+        way = parallelism_of(model, checkpoint.name, settings.parallelism, member.info)
         if way == "pipeline":
             memories = [report["memory"] for report in reports]
-            shard = keep_layers(model, checkpoint.name, member.place, memories)
+            shard = keep_layers(model, checkpoint.name, member.info, memories)
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
 
@@ -195,7 +195,7 @@ def load_model(
         model, checkpoint.name, device, limit
     )
     if member is not None and shard is None:
-        shard = keep_heads(model, checkpoint.name, config, member.place)
+        shard = keep_heads(model, checkpoint.name, config, member.info)
     size = bytes_of(model)
     needed = size + (experts.nbytes + experts.working_bytes if experts else 0)
     if needed > limit:

@@ -1,7 +1,7 @@
 """Compares what must be the same on every rank: software, checkpoint, and the type of the weights.
 
-Ranks that differ in these would not fail, but answer wrongly, or wait for each other for ever.
-Another version of this backend may not even understand the order to load.
+Ranks that differ in one of these would not fail, but answer wrongly, or wait for each other for
+ever. A rank with another version of this backend may not even be able to read the messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.shards import PATTERN
 from backend.engine.ranks.member import Value
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 from common.version import VERSION
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ _SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a fi
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of packages in this process, by package."""
+    """Return the versions of the packages that must be the same on every rank, by package."""
     return {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 
-def require_same(place: Place, others: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise ModelRejected for the first rank that has another version than this process.
+def require_same(info: RankInfo, others: Mapping[int, Mapping[str, str]]) -> None:
+    """Raise ModelRejected for the first rank whose versions differ from those of this process.
 
     others: the result of `versions` on other ranks, by rank.
     """
@@ -39,15 +39,15 @@ def require_same(place: Place, others: Mapping[int, Mapping[str, str]]) -> None:
         for package, here in own.items():
             if (there := its.get(package)) != here:
                 raise ModelRejected(
-                    f"no model can be loaded: {place.name(rank)} has {package} {there} and rank 0"
+                    f"no model can be loaded: {info.name(rank)} has {package} {there} and rank 0"
                     f" has {here}; install the same version on every rank"
                 )
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
-    """Return this rank's report for the comparison.
+    """Return this rank's report of its checkpoint and type, for `require_alike`.
 
-    dtype: the type to which this rank casts the weights.
+    dtype: the type to which this rank casts the weights; "" for the checkpoint's own.
     """
     files = [checkpoint.path / "config.json", *sorted(checkpoint.path.glob(PATTERN))]
     if code := checkpoint.config.get("model_file"):
@@ -58,7 +58,7 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
     }
 
 
-def require_alike(name: str, place: Place, reports: Sequence[Value]) -> None:
+def require_alike(name: str, info: RankInfo, reports: Sequence[Value]) -> None:
     """Compare the reports of all ranks with the report of rank 0.
 
     name: the model's name, for errors.
@@ -68,7 +68,7 @@ def require_alike(name: str, place: Place, reports: Sequence[Value]) -> None:
     """
     first = reports[0]
     for rank, other in enumerate(reports[1:], 1):
-        who = place.name(rank)
+        who = info.name(rank)
         for file in sorted(first["files"].keys() | other["files"].keys()):
             if first["files"].get(file) != other["files"].get(file):
                 raise ModelRejected.because(
@@ -91,8 +91,8 @@ def _type(report: Value) -> str:
 def _digest(path: Path) -> str:
     """Hash the size, the beginning, the middle and the end of a file.
 
-    Unlike a hash of the whole file, this takes hardly any time even for large weights. The
-    beginning of a file has the names, types and offsets of all tensors.
+    Unlike a hash of the whole file, this is fast even for large files. The beginning of a weight
+    file contains the names, types and offsets of all tensors.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

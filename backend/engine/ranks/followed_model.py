@@ -29,11 +29,11 @@ from backend.engine.ranks.wire import Add, Plain, Signal, Step
 from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.token_text import ByteStream
 
-_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
+_TIDY_EVERY = 512  # steps after which freed buffers are returned to the system
 
 
 class FollowedModel:
-    """A rank's part of a model, which repeats what rank 0 does in the same order."""
+    """A rank's part of a model, which computes the same passes as rank 0 in the same order."""
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
@@ -90,10 +90,11 @@ def load_followed(
 ) -> Stages[FollowedModel]:
     """Load this rank's part of a model. All stages run on one thread.
 
-    number: the number of the load.
-    cancelled: ends a download when set.
+    Raises the error of the load, even if the load has failed on another rank.
 
-    Raises the load's error, even if the load failed on another rank.
+    number: the number of the load.
+    member: exchanges values with the other ranks.
+    cancelled: ends a download when set.
     """
     with ExitStack() as held:
         order = find(request, number, cancelled, held)

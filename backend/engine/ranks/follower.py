@@ -1,8 +1,8 @@
 """Runs a rank other than 0, which loads its part of a model and carries out the plans of rank 0.
 
-Such a rank decides nothing and knows no requests. Its main thread is the engine thread; another
-thread reads the connection, because a collective of MLX may block the main thread for ever. If the
-connection ends, the process ends, because MLX can form only one group per process.
+Such a rank makes no decisions and receives no requests. Its main thread is the engine thread.
+Another thread reads the connection to rank 0, because a collective of MLX may block the main thread
+for ever. If the connection ends, the process ends, because MLX can form only one group per process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 from backend.engine.ranks.wire import Message, Signal, name_of
 
 if TYPE_CHECKING:
@@ -37,16 +37,17 @@ _REPORT_SECONDS = 5.0
 STOPPED, FAILED = 0, 1
 
 
-def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Serve rank 0 until it ends.
+def follow(info: RankInfo, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
+    """Carry out the messages of rank 0 until rank 0 ends.
 
-    end: ends the process even if threads are blocked.
+    token: the secret that all ranks share.
+    end: ends the process with an exit code, even if threads are blocked.
     """
     # MLX is imported now, because JOIN must be carried out immediately.
     import backend.engine.ranks.group  # noqa: F401
 
-    link = _connected(place, token)
-    follower = _Follower(place, link)
+    link = _connected(info, token)
+    follower = _Follower(info, link)
 
     def listen() -> None:
         try:
@@ -54,9 +55,9 @@ def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) 
                 follower.receive(message, lambda: end(FAILED))
             end(STOPPED)
         except LinkLost as loss:
-            _log.error("%s %s, so %s ends", place.name(0), loss, place.name(place.rank))
+            _log.error("%s %s, so %s ends", info.name(0), loss, info.name(info.rank))
         except Exception as fault:
-            _log.error("%s failed", place.name(place.rank), exc_info=fault)
+            _log.error("%s failed", info.name(info.rank), exc_info=fault)
         end(FAILED)
 
     threading.Thread(target=listen, name="rank-link", daemon=True).start()
@@ -64,19 +65,19 @@ def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) 
         follower.run()
     except Exception as fault:
         why = str(fault) if isinstance(fault, EngineError) else f"{type(fault).__name__}: {fault}"
-        _log.error("%s failed", place.name(place.rank), exc_info=fault)
+        _log.error("%s failed", info.name(info.rank), exc_info=fault)
         with contextlib.suppress(LinkLost):
             link.send(wire.Failed(why))
     end(FAILED)
 
 
-def _connected(place: Place, token: str) -> Link:
+def _connected(info: RankInfo, token: str) -> Link:
     reported = time.monotonic() - _REPORT_SECONDS
-    host, port = place.control
+    host, port = info.control
     while True:
         try:
-            join = wire.Join(place.rank, place.size, versions())
-            return connect(place.control, token, join, place.timeout)
+            join = wire.Join(info.rank, info.size, versions())
+            return connect(info.control, token, join, info.timeout)
         except (OSError, LinkLost) as fault:
             refused = isinstance(fault, LinkLost)
             why = str(fault) if refused else "cannot be reached"
@@ -87,8 +88,8 @@ def _connected(place: Place, token: str) -> Link:
 
 
 class _Follower:
-    def __init__(self, place: Place, link: Link) -> None:
-        self._place = place
+    def __init__(self, info: RankInfo, link: Link) -> None:
+        self._info = info
         self._link = link
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._model: FollowedModel | None = None
@@ -101,16 +102,16 @@ class _Follower:
             self._obey(self._inbox.get())
 
     def receive(self, message: Message, end: Callable[[], None]) -> None:
-        """Handle a message on the thread that reads messages.
+        """Handle a message on the thread that reads the connection.
 
-        A load that rank 0 has ended stops at its next stage. If the load is waiting in a collective
-        for results that rank 0 will not compute, the process ends.
+        A load that rank 0 has ended stops before its next stage. If the load does not stop in time,
+        because it is waiting in a collective for rank 0, the process ends.
 
         end: ends the process.
         """
         match message:
             case Signal.JOIN:
-                self._link.timeout = max(self._link.timeout, self._place.timeout)
+                self._link.timeout = max(self._link.timeout, self._info.timeout)
             case wire.LoadShard(number, timeout=timeout):
                 self._link.timeout = timeout
                 self._loads[number] = threading.Event()
@@ -124,7 +125,7 @@ class _Follower:
             case Signal.JOIN:
                 from backend.engine.ranks.group import join_group
 
-                join_group(self._place)
+                join_group(self._info)
             case wire.LoadShard():
                 self._load(message)
             case Signal.DROP:
@@ -156,7 +157,7 @@ class _Follower:
                     case wire.Abandon(number) if number == order.number:
                         raise Cancelled("the load has ended on another rank")
 
-        request, member = LoadRequest(**order.request), Member(self._place, agree)
+        request, member = LoadRequest(**order.request), Member(self._info, agree)
         try:
             stages = load_followed(request, order.number, member, abandoned)
             self._model = _loaded(stages, abandoned)
@@ -177,7 +178,7 @@ class _Follower:
 
 
 def _loaded(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
-    """Return the result of the load. Raises Cancelled if rank 0 has ended it."""
+    """Run the stages of a load, and return the model. Raises Cancelled if rank 0 ends the load."""
     with contextlib.closing(stages):
         while not abandoned.is_set():
             try:

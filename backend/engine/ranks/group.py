@@ -1,4 +1,4 @@
-"""Joins and uses MLX's group of ranks. All functions run on the engine thread."""
+"""Joins MLX's group of ranks, and broadcasts in it. All functions run on the engine thread."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from functools import cache
 import mlx.core as mx
 
 from backend.engine.errors import EngineFailed
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 
-_SOONER = 2.0  # seconds before the time-out, which is also how long hosts wait for Health
+# The process ends this many seconds before `RankInfo.timeout`, which is by default also how long
+# hosts wait for Health.
+_SOONER = 2.0
 
 
-def join_group(place: Place) -> None:
+def join_group(info: RankInfo) -> None:
     """Join MLX's group of ranks. All ranks must do so at the same time. Raises EngineFailed.
 
-    MLX can form only one group per process, and keeps the interpreter's lock until the group is
-    complete. So if that takes too long, a signal of the system ends the process.
+    MLX can form only one group per process, and does not release the GIL until the group is
+    complete. If that takes too long, a timer of the system ends the process by SIGALRM.
     """
-    signal.setitimer(signal.ITIMER_REAL, max(place.timeout - _SOONER, 1.0))
+    signal.setitimer(signal.ITIMER_REAL, max(info.timeout - _SOONER, 1.0))
     try:
-        joined = mx.distributed.init(strict=True, backend=place.transport)
+        joined = mx.distributed.init(strict=True, backend=info.transport)
     except Exception as fault:
-        raise EngineFailed(f"MLX cannot form the {place.transport} group: {fault}") from None
+        raise EngineFailed(f"MLX cannot form the {info.transport} group: {fault}") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if (joined.rank(), joined.size()) != (place.rank, place.size):
+    if (joined.rank(), joined.size()) != (info.rank, info.size):
         raise EngineFailed(
             f"MLX says that this is rank {joined.rank()} of {joined.size()}, but it was started as"
-            f" rank {place.rank} of {place.size}"
+            f" rank {info.rank} of {info.size}"
         )
 
 
@@ -43,9 +45,10 @@ def group() -> mx.distributed.Group:
 
 
 def broadcast(tokens: mx.array) -> mx.array:
-    """Broadcast the tokens that rank 0 sampled, as part of the graph.
+    """Return the tokens that rank 0 has sampled, on every rank. This is part of MLX's graph.
 
-    Rank 0 also waits until the other ranks have computed their tokens, but does not use them.
+    The result is a sum of all ranks' tokens, to which the other ranks contribute zeros. So rank 0
+    waits for them too.
 
     tokens: integers of the same shape on every rank.
     """

@@ -1,4 +1,4 @@
-"""Reads a hostfile, which has a ring address for each rank, and returns a rank's `Place`."""
+"""Reads a hostfile, which has an address for each rank, and returns the `RankInfo` of a rank."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from backend.engine.ranks.place import TOKEN, Place, Transport
+from backend.engine.ranks.rank_info import TOKEN, RankInfo, Transport
 
 _DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
 _MOST_BYTES = 1 << 20
-_CONTROL_OFFSET = 1000  # rank 0's port for the other ranks is so much above its port in the ring
+_CONTROL_OFFSET = 1000  # added to the port of rank 0 in the hostfile: its port for the other ranks
 
 
 class Misuse(Exception):
-    """The command line, environment or hostfile is wrong. The error's text is for the user."""
+    """The command line, environment or hostfile is wrong; `str()` is the message for the user."""
 
 
 def hosts_of(path: str) -> list[tuple[str, int]]:
     """Return the first address of each rank in a hostfile. Raises Misuse.
 
-    A hostfile has one of mlx's forms: `["10.0.0.1:5000", …]`, or a list of addresses for each rank.
+    A hostfile is a JSON list, as for MLX, with an address such as `"10.0.0.1:5000"` or a list of
+    addresses for each rank.
     """
     try:
         entries: Any = json.loads(_content(path))
@@ -45,7 +46,7 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
 def _content(path: str) -> bytes:
     """Return the content of a regular file. Raises OSError, Misuse.
 
-    Other files are refused, because MLX reads the hostfile too, and a pipe can be read only once.
+    Pipes and other special files are refused, because MLX reads the hostfile again.
     """
     facts = Path(path).stat()
     if not stat.S_ISREG(facts.st_mode):
@@ -55,12 +56,16 @@ def _content(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def place_in(
+def info_in(
     hostfile: str, rank: int, transport: str, control: str, environ: Mapping[str, str]
-) -> Place:
-    """Return the place of a rank. Raises Misuse.
+) -> RankInfo:
+    """Return the `RankInfo` of a rank. Raises Misuse.
 
+    hostfile: path of the hostfile.
+    rank: number of the rank.
+    transport: the backend of mx.distributed.
     control: HOST:PORT where rank 0 listens for the other ranks; "" for the default.
+    environ: the environment, which contains the secret of the ranks.
     """
     hosts = hosts_of(hostfile)
     if rank >= len(hosts):
@@ -89,7 +94,7 @@ def place_in(
         _require_ring(hosts, address)
     if not environ.get(TOKEN) and not _is_loopback(address[0]):
         raise Misuse(
-            f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
+            f"ranks on several machines need a shared secret: set {TOKEN} to the same value for"
             " every rank"
         )
     if found == "jaccl" and not any(environ.get(name) for name in _DEVICES):
@@ -98,14 +103,14 @@ def place_in(
             " mlx.distributed_config writes"
         )
     names, ports = tuple(host for host, _ in hosts), tuple(port for _, port in hosts)
-    return Place(rank, len(hosts), address, names, found, ports=ports)
+    return RankInfo(rank, len(hosts), address, names, found, ports=ports)
 
 
-def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
+def transport_environ(info: RankInfo, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables by which mx.distributed finds the other ranks.
 
-    They are the same as in MLX's `mlx/_distributed_utils/launch.py`. Variables that are already set
-    do not change. mpirun sets the variables of `mpi`.
+    These variables are the same as in MLX's `mlx/_distributed_utils/launch.py`, except those of
+    `mpi`, which mpirun sets. Variables in `environ` keep their values.
     """
     host, port = hosts_of(hostfile)[0]
     defaults: dict[Transport, dict[str, str]] = {
@@ -114,31 +119,31 @@ def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -
         "nccl": {
             "NCCL_HOST_IP": host,
             "NCCL_PORT": str(port),
-            "MLX_WORLD_SIZE": str(place.size),
+            "MLX_WORLD_SIZE": str(info.size),
         },
         "mpi": {},
     }
-    found = {name: environ.get(name) or value for name, value in defaults[place.transport].items()}
-    return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(place.rank)}
+    found = {name: environ.get(name) or value for name, value in defaults[info.transport].items()}
+    return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(info.rank)}
 
 
 def _require_ring(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) -> None:
-    """Raise Misuse for addresses at which the sockets of a ring cannot listen.
+    """Raise Misuse if the sockets of a ring cannot listen at these addresses.
 
-    MLX uses IPv4 only, and each socket needs a different address.
+    MLX's ring uses IPv4 only, and each socket needs a different address.
     """
     for rank, (host, port) in enumerate(hosts):
         if ":" in host:
             raise Misuse(
-                f"rank {rank} has the address {host}, but mlx's ring uses IPv4 only: give an IPv4"
+                f"rank {rank} has the address {host}, but MLX's ring uses IPv4 only: give an IPv4"
                 " address or a name"
             )
         if (host, port) in hosts[:rank]:
-            raise Misuse(f"the hostfile names {host}:{port} twice: each rank has its own address")
+            raise Misuse(f"the hostfile names {host}:{port} twice: each rank needs its own address")
         if (host, port) == control:
             raise Misuse(
-                f"rank 0 would listen for the other ranks at {host}:{port}, where rank {rank} has"
-                " its end of the ring: give another address with --control HOST:PORT"
+                f"rank 0 would listen for the other ranks at {host}:{port}, the address of rank"
+                f" {rank} in the ring: give another address with --control HOST:PORT"
             )
 
 

@@ -1,7 +1,7 @@
-"""Rank 0's connections with the other ranks, and the messages on them.
+"""Connects rank 0 to the other ranks, and exchanges messages with them.
 
-This module does not use MLX. A rank that is lost after the group was formed cannot be replaced,
-because MLX can form only one group per process: `failed` is called, and the process ends.
+A rank that is lost after the group was formed cannot be replaced, because MLX can form only one
+group per process. So `failed` is called, and the process ends. This module does not use MLX.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from backend.engine.ranks.fingerprint import require_same
 from backend.engine.ranks.hostfile import (
     Misuse,
     hosts_of,
-    place_in,
+    info_in,
     transport_environ,
 )
 from backend.engine.ranks.link import (
@@ -48,7 +48,7 @@ from backend.engine.ranks.link import (
     listen,
 )
 from backend.engine.ranks.member import Member, Value
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.rank_info import TOKEN, RankInfo
 from backend.engine.ranks.wire import Message, Signal, encode, name_of
 
 Loaded = TypeVar("Loaded")
@@ -63,10 +63,10 @@ _NAME_SECONDS = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank.
+    """The connection to a rank other than 0.
 
-    versions: of its software.
-    reports: of loads, except refusals, in order.
+    versions: the versions of the rank's packages.
+    reports: the rank's reports about loads that were not read yet, without refusals, in order.
     """
 
     link: Link
@@ -75,14 +75,14 @@ class _Follower:
 
 
 class Leader:
-    """The other ranks, as rank 0 knows them.
+    """The other ranks, from the point of view of rank 0.
 
-    broken: describes the rank that was lost after the group was formed; '' if no rank was lost.
-    shards: each rank's part of the loaded model, by rank.
+    broken: says which rank was lost after the group was formed, and why; '' if no rank was lost.
+    shards: the description of each rank's part of the loaded model, by rank.
     """
 
-    def __init__(self, place: Place, token: str) -> None:
-        self.place = place
+    def __init__(self, info: RankInfo, token: str) -> None:
+        self.info = info
         self.broken = ""
         self.shards: tuple[Value, ...] = ()
         self._token = token
@@ -92,19 +92,19 @@ class Leader:
         self._changed = threading.Condition()
         self._formed = False  # whether the group is formed, or is being formed
         self._closing = False
-        self._refused = ""  # the latest connection that was refused, and why
+        self._refused = ""  # a message about the latest connection that was refused
         self._load = 0  # the number of the current load
         self._refusal = ""  # why another rank has refused the current load
 
     def open(self, failed: Callable[[str], None]) -> None:
         """Listen for the other ranks. Raises InvalidRequest.
 
-        failed: called with the cause of a failure, from any thread.
+        failed: called on any thread when the group has failed, with the cause.
         """
         self._failed = failed
-        host, port = self.place.control
+        host, port = self.info.control
         try:
-            self._listener = listen(self.place.control)
+            self._listener = listen(self.info.control)
         except OSError as fault:
             raise InvalidRequest(
                 f"rank 0 cannot listen for the other ranks at {host}:{port}: {fault.strerror}"
@@ -112,7 +112,7 @@ class Leader:
         accepting(self._listener, self._take)
 
     def close(self) -> None:
-        """Send all ranks the order to exit, and close their connections."""
+        """Order all ranks to exit, and close the connections to them."""
         self._closing = True
         if self._listener is not None:
             with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ class Leader:
     def report(self) -> tuple[str, ...]:
         """Return lines for the log: each rank's part of the model, and which rank was lost."""
         lines = tuple(
-            f"{self.place.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
+            f"{self.info.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
         )
         return (*lines, f"lost: {self.broken}") if self.broken else lines
@@ -134,43 +134,47 @@ class Leader:
     # Loads.
 
     def require_named(self, hostfile: str, transport: str) -> None:
-        """Raise InvalidRequest if a load names other ranks or another transport.
+        """Raise InvalidRequest if a load names other ranks or another transport than this process.
 
-        MLX can form only one group per process. "" is accepted, because it names nothing.
+        MLX can form only one group per process.
+
+        hostfile: path of a hostfile; "" if the load names none.
+        transport: the backend of mx.distributed; "" if the load names none.
         """
-        place = self.place
-        if transport and transport != place.transport:
+        info = self.info
+        if transport and transport != info.transport:
             raise InvalidRequest(
                 f"option distributed_backend is {transport}, but the ranks of this process use"
-                f" {place.transport}: leave it out, or start another process"
+                f" {info.transport}: leave it out, or start another process"
             )
         if hostfile:
             with _refusing_misuse():
                 named = hosts_of(hostfile)
-            if named != list(zip(place.hosts, place.ports, strict=False)):
+            if named != list(zip(info.hosts, info.ports, strict=False)):
                 raise InvalidRequest(
-                    f"option hostfile names {len(named)} ranks, which are not the {place.size} of"
+                    f"option hostfile names {len(named)} ranks, which are not the {info.size} of"
                     " this process: leave it out, or start another process"
                 )
 
     def form(self, timeout: float, cancelled: threading.Event) -> Stages[None]:
-        """Form the group of ranks; ends on `engine`.
-
-        timeout: seconds of silence after which a rank counts as lost.
+        """Form the group of ranks, if it is not formed yet; the last stage is on the engine thread.
 
         Raises ShuttingDown if a rank does not join in time, RankLost if a rank is lost, and
-        ModelRejected if a rank has other software.
+        ModelRejected if a rank has other versions of packages.
+
+        timeout: seconds of silence after which a rank counts as lost.
+        cancelled: ends the wait for ranks when set.
         """
         yield "files"
         while not self._formed:
-            self._wait_while(self._missing, cancelled, self.place.join_timeout)
+            self._wait_while(self._missing, cancelled, self.info.join_timeout)
             yield "engine"
             with self._changed:
                 if complete := not self._missing():
                     software = {
                         rank: follower.versions for rank, follower in self._followers.items()
                     }
-                    require_same(self.place, software)
+                    require_same(self.info, software)
                     self._formed = True
             if complete:
                 self._join(timeout)
@@ -179,28 +183,30 @@ class Leader:
         yield "engine"
 
     def _join(self, timeout: float) -> None:
-        """Join the group, together with all other ranks.
+        """Join the group, at the same time as all other ranks.
 
-        Ranks send no heartbeats meanwhile, so they may be silent for longer.
+        Ranks cannot send heartbeats while they join, so the time-out is not shorter than the
+        default.
         """
         from backend.engine.ranks.group import join_group
 
-        self._set_timeout(max(timeout, self.place.timeout))
+        self._set_timeout(max(timeout, self.info.timeout))
         self.send(Signal.JOIN)
         try:
-            join_group(self.place)
+            join_group(self.info)
         except EngineFailed as fault:
             self._failed(str(fault))  # MLX can form a group only once
             raise
-        _log.info("the %s group of %d ranks is formed", self.place.transport, self.place.size)
+        _log.info("the %s group of %d ranks is formed", self.info.transport, self.info.size)
 
     def begin(
         self, request: LoadRequest, number: int, timeout: float, cancelled: threading.Event
     ) -> Member:
-        """Send all ranks the order to load their parts of a model.
+        """Order all ranks to load their parts of a model; return this rank's member of the load.
 
         number: the number of the load.
         timeout: seconds of silence after which a rank counts as lost.
+        cancelled: ends the waits of `Member.agree` when set.
         """
         fields = {
             field.name: getattr(request, field.name)
@@ -213,28 +219,31 @@ class Leader:
         self.send(wire.LoadShard(number, fields, timeout))
 
         def agree(value: Value) -> Sequence[Value]:
-            ranks = range(1, self.place.size)
+            ranks = range(1, self.info.size)
             values = [value, *(self._next_report(rank, number, cancelled).value for rank in ranks)]
             self.send(wire.Agreed(number, tuple(values)))
             return values
 
-        return Member(self.place, agree)
+        return Member(self.info, agree)
 
     def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
-        """Run the stages of a load, and end the load between stages if another rank refuses it."""
+        """Run the stages of a load, but end the load between two stages if another rank refuses it.
+
+        The stages then raise ModelRejected with that rank's message.
+        """
         with contextlib.closing(stages):
             try:
-                place = next(stages)
+                stage = next(stages)
                 while True:
-                    yield place
+                    yield stage
                     refusal = self._refusal
-                    place = stages.throw(ModelRejected(refusal)) if refusal else next(stages)
+                    stage = stages.throw(ModelRejected(refusal)) if refusal else next(stages)
             except StopIteration as end:
                 whole: Loaded = end.value
                 return whole
 
     def drop(self) -> None:
-        """Send all ranks the order to drop the model. Raises RankLost."""
+        """Order all ranks to drop the model. Raises RankLost."""
         self.shards = ()
         self.send(Signal.DROP)
 
@@ -246,10 +255,10 @@ class Leader:
             self.send(wire.Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
-        """End a load after an error, and return the exception to raise.
+        """End a load on all ranks after an error, and return the exception to raise.
 
-        It is RankLost if a lost rank has caused the error. MLX reports a lost rank too, but its
-        message does not mention ranks.
+        This is RankLost if a lost rank has caused the error, because an error of MLX does not
+        mention ranks, and otherwise `fault`.
         """
         refused = self._refusal
         self.abandon(number)
@@ -263,7 +272,7 @@ class Leader:
             follower.link.timeout = seconds
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> wire.LoadReport:
-        """Return the next report of a rank about a load."""
+        """Wait for the next report of a rank about a load, and return it."""
         reports = self._followers[rank].reports
 
         def missing() -> str:
@@ -272,7 +281,7 @@ class Leader:
                 raise ModelRejected(self._refusal)
             while reports and reports[0].number != number:  # for a load that was abandoned
                 reports.popleft()
-            return "" if reports else self.place.name(rank)
+            return "" if reports else self.info.name(rank)
 
         self._wait_while(missing, cancelled, math.inf)
         return reports.popleft()
@@ -280,10 +289,9 @@ class Leader:
     def _wait_while(
         self, missing: Callable[[], str], cancelled: threading.Event, limit: float
     ) -> None:
-        """Wait until no rank is missing.
+        """Wait until no rank is missing. Raises Cancelled, and ShuttingDown after `limit` seconds.
 
-        missing: returns the names of missing ranks.
-        limit: seconds after which waiting fails.
+        missing: returns the names of the ranks for which to wait; "" if there are none.
         """
         began = reported = time.monotonic()
         with self._changed:
@@ -302,13 +310,13 @@ class Leader:
                 self._changed.wait(_CHECK_SECONDS)
 
     def _missing(self) -> str:
-        missing = (rank for rank in range(1, self.place.size) if rank not in self._followers)
-        return ", ".join(map(self.place.name, missing))
+        missing = (rank for rank in range(1, self.info.size) if rank not in self._followers)
+        return ", ".join(map(self.info.name, missing))
 
     # Plans.
 
     def fault(self, fault: Exception) -> RankLost:
-        """Return the exception to raise for an MLX error: RankLost if a lost rank caused it."""
+        """Return the exception to raise for an MLX error, which a lost rank may have caused."""
         self._wait_for_cause()
         return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")
 
@@ -324,7 +332,7 @@ class Leader:
         self._require_whole()
 
     def _wait_for_cause(self) -> None:
-        """Wait a moment for a connection to report a lost rank, which MLX may notice earlier."""
+        """Wait a moment for a lost connection, because MLX may notice a lost rank earlier."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
 
@@ -335,10 +343,10 @@ class Leader:
     # Connections.
 
     def _take(self, connection: socket.socket, host: str) -> None:
-        place = self.place
+        info = self.info
         try:
             join, link = accept(
-                connection, self._token, place.size, place.timeout, self._followers.__contains__
+                connection, self._token, info.size, info.timeout, self._followers.__contains__
             )
         except LinkLost as refusal:
             with self._changed:
@@ -354,10 +362,10 @@ class Leader:
                 self._refused = ""
             self._changed.notify_all()
         if not joins:
-            _log.warning("refused a second %s, at %s", place.name(rank), host)
+            _log.warning("refused a second %s, at %s", info.name(rank), host)
             link.close()
             return
-        _log.info("%s has joined", place.name(rank))
+        _log.info("%s has joined", info.name(rank))
         threading.Thread(
             target=self._listen_to, args=(rank, follower), name=f"rank-{rank}", daemon=True
         ).start()
@@ -380,18 +388,19 @@ class Leader:
         except LinkLost as loss:
             self._lose(rank, follower, str(loss))
         except Exception as fault:
-            _log.error("%s: its messages cannot be read", self.place.name(rank), exc_info=fault)
+            _log.error("%s: its messages cannot be read", self.info.name(rank), exc_info=fault)
             self._lose(rank, follower, "sent a message that rank 0 cannot read")
 
     def _refuse(self, rank: int, follower: _Follower, number: int, why: str) -> None:
         """End a load on all ranks, because one rank has refused it.
 
-        A rank that is waiting in a collective with that rank cannot stop, so this ends the group.
+        If rank 0 does not end the load in time, because it is waiting in a collective for that
+        rank, the rank counts as lost.
         """
         with self._changed:
             if number != self._load or self._refusal:
                 return
-            self._refusal = f"{self.place.name(rank)}: {why}"
+            self._refusal = f"{self.info.name(rank)}: {why}"
             self._changed.notify_all()
 
         def overdue() -> None:
@@ -403,39 +412,42 @@ class Leader:
     def _lose(self, rank: int, follower: _Follower, why: str) -> None:
         if self._closing:
             return
-        sentence = f"{self.place.name(rank)} {why}"
+        message = f"{self.info.name(rank)} {why}"
         with self._changed:
             if self._formed:
-                first, self.broken = not self.broken, self.broken or sentence
+                first, self.broken = not self.broken, self.broken or message
             else:
                 first = False
                 if self._followers.get(rank) is follower:
                     del self._followers[rank]
-                _log.warning("%s", sentence)
+                _log.warning("%s", message)
             self._changed.notify_all()
-        # The link is closed last, because its reader would report that as the cause.
+        # The link is closed last; otherwise its reader would report the closed link as the cause.
         follower.link.close()
         if first:
-            self._failed(sentence)
+            self._failed(message)
 
 
 def leader_of(hostfile: str, transport: str) -> Leader:
-    """Return the leader for the ranks in a hostfile, in a process that was started alone.
+    """Return the leader for the ranks of a hostfile, in a process that no supervisor has started.
 
-    Sets environment variables from which MLX reads its place. Runs on the main thread. Raises
-    InvalidRequest.
+    Sets the environment variables by which MLX finds the other ranks. Must be called on the main
+    thread. Raises InvalidRequest.
+
+    hostfile: path of the hostfile.
+    transport: the backend of mx.distributed; "" for the default.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the group does not form
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
     with _refusing_misuse():
-        place = place_in(hostfile, 0, chosen, "", os.environ)
-    os.environ |= transport_environ(place, hostfile, os.environ)
-    return Leader(place, os.environ.get(TOKEN, ""))
+        info = info_in(hostfile, 0, chosen, "", os.environ)
+    os.environ |= transport_environ(info, hostfile, os.environ)
+    return Leader(info, os.environ.get(TOKEN, ""))
 
 
 @contextlib.contextmanager
 def _refusing_misuse() -> Iterator[None]:
-    """Turn Misuse in the context into InvalidRequest."""
+    """Convert Misuse, if the block raises it, to InvalidRequest."""
     try:
         yield
     except Misuse as misuse:

@@ -1,4 +1,4 @@
-"""The executor of rank 0, which sends each action to the other ranks before acting."""
+"""Provides the executor of rank 0, which sends each action to the other ranks first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from backend.engine.ranks.wire import Add, Signal, Step
 class LeadingExecutor(Executor):
     """An executor that carries out plans on all ranks.
 
-    An MLX error raises EngineFailed and ends the group, because the other ranks may be waiting for
-    rank 0 in a collective, which only new processes can resolve.
+    An error of MLX raises RankLost and ends the group: the other ranks may be waiting for rank 0 in
+    a collective, which only the end of their processes can interrupt.
     """
 
     def __init__(self, model: EngineModel, leader: Leader) -> None:

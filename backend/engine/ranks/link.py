@@ -1,11 +1,11 @@
-"""The connection between rank 0 and another rank: the handshake, messages, and heartbeats.
+"""Connects rank 0 and another rank by TCP: handshake, messages and heartbeats.
 
 Plans are not sent by MLX's collectives, because a rank that waits in a collective receives nothing
-else, and a collective has no time-out. They are sent on a TCP connection, on which both sides send
-several heartbeats per time-out, whatever their MLX threads are doing.
+else, and a collective has no time-out. On the TCP connection, both sides send several heartbeats
+per time-out, even while their engine threads are busy.
 
-Before any other message, both sides prove that they know the same token, by the HMAC of
-`multiprocessing.connection`. Later messages are not encrypted.
+Before any other message, both sides prove that they have the same token, by the HMAC of
+`multiprocessing.connection`. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ _MOST_JOIN_BYTES = 1 << 16
 _BEATS = 5  # heartbeats per time-out
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HANDSHAKES = 64  # at the same time, because anyone who can reach the address may connect
-_PAUSE_SECONDS = 0.5  # pause after a connection that could not be accepted
+_PAUSE_SECONDS = 0.5  # after a connection could not be accepted
 _CHECK_SECONDS = 0.25  # between two checks whether the other side has been silent for too long
 
 
 class LinkLost(Exception):
-    """The other side has ended, is silent, or is not a rank. The error's text is a clause."""
+    """The other side has ended, is silent, or is not a rank.
+
+    `str()` is a clause that follows the name of the other side, such as "has ended".
+    """
 
 
 class Link:
@@ -50,14 +53,14 @@ class Link:
 
     @property
     def timeout(self) -> float:
-        """Seconds of silence after which `receive` raises LinkLost, even in a call that waits."""
+        """Seconds of silence after which `receive` raises LinkLost; may change during a call."""
         return self._timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        with _socket_of(self._connection) as own:  # for the rest of a message that has begun
+        with _socket_of(self._connection) as own:  # limits the parts of a single message
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._beat_now.set()  # with the new time-out, the next heartbeat may be due earlier
@@ -67,7 +70,7 @@ class Link:
         self.send_bytes(encode(message))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send a message that `encode` has returned. Raises LinkLost."""
+        """Send a message in the form that `encode` returns. Raises LinkLost."""
         try:
             with self._sending:
                 self._connection.send_bytes(data)
@@ -92,16 +95,16 @@ class Link:
                 return message
 
     def close(self) -> None:
-        """End the connection. Its descriptor is closed when the thread that reads it has ended."""
+        """End the connection, which wakes the thread that reads it."""
         self._closed = True
         self._beat_now.set()
         _shut(self._connection)
 
     def _wait(self) -> None:
-        """Wait for bytes. Raises TimeoutError.
+        """Wait until bytes arrive. Raises TimeoutError after `timeout` seconds of waiting.
 
-        The time-out counts only the time spent waiting. The clock also advances while this process
-        is stopped or MLX keeps its threads from running, and bytes may have arrived meanwhile.
+        Time is not measured by the clock, which also advances while this process is stopped or MLX
+        blocks its threads, when bytes may arrive without being read.
         """
         silent = 0.0
         while not self._connection.poll(_CHECK_SECONDS):
@@ -116,7 +119,7 @@ class Link:
             try:
                 self.send(Signal.BEAT)
             except LinkLost:
-                return  # `receive` raises the cause
+                return  # `receive` raises LinkLost too, with the cause
 
 
 def accept(
@@ -126,9 +129,13 @@ def accept(
     timeout: float,
     joined: Callable[[int], bool] = lambda _: False,
 ) -> tuple[Join, Link]:
-    """Do rank 0's side of the handshake; return the other rank and the link. Raises LinkLost.
+    """Do rank 0's side of the handshake; return the other rank's message and link.
 
-    joined: whether the rank with this number has already joined.
+    Raises LinkLost.
+
+    size: number of ranks.
+    timeout: of the link.
+    joined: returns whether the rank with a number has already joined.
     """
     with _handshake(connection) as channel:
         deliver_challenge(channel, token.encode())
@@ -164,9 +171,9 @@ def connect(address: tuple[str, int], token: str, join: Join, timeout: float) ->
 
 @contextlib.contextmanager
 def _handshake(connection: socket.socket) -> Iterator[Connection]:
-    """Limit the time of a handshake on a connection, which is closed if it fails.
+    """Limit the time of a handshake, and close the connection if the handshake fails.
 
-    Raises LinkLost for all that a stranger may send.
+    Raises LinkLost, whatever the other side may send.
     """
     connection.setblocking(True)
     channel = Connection(connection.detach())
@@ -178,7 +185,7 @@ def _handshake(connection: socket.socket) -> Iterator[Connection]:
         reason = "has a different token"
     except LinkLost as lost:
         reason = str(lost)
-    except (OSError, EOFError, ValueError, AssertionError):  # the last two: other protocols
+    except (OSError, EOFError, ValueError, AssertionError):  # the last two for other protocols
         reason = "ended the handshake"
     finally:
         deadline.cancel()
@@ -189,24 +196,24 @@ def _handshake(connection: socket.socket) -> Iterator[Connection]:
 def listen(address: tuple[str, int]) -> socket.socket:
     """Return a socket that listens on an address. Raises OSError.
 
-    If the address has a name, the socket listens on the name's first address of this machine.
+    A host name may have several addresses; the first one that belongs to this machine is used.
     """
     fault = OSError("the name has no address")
-    for family, _, _, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+    for family, _, _, _, found in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         try:
-            return socket.create_server(place[:2], family=family)
+            return socket.create_server(found[:2], family=family)
         except OSError as refused:
             fault = refused
     raise fault
 
 
 def accepting(listener: socket.socket, shake: Callable[[socket.socket, str], None]) -> None:
-    """Accept connections on a thread until the listener is closed.
+    """Accept connections on a new thread until the listener is closed.
 
-    A connection above the limit of handshakes is closed immediately, and ranks connect again.
+    If too many handshakes are running, a new connection is closed, and the rank connects again.
 
-    shake: does the handshake of a connection; called on a separate thread, with the connection and
-        its host.
+    shake: does the handshake. It is called with a connection and its host, on a thread for each
+        connection.
     """
     free = threading.BoundedSemaphore(_MOST_HANDSHAKES)
 
@@ -236,7 +243,7 @@ def accepting(listener: socket.socket, shake: Callable[[socket.socket, str], Non
 
 
 def after(seconds: float, act: Callable[[], None]) -> threading.Timer:
-    """Call `act` on a thread after a delay, unless the process ends before."""
+    """Call `act` on another thread after a delay; the timer does not delay the process's end."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()

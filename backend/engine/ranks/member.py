@@ -1,4 +1,4 @@
-"""How code that runs on every rank during a load exchanges values with the other ranks."""
+"""Defines how code that runs on every rank during a load exchanges values with the other ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 
 Value = dict[str, Any]
 
@@ -20,5 +20,5 @@ class Member:
         at the same points of a load, with the same MLX collectives in between.
     """
 
-    place: Place
+    info: RankInfo
     agree: Callable[[Value], Sequence[Value]]

@@ -1,4 +1,4 @@
-"""What rank 0 needs to load a model that is divided among ranks."""
+"""Provides what rank 0 needs to load a model that is divided among ranks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """The other ranks, and this process as a member of the group."""
+    """The load of a divided model on rank 0.
+
+    leader: the connections to the other ranks.
+    member: exchanges values with the other ranks.
+    """
 
     leader: Leader
     member: Member
 
     def division(self, shards: Sequence[Value]) -> str:
-        """Return such as `2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
+        """Describe how the model is divided.
+
+        For example `2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`.
+
+        shards: the description of each rank's part, by rank.
+        """
         parts = [
-            f"{self.member.place.name(rank)} has {shard['words']}"
+            f"{self.member.info.name(rank)} has {shard['words']}"
             for rank, shard in enumerate(shards)
         ]
         return f"{len(shards)} ranks, {shards[0]['way']}: {', '.join(parts)}"
@@ -32,9 +41,9 @@ class RankLoad:
     def plain(
         self, run: Callable[[Sequence[int], Any, int], mx.array]
     ) -> Callable[[Sequence[int], Any, int], mx.array]:
-        """Return the reference forward pass, run on all ranks.
+        """Return a function that runs the reference forward pass on all ranks.
 
-        run: the reference forward pass on this rank.
+        run: runs the reference forward pass on this rank.
         """
 
         def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:

@@ -1,8 +1,8 @@
 """Divides a model among ranks, by methods of mlx-lm's models.
 
-Tensor: every rank has a part of each layer (`shard`), and the ranks add up their results twice per
-layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results to the next
-rank once per pass; the last layers are on rank 0.
+With tensor parallelism (`shard`), every rank has a part of each layer, and the ranks add up their
+results twice per layer. With pipeline parallelism (`pipeline`), every rank has some of the layers,
+and sends its results to the next rank once per pass; rank 0 has the last layers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from backend.engine.errors import ModelRejected
 from backend.engine.ranks.group import group
-from backend.engine.ranks.place import Parallelism, Place
+from backend.engine.ranks.rank_info import Parallelism, RankInfo
 
-_UNEVEN = 0.9
+_UNEVEN = 0.9  # ratio of the least to the most memory from which all ranks get as many layers
 _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor parallelism
 
 
@@ -25,19 +25,19 @@ _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor par
 class Shard:
     """A rank's part of a model.
 
-    words: for messages, such as `layers 0-11 of 24`.
+    way: how the model is divided.
+    words: describes the part in messages, such as `layers 0-11 of 24`.
     """
 
     way: Parallelism
     words: str
 
 
-def parallelism_of(model: Any, name: str, requested: str, place: Place) -> Parallelism:
-    """Return how to divide a model.
+def parallelism_of(model: Any, name: str, requested: str, info: RankInfo) -> Parallelism:
+    """Return how to divide a model. Raises ModelRejected.
 
+    name: the model's name, for errors.
     requested: `tensor`, `pipeline` or `auto`.
-
-    Raises ModelRejected.
     """
     ways: list[Parallelism] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):
@@ -56,7 +56,7 @@ def parallelism_of(model: Any, name: str, requested: str, place: Place) -> Paral
         )
     if requested in ways:
         return "tensor" if requested == "tensor" else "pipeline"
-    return ways[0] if place.transport in _FAST else ways[-1]
+    return ways[0] if info.transport in _FAST else ways[-1]
 
 
 def split_of(layers: int, memories: Sequence[int]) -> list[int]:
@@ -64,6 +64,8 @@ def split_of(layers: int, memories: Sequence[int]) -> list[int]:
 
     Amounts of memory that differ by less than a tenth count as equal, because each was measured
     only once.
+
+    memories: bytes that each rank may use, by rank.
     """
     if max(memories) * _UNEVEN <= min(memories):
         memories = [1] * len(memories)
@@ -76,15 +78,15 @@ def split_of(layers: int, memories: Sequence[int]) -> list[int]:
     return split
 
 
-def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) -> Shard:
+def keep_layers(model: Any, name: str, info: RankInfo, memories: Sequence[int]) -> Shard:
     """Remove the layers of other ranks from a model with lazy weights. Raises ModelRejected.
 
-    memories: bytes that each rank may use.
+    memories: bytes that each rank may use, by rank.
     """
     layers = len(model.layers)
-    if layers < place.size:
+    if layers < info.size:
         raise ModelRejected.because(
-            name, f"it has {layers} layers, too few for a pipeline of {place.size} ranks"
+            name, f"it has {layers} layers, too few for a pipeline of {info.size} ranks"
         )
     inner = model.model
     if "split" in inspect.signature(inner.pipeline).parameters:
@@ -94,17 +96,17 @@ def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) ->
     return Shard("pipeline", f"layers {inner.start_idx}-{inner.end_idx - 1} of {layers}")
 
 
-def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -> Shard:
+def keep_heads(model: Any, name: str, config: Mapping[str, Any], info: RankInfo) -> Shard:
     """Remove the parts of other ranks from each layer of a model with lazy weights.
 
     Raises ModelRejected.
     """
     for key, count in _must_divide(config):
-        if count % place.size:
+        if count % info.size:
             other = ", or set the option parallelism:pipeline" if _has_pipeline(model) else ""
             raise ModelRejected.because(
                 name,
-                f"its {key} ({count}) cannot be divided by {place.size} ranks: use another number"
+                f"its {key} ({count}) cannot be divided by {info.size} ranks: use another number"
                 f" of ranks{other}",
             )
     try:
@@ -112,9 +114,9 @@ def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -
     except (ValueError, AssertionError) as fault:
         reason = re.sub(r"\s+", " ", str(fault)) or type(fault).__name__
         raise ModelRejected.because(
-            name, f"it cannot be divided by {place.size} ranks: {reason}"
+            name, f"it cannot be divided by {info.size} ranks: {reason}"
         ) from None
-    return Shard("tensor", f"part {place.rank + 1} of {place.size} of every layer")
+    return Shard("tensor", f"part {info.rank + 1} of {info.size} of every layer")
 
 
 def _has_pipeline(model: Any) -> bool:

@@ -1,7 +1,7 @@
 """Defines and serialises the messages between rank 0 and the other ranks.
 
-A message is its name, a space, and a JSON object of its fields. Fields with default values are left
-out.
+A message is encoded as its name, a space, and a JSON object of its fields. Fields with default
+values are left out.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from backend.engine.planning.plan import StepPlan
 
 
 class WireError(Exception):
-    """Bytes are not a message of this version of the backend."""
+    """The bytes are not a message of this version of the backend."""
 
 
 class Signal(Enum):
     """A message without fields."""
 
-    BEAT = "beat"  # from either side: a heartbeat, which shows that the sender is alive
-    JOIN = "join"  # join the group of mx.distributed now, at the same time as every other rank
+    BEAT = "beat"  # a heartbeat, from either side
+    JOIN = "join"  # join the group of mx.distributed now, at the same time as all other ranks
     OPEN = "open"  # create a new executor for the following plans
     CLEAR = "clear"  # drop all sequences and cached prefixes
     DROP = "drop"  # drop the model
     STOP = "stop"  # exit, because rank 0 is shutting down
 
 
-# From rank 0.
+# Messages from rank 0.
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
     """Load this rank's part of a model.
 
-    request: the fields of the LoadRequest.
     number: the number of the load.
+    request: the fields of the LoadRequest.
     timeout: seconds of silence after which a rank counts as lost from now on.
     """
 
@@ -53,7 +53,11 @@ class LoadShard:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The values that all ranks reported, by rank."""
+    """All ranks have reported their values.
+
+    number: the number of the load.
+    values: the reported values, by rank.
+    """
 
     number: int
     values: tuple[dict[str, Any], ...]
@@ -61,14 +65,25 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The load was cancelled, or has failed on another rank."""
+    """End a load that was cancelled, or that has failed on another rank.
+
+    number: the number of the load.
+    """
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A sequence that a later plan starts, with everything that affects its forward passes."""
+    """Add a sequence that a later plan starts, with everything that affects its forward passes.
+
+    number: the number of the sequence.
+    prompt: the prompt's token ids.
+    limit: maximum number of tokens to generate.
+    prompt_logprobs: whether log-probabilities of the prompt are computed.
+    scores: the continuations to score; None for a sequence that generates tokens.
+    side_by_side: whether several continuations may be scored in one pass.
+    """
 
     number: int
     prompt: Sequence[int]
@@ -92,15 +107,16 @@ class Plain:
     tokens: tuple[int, ...]
 
 
-# From the other ranks.
+# Messages from the other ranks.
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
     """The first message of a rank.
 
+    rank: number of the rank.
     size: number of ranks that this rank expects.
-    versions: the versions of packages that must be the same on all ranks.
+    versions: the result of `fingerprint.versions` on this rank.
     """
 
     rank: int
@@ -110,8 +126,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """A rank's report, at a point of a load where all ranks wait for each other.
+    """A rank's report at a point of a load where all ranks wait for each other.
 
+    number: the number of the load.
+    value: the value to exchange.
     refusal: why the load has failed on this rank; "" if it has not failed.
     """
 
@@ -122,7 +140,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The rank has failed and exits."""
+    """The rank has failed, and its process ends."""
 
     why: str
 
@@ -145,7 +163,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message. Raises WireError."""
+    """Return the message that `encode` has encoded. Raises WireError."""
     name, _, fields = data.partition(b" ")
     try:
         message: Message = _adapter(name.decode()).validate_json(

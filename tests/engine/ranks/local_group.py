@@ -21,7 +21,7 @@ from backend.engine.loading.stages import at_once
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import PassCost
 from backend.engine.ranks.leader import Leader
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.rank_info import TOKEN, RankInfo
 from backend.engine.token_text import ByteStream
 from backend.supervising.supervisor import free_ports
 
@@ -59,7 +59,7 @@ class LocalGroup:
         ring = zip(hosts, ports[1:], strict=True)
         hostfile.write_text(json.dumps([[f"{host}:{port}"] for host, port in ring]))
         token = secrets.token_hex(8)
-        place = Place(0, size, (hosts[0], ports[0]), ("here",) * size, timeout=60.0)
+        info = RankInfo(0, size, (hosts[0], ports[0]), ("here",) * size, timeout=60.0)
         self.causes: list[str] = []
         self._failing = failing
         self._loads = 0
@@ -67,10 +67,10 @@ class LocalGroup:
         for rank in range(1, size):
             environ = {**os.environ, TOKEN: token, "PYTHONPATH": str(ROOT)}
             environ |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)}
-            replace(place, rank=rank).write(environ)
+            replace(info, rank=rank).write(environ)
             self.others.append(start([sys.executable, "-m", module], environ))
         os.environ |= {"MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)}
-        self.leader = Leader(place, token)
+        self.leader = Leader(info, token)
         self.leader.open(self._fail)
 
     def __enter__(self) -> LocalGroup:

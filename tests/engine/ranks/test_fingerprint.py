@@ -10,10 +10,10 @@ import pytest
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.ranks.fingerprint import fingerprint, require_alike
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 from tests.engine.loading_models import write_model
 
-PLACE = Place(0, 3, ("10.0.0.1", 6000), ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+RANK_INFO = RankInfo(0, 3, ("10.0.0.1", 6000), ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_equal_ranks_are_accepted(own: dict[str, Any]) -> None:
-    require_alike("m", PLACE, [own, own, own])
+    require_alike("m", RANK_INFO, [own, own, own])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_rank_that_differs_is_named(
     own: dict[str, Any], differs: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ModelRejected, match=words):
-        require_alike("m", PLACE, [own, own, own | differs])
+        require_alike("m", RANK_INFO, [own, own, own | differs])
 
 
 @pytest.mark.parametrize("at", [0, 0.4, 0.999])
@@ -70,4 +70,4 @@ def test_changed_code_of_the_checkpoint_is_noticed(tmp_path: Path) -> None:
         code.write_text(text)
         found.append(fingerprint(checkpoint, "float32"))
     with pytest.raises(ModelRejected, match=r"its own\.py on rank 1 \(10\.0\.0\.2\) differs"):
-        require_alike("m", PLACE, found)
+        require_alike("m", RANK_INFO, found)

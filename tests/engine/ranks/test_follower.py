@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from backend.engine.ranks.link import Link, accept, listen
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.rank_info import TOKEN, RankInfo
 from backend.engine.ranks.wire import Signal
 from backend.supervising.supervisor import free_ports
 
@@ -27,7 +27,7 @@ def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) 
     with listen(("127.0.0.1", ports[0])) as listener:
         listener.settimeout(WAIT)
         environ = {**os.environ, TOKEN: "secret", "MLX_HOSTFILE": str(hostfile), "MLX_RANK": "1"}
-        Place(1, 2, ("127.0.0.1", ports[0]), ("a", "b"), timeout=2.0).write(environ)
+        RankInfo(1, 2, ("127.0.0.1", ports[0]), ("a", "b"), timeout=2.0).write(environ)
         rank = subprocess.Popen([sys.executable, "-m", "backend"], env=environ, cwd=ROOT)
         try:
             connection, _ = listener.accept()
@@ -43,9 +43,9 @@ def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) 
 _JOINS = """
 import signal, threading
 from backend.engine.ranks.group import join_group
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-engine = threading.Thread(target=join_group, args=(Place.read(),))
+engine = threading.Thread(target=join_group, args=(RankInfo.read(),))
 engine.start()
 engine.join()
 """
@@ -57,7 +57,7 @@ def test_rank_0_ends_when_nobody_joins_the_group(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports]))
     environ = {**os.environ, "MLX_HOSTFILE": str(hostfile), "MLX_RANK": "0"}
-    Place(0, 2, ("127.0.0.1", 1), ("a", "b"), timeout=2.0).write(environ)
+    RankInfo(0, 2, ("127.0.0.1", 1), ("a", "b"), timeout=2.0).write(environ)
     ended = subprocess.run(
         [sys.executable, "-c", _JOINS], env=environ, cwd=ROOT, timeout=WAIT, check=False
     )

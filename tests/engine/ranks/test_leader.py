@@ -24,7 +24,7 @@ from backend.engine.ranks import leader as leader_module
 from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
-from backend.engine.ranks.place import Place
+from backend.engine.ranks.rank_info import RankInfo
 from backend.engine.ranks.wire import Join, LoadReport, LoadShard, Signal
 from backend.supervising.supervisor import free_ports
 
@@ -45,9 +45,9 @@ class Ranks:
 
     def joined(self, **software: str) -> Link:
         """Rank 1's end of its connection. software: versions that differ from this process's."""
-        place = self.leader.place
-        join = Join(1, place.size, versions() | software)
-        other = connect(place.control, "secret", join, place.timeout)
+        info = self.leader.info
+        join = Join(1, info.size, versions() | software)
+        other = connect(info.control, "secret", join, info.timeout)
         self.until(lambda: 1 in self.leader._followers)
         return other
 
@@ -70,8 +70,8 @@ class Ranks:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """Ranks whose group of MLX forms immediately."""
     monkeypatch.setattr(group, "join_group", lambda _: None)
-    place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
-    found = Ranks(Leader(place, "secret"))
+    info = RankInfo(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
+    found = Ranks(Leader(info, "secret"))
     found.leader.open(found.fail)
     yield found
     found.leader.close()
@@ -111,9 +111,9 @@ def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
 
 
 def test_a_load_that_times_out_says_why_a_rank_was_refused(ranks: Ranks) -> None:
-    place = ranks.leader.place = replace(ranks.leader.place, join_timeout=0.0)
+    info = ranks.leader.info = replace(ranks.leader.info, join_timeout=0.0)
     with pytest.raises(LinkLost):
-        connect(place.control, "other", Join(1, place.size, {}), place.timeout)
+        connect(info.control, "other", Join(1, info.size, {}), info.timeout)
     ranks.until(lambda: ranks.leader._refused)
     with pytest.raises(ShuttingDown) as waited:
         at_once(ranks.leader.form(WAIT, threading.Event()))
@@ -139,7 +139,7 @@ def test_a_later_load_may_not_name_other_ranks(
     """The other ranks would not be used, because MLX forms one group per process."""
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps(hosts))
-    leader = Leader(Place(0, 2, ("a", 6000), ("a", "b"), ports=(5000, 5001)), "secret")
+    leader = Leader(RankInfo(0, 2, ("a", 6000), ("a", "b"), ports=(5000, 5001)), "secret")
     if not words:
         leader.require_named(str(hostfile), transport)
         return
@@ -152,7 +152,7 @@ def test_a_load_may_not_name_ranks_where_the_process_was_started_with_its_own(
 ) -> None:
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text('["127.0.0.1:5000", "127.0.0.1:5001"]')
-    leader = Leader(Place(0, 2, ("127.0.0.1", 6000), ("127.0.0.1", "127.0.0.1")), "secret")
+    leader = Leader(RankInfo(0, 2, ("127.0.0.1", 6000), ("127.0.0.1", "127.0.0.1")), "secret")
     leader.require_named("", "")
     with pytest.raises(InvalidRequest, match="are not the 2 of this process"):
         leader.require_named(str(hostfile), "")

@@ -1,4 +1,4 @@
-"""Refuses loads that several ranks do not support, before any rank reads weights."""
+"""Refuses loads that ranks do not support, before any rank reads weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def require_divisible(order: LoadOrder) -> None:
         ),
         (
             settings.prompt_cache_dir,
-            "prompt_cache_dir is set, but no KV is kept on disk where ranks",
+            "prompt_cache_dir is set, but no KV is stored on disk where ranks",
         ),
     ):
         if given:

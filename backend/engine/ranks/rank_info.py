@@ -1,6 +1,6 @@
 """Describes which rank a process is, and how it finds the other ranks.
 
-`backend.supervising.command_line` writes a `Place` into the environment of each process that it
+`backend.supervising.supervisor` writes a `RankInfo` into the environment of each process that it
 starts.
 """
 
@@ -16,19 +16,21 @@ Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distri
 
 Parallelism = Literal["tensor", "pipeline"]  # explained in `backend.engine.ranks.sharding`
 
-PLACE = "MLX_BACKEND_RANK_PLACE"
+RANK_INFO = "MLX_BACKEND_RANK_INFO"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
 TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a process among `size` ranks.
+class RankInfo:
+    """What a process must know of its rank and of the other ranks.
 
+    rank: number of this process, from 0.
+    size: number of ranks.
     control: host and port where rank 0 listens for the other ranks.
     hosts: the name of each rank's host, for messages.
-    timeout: seconds of silence after which a rank counts as lost; a loaded model may set another
-        value.
+    transport: the backend of mx.distributed.
+    timeout: seconds of silence after which a rank counts as lost, until a load sets another value.
     join_timeout: seconds for which a load waits for ranks that have not joined.
     ports: the ports of the ranks in the user's hostfile; empty without a hostfile.
     """
@@ -43,16 +45,16 @@ class Place:
     ports: tuple[int, ...] = ()
 
     def name(self, rank: int) -> str:
-        """Return the rank's number and host, for messages."""
+        """Return the number and the host of a rank, for messages."""
         return f"rank {rank} ({self.hosts[rank]})"
 
     def write(self, environ: MutableMapping[str, str]) -> None:
-        environ[PLACE] = json.dumps(asdict(self))
+        environ[RANK_INFO] = json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> Place | None:
-        """Read what `write` has written; return None in a process that is not a rank."""
-        if not (text := environ.get(PLACE)):
+    def read(cls, environ: Mapping[str, str] = os.environ) -> RankInfo | None:
+        """Return what `write` has written; None in a process that no supervisor has started."""
+        if not (text := environ.get(RANK_INFO)):
             return None
         values = json.loads(text)
         host, port = values.pop("control")
