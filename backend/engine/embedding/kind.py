@@ -46,7 +46,7 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     ModelKind.TOKEN_CLASSIFY: frozenset({
         "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "openai_privacy_filter",
     }),
-    ModelKind.TRANSCRIBE: SPEECH_TYPES,
+    ModelKind.TRANSCRIBE: frozenset(SPEECH_TYPES),
 }  # fmt: skip
 # The kinds that text models of mlx-lm serve, by pooling or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
