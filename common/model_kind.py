@@ -45,6 +45,8 @@ SPEECH_TYPES = {
     "granite_speech_plus": "Granite Speech",
     "glmasr": "GLM-ASR",
     "moonshine": "Moonshine",
+    "canary": "Canary",
+    "sensevoice": "SenseVoice",
 }
 SPEECH_FAMILIES = ", ".join(dict.fromkeys(SPEECH_TYPES.values()))
 # NVIDIA's conversions of Parakeet name no type, but the class that trained them.

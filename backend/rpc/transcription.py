@@ -195,7 +195,7 @@ def _require_transcribable(request: pb.TranscriptRequest, abilities: SpeechAbili
     if request.translate and not abilities.translates:
         raise InvalidRequest(
             f"{named('translate')} is true, but this model does not translate: load a multilingual"
-            " Whisper or a Granite Speech model, or send false"
+            " Whisper, a Granite Speech or a Canary model, or send false"
         )
     for word in request.timestamp_granularities:
         if word not in _GRANULARITIES:

@@ -15,7 +15,13 @@ import soundfile
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend
 from tests.acceptance.test_hearing import ONE, clip
 from tests.acceptance.test_hearing import sound as tone
-from tests.engine.speech.tiny_speech import speech, write_granite, write_voxtral, write_whisper
+from tests.engine.speech.tiny_speech import (
+    speech,
+    write_canary,
+    write_granite,
+    write_voxtral,
+    write_whisper,
+)
 from tests.polling import until
 from wire import backend_pb2 as pb
 
@@ -146,13 +152,13 @@ def test_a_model_of_speech_says_that_it_answers_nothing_else(whisper: Backend) -
     assert "turns speech into text" in error.details()
 
 
-@pytest.mark.parametrize("write", [write_granite, write_voxtral])
+@pytest.mark.parametrize("write", [write_canary, write_granite, write_voxtral])
 def test_other_families_transcribe_what_they_can(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     backend = Backend()
     assert backend.load(write(tmp_path / "model")).success
-    translates = write is write_granite
+    translates = write is not write_voxtral
     result = backend.stub.AudioTranscription(
         asked(recording(31.0), language="German", translate=translates), timeout=WAIT
     )
@@ -165,7 +171,7 @@ def test_other_families_transcribe_what_they_can(
     if not translates:
         code, details = refusal(backend, asked(recording(1.0), translate=True))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
-        assert "load a multilingual Whisper or a Granite Speech model" in details
+        assert "load a multilingual Whisper, a Granite Speech or a Canary model" in details
     assert backend.close() == 0
 
 
@@ -200,7 +206,7 @@ def test_a_model_without_audio_says_what_serves_it() -> None:
     assert code == grpc.StatusCode.UNIMPLEMENTED
     assert details == (
         "AudioTranscription is not served: the loaded model 'tiny_text' generates text and accepts"
-        " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that"
-        " accepts audio"
+        " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR, Voxtral, Granite"
+        " Speech, GLM-ASR, Moonshine, Canary, SenseVoice), or a model that accepts audio"
     )
     assert backend.close() == 0

@@ -133,6 +133,8 @@ def _prepare(model: Any, model_type: str, path: Path) -> None:
             model._tokenizer = AutoTokenizer.from_pretrained(path)
             model._feature_extractor = WhisperFeatureExtractor.from_pretrained(path)
             model.config.model_repo = ""
+        case "canary" | "sensevoice":
+            type(model).post_load_hook(model, path)  # reads only files of SentencePiece
         case "voxtral":
             part = model.config.audio_config
             positions = part.max_source_positions * part.hidden_size // part.intermediate_size

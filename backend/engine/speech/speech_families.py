@@ -37,6 +37,11 @@ def abilities_of(model_type: str, model: Any) -> SpeechAbilities:
         case "granite_speech" | "granite_speech_plus":
             languages = _with_names(_GRANITE_LANGUAGES)
             return SpeechAbilities(languages, translates=True, samples=True)
+        case "canary":
+            languages = _with_names(model.config.supported_languages)
+            return SpeechAbilities(languages, translates=True, samples=True)
+        case "sensevoice":
+            return SpeechAbilities(_with_names(_SENSEVOICE_LANGUAGES))
         case "voxtral_realtime" | "glmasr" | "moonshine":
             return SpeechAbilities(samples=True)
     several = bool(model.is_multilingual)
@@ -134,6 +139,20 @@ def _granite(model: Any, speech: Speech, audio: mx.array) -> Result:
     return _generated(model, speech, audio, hotwords=words, **wanted)
 
 
+def _canary(model: Any, speech: Speech, audio: mx.array) -> Result:
+    """Transcribe from English if no language is given: the model does not detect it."""
+    spoken = speech.language or "en"
+    wanted = "en" if speech.translate else spoken
+    options = {"source_lang": spoken, "target_lang": wanted, "dtype": _dtype(model)}
+    segments, _ = _generated(model, speech, audio, max_tokens=_CANARY_TOKENS, **options)
+    return segments, spoken
+
+
+def _sensevoice(model: Any, speech: Speech, audio: mx.array) -> Result:
+    segments, found = _generated(model, speech, audio, language=speech.language or "auto")
+    return segments, found if found in _SENSEVOICE_LANGUAGES else ""
+
+
 def _moonshine(model: Any, speech: Speech, audio: mx.array) -> Result:
     return _generated(model, speech, audio, dtype=_dtype(model))
 
@@ -143,11 +162,9 @@ def _generated(model: Any, speech: Speech, audio: mx.array, **options: Any) -> R
     mx.random.seed(len(audio))
     result = model.generate(
         mx.pad(audio, (0, max(_LEAST_SAMPLES - len(audio), 0))),
-        temperature=speech.temperature,
-        max_tokens=_MOST_TOKENS,
-        **options,
+        **{"temperature": speech.temperature, "max_tokens": _MOST_TOKENS} | options,
     )
-    return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), ""
+    return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), result.language or ""
 
 
 def _dtype(model: Any) -> Any:
@@ -159,17 +176,21 @@ def _dtype(model: Any) -> Any:
 
 
 _MOST_TOKENS = 1024  # for 30 seconds
+_CANARY_TOKENS = 1000  # and its prompt; it has 1024 positions
 _LEAST_SAMPLES = 1600  # shorter audio is less than what some models read at a time
-# As Mistral and IBM list them.
+# As their makers list them.
 _VOXTRAL_LANGUAGES = ("en", "es", "fr", "pt", "hi", "de", "nl", "it")
+_SENSEVOICE_LANGUAGES = ("zh", "en", "yue", "ja", "ko")
 _GRANITE_LANGUAGES = ("en", "fr", "de", "es", "pt", "ja", "it", "zh")
 _OTHERS: Mapping[str, Callable[[Any, Speech, mx.array], Result]] = {
+    "canary": _canary,
     "glmasr": _generated,
     "granite_speech": _granite,
     "granite_speech_plus": _granite,
     "moonshine": _moonshine,
     "parakeet": _parakeet,
     "qwen3_asr": _qwen3_asr,
+    "sensevoice": _sensevoice,
     "voxtral": _voxtral,
     "voxtral_realtime": _generated,
 }

@@ -103,11 +103,16 @@ def test_audio_is_computed_in_the_type_of_the_weights() -> None:
 
 
 WRITTEN = {
+    "canary": tiny_speech.write_canary,
     "glmasr": tiny_speech.write_glmasr,
     "granite_speech": tiny_speech.write_granite,
     "moonshine": tiny_speech.write_moonshine,
+    "sensevoice": tiny_speech.write_sensevoice,
     "voxtral_realtime": tiny_speech.write_voxtral_realtime,
 }
+
+
+LIMITS = {"canary": {"max_tokens": 1000, "dtype": mx.float32}}
 
 
 @pytest.mark.parametrize("model_type", WRITTEN)
@@ -119,7 +124,8 @@ def test_the_text_of_a_window_is_that_of_mlx_audio(model_type: str, tmp_path: Pa
     assert [each.samples for each in found] == [end for _, end in windows(samples)]
     texts = []
     for each, (start, end) in zip(found, windows(samples), strict=True):
-        text = theirs.generate(mx.array(samples[start:end]), max_tokens=1024).text
+        audio = mx.array(samples[start:end])
+        text = theirs.generate(audio, **LIMITS.get(model_type, {"max_tokens": 1024})).text
         assert "".join(segment.text for segment in each.segments).strip() == text.strip()
         assert all(segment.start == start / SOUND_RATE for segment in each.segments)
         assert all(segment.end == end / SOUND_RATE for segment in each.segments)
@@ -170,6 +176,28 @@ def test_granite_is_asked_for_what_the_request_says(
         Speech(samples, given.language, given.prompt, translate=given.translate),
     )
     assert asked == [prompt]
+
+
+@pytest.mark.parametrize(
+    ("language", "translate", "languages"),
+    [("", False, ("en", "en")), ("de", False, ("de", "de")), ("de", True, ("de", "en"))],
+)
+def test_canary_is_told_the_language(
+    language: str, translate: bool, languages: tuple[str, str], tmp_path: Path
+) -> None:
+    """It detects none."""
+    model = open_model(tiny_speech.write_canary(tmp_path / "canary"), "canary")
+    build: Callable[..., list[int]] = model._tokenizer.build_prompt_tokens
+    asked = []
+
+    def note(source_lang: str, target_lang: str, **options: Any) -> list[int]:
+        asked.append((source_lang, target_lang))
+        return build(source_lang, target_lang, **options)
+
+    model._tokenizer.build_prompt_tokens = note
+    (found,) = heard("canary", model, Speech(speech(1.0), language, translate=translate))
+    assert asked == [languages]
+    assert found.language == languages[0]
 
 
 def _families() -> list[str]:

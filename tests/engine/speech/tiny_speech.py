@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -406,7 +407,7 @@ def _written(
     folder.mkdir(parents=True, exist_ok=True)
     mx.random.seed(11)
     model = module.Model(module.ModelConfig.from_dict(json.loads(json.dumps(config))))
-    _save(folder, model, _stored if config["model_type"] == "moonshine" else None)
+    _save(folder, model, _STORED.get(config["model_type"]))
     _write(folder / "config.json", config)
     _write(
         folder / "preprocessor_config.json",
@@ -427,6 +428,13 @@ def _stored(name: str, value: mx.array) -> mx.array:
     return value.transpose(0, 2, 1) if "conv" in name and value.ndim == 3 else value
 
 
+def _stored_memory(name: str, value: mx.array) -> mx.array:
+    return value.transpose(0, 2, 1) if "fsmn_block.weight" in name else value
+
+
+_STORED = {"moonshine": _stored, "sensevoice": _stored_memory}
+
+
 def _tekken() -> dict[str, Any]:
     """Mistral's form: control tokens, bytes, what is joined of them, and one in reserve."""
     ranks = {name: at for at, name in enumerate(_CONTROL)} | {"[AUDIO]": 24, "<pad>": 11}
@@ -436,3 +444,57 @@ def _tekken() -> dict[str, Any]:
         "special_tokens": [{"rank": rank, "token_str": name} for name, rank in ranks.items()],
         "vocab": [{"token_bytes": base64.b64encode(word).decode()} for word in words],
     }
+
+
+def write_canary(folder: Path) -> Path:
+    """Write a Canary of one layer, with a tokenizer of SentencePiece; returns the folder."""
+    from mlx_audio.stt.models import canary
+
+    marks = "startofcontext startoftranscript emo:undefined endoftext pnc noitn notimestamp"
+    special = [f"<|{mark}|>" for mark in (*marks.split(), "nodiarize", "en", "de")]
+    vocabulary = _sentence_pieces(folder / "tokenizer.model", special)
+    config = {
+        "model_type": "canary",
+        "vocab_size": vocabulary,
+        "enc_output_dim": SIZE,
+        "encoder": {"n_layers": 1, "d_model": SIZE, "n_heads": 2, "subsampling_conv_channels": 8},
+        "transf_decoder": {
+            "num_layers": 1,
+            "hidden_size": SIZE,
+            "num_attention_heads": 2,
+            "inner_size": SIZE,
+        },
+        "supported_languages": ["en", "de"],
+    }
+    return _written(folder, canary, config)
+
+
+def write_sensevoice(folder: Path) -> Path:
+    """Write a SenseVoice of one layer, with a tokenizer of SentencePiece; returns the folder."""
+    from mlx_audio.stt.models import sensevoice
+
+    vocabulary = _sentence_pieces(folder / "chn_jpn_yue_eng_ko_spectok.bpe.model", [])
+    layers = {"output_size": SIZE, "linear_units": SIZE, "num_blocks": 1, "tp_blocks": 1}
+    config = {
+        "model_type": "sensevoice",
+        "vocab_size": vocabulary,
+        "encoder_conf": layers | {"attention_heads": 2},
+    }
+    return _written(folder, sensevoice, config)
+
+
+def _sentence_pieces(file: Path, special: list[str]) -> int:
+    """Write a model of SentencePiece; returns the number of its tokens."""
+    import sentencepiece
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["one two three four five six seven eight nine ten"] * 4),
+        model_writer=made,
+        vocab_size=20 + len(special),
+        user_defined_symbols=special,
+        minloglevel=2,
+    )
+    file.write_bytes(made.getvalue())
+    return 20 + len(special)
