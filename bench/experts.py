@@ -5,6 +5,9 @@ as those of trained models do. All sides compute in the same type, and take turn
 Once the system has the files in its page cache, a read costs what copying costs; the bytes that are
 read for each token say what a disk would add. On one side the files are dropped from the page cache
 all the time, so that the disk is read.
+
+The second table compares decoding with and without reading ahead, in this process. The file is
+dropped from the page cache before each token, or never.
 """
 
 from __future__ import annotations
@@ -15,18 +18,22 @@ import shutil
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from backend.engine.experts.offload import slots_of
+from backend.engine.experts.offload import offload, slots_of
+from backend.engine.experts.read_ahead import Payoff
+from backend.engine.loading.weights import cast
 from backend.engine.units import MIB
 from bench.process import ROOT, backend, text
 from bench.report import Table
@@ -112,6 +119,72 @@ def measure() -> Iterator[Table]:
             ["slots", *sides[0].speeds, "hits", "MiB read per token", "s waited per s"],
             [_row(side, sides[0]) for side in sides[1:]],
         )
+    yield Table(
+        "Experts read ahead: speed relative to none read ahead, medians of the rounds",
+        ["slots", "from", "speed", "misses", "read ahead", "MiB read per token", "in vain"],
+        [_ahead_row(model, share, cold) for share in SHARES[1:] for cold in (False, True)],
+    )
+
+
+def _ahead_row(folder: Path, share: float, cold: bool) -> list[str]:
+    """Return how reading ahead changes the speed of decoding one row.
+
+    cold: whether the file is dropped from the page cache before each token.
+    """
+    from mlx_lm.utils import load_model
+
+    model = load_model(folder, lazy=True)[0]
+    cast(model, "float32")
+    stages = offload(model, "bench", folder, _cache(share) * MIB)
+    while True:
+        try:
+            next(stages)
+        except StopIteration as end:
+            counts = end.value.counts
+            break
+    mx.eval(model.parameters())
+    file = (folder / "model.safetensors") if cold else None
+    _decode(model, file, ahead=False)
+    ratios, answers = [], set()
+    for turn in range(ROUNDS):
+        seconds: dict[bool, float] = {}
+        for ahead in (turn % 2 == 0, turn % 2 == 1):
+            before = replace(counts)
+            seconds[ahead], answer = _decode(model, file, ahead=ahead)
+            answers.add(answer)
+            if ahead:
+                misses = counts.misses - before.misses
+                hits = counts.ahead_hits - before.ahead_hits
+                read = (counts.read_bytes - before.read_bytes) / TOKENS / MIB
+                vain = (counts.wasted_bytes - before.wasted_bytes) / TOKENS / MIB
+        ratios.append(seconds[False] / seconds[True])
+    if len(answers) > 1:
+        raise AssertionError("reading ahead has changed an answer")
+    figures = [str(misses), f"{hits / misses:.0%}", f"{read:.1f}", f"{vain:.1f}"]
+    speed = f"{statistics.median(ratios):.2f}"
+    return [f"{share:.1%}", "disk" if cold else "page cache", speed, *figures]
+
+
+def _decode(model: Any, dropped: Path | None, *, ahead: bool) -> tuple[float, tuple[int, ...]]:
+    """Return the seconds of an answer with drawn tokens, and its tokens."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    mx.random.seed(3)
+    cache, token, seconds = make_prompt_cache(model), 7, 0.0
+    answer = []
+    with (
+        patch.object(Payoff, "_choose", lambda *_: ahead),
+        (dropped or Path(os.devnull)).open("rb") as file,
+    ):
+        for _ in range(TOKENS):
+            if dropped:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            logits = model(mx.array([[token]]), cache=cache)[0, -1]
+            token = int(mx.random.categorical(logits))
+            seconds += time.perf_counter() - began
+            answer.append(token)
+    return seconds, tuple(answer)
 
 
 @contextmanager

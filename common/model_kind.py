@@ -34,8 +34,21 @@ _WORDS = {
     ModelKind.TOKEN_CLASSIFY: "labels words of a text and does not generate text",
     ModelKind.TRANSCRIBE: "turns speech into text and answers only AudioTranscription",
 }
-# `model_type` in config.json of the speech-to-text models that are served.
-SPEECH_TYPES = frozenset({"whisper", "parakeet", "qwen3_asr"})
+# `model_type` in config.json of the speech-to-text models that are served, and the family's name.
+SPEECH_TYPES = {
+    "whisper": "Whisper",
+    "parakeet": "Parakeet",
+    "qwen3_asr": "Qwen3-ASR",
+    "voxtral": "Voxtral",
+    "voxtral_realtime": "Voxtral",
+    "granite_speech": "Granite Speech",
+    "granite_speech_plus": "Granite Speech",
+    "glmasr": "GLM-ASR",
+    "moonshine": "Moonshine",
+    "canary": "Canary",
+    "sensevoice": "SenseVoice",
+}
+SPEECH_FAMILIES = ", ".join(dict.fromkeys(SPEECH_TYPES.values()))
 # NVIDIA's conversions of Parakeet name no type, but the class that trained them.
 _NEMO = re.compile(r"nemo\.collections\.asr\.models\.\w+\.EncDec\w*")
 

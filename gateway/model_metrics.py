@@ -31,7 +31,9 @@ _COUNTED = {
     "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
     "mlx-expert-hits": (_C, "expert_hits", "Experts that a pass used and that were in memory."),
     "mlx-expert-misses": (_C, "expert_misses", "Experts that a pass had to read."),
+    "mlx-expert-ahead-hits": (_C, "expert_ahead_hits", "Those of the misses that were read ahead."),
     "mlx-expert-read-bytes": (_C, "expert_read_bytes", "Bytes read from weight files."),
+    "mlx-expert-wasted-bytes": (_C, "expert_wasted_bytes", "Bytes that were read ahead in vain."),
     "mlx-expert-wait-seconds": (_C, "expert_wait_seconds", "Seconds spent waiting for reads."),
 }
 # A model and, if its backend answers, its counters since the start.

@@ -55,7 +55,9 @@ class ExpertCounts:
     layers: number of layers with experts.
     hits: experts that a layer used in a pass and that were in memory.
     misses: experts that a layer used in a pass and that had to be read.
+    ahead_hits: those of the misses whose reads had begun before the layer selected them.
     read_bytes: bytes that were read.
+    wasted_bytes: those of experts that were read ahead and not used.
     wait_seconds: seconds for which the engine waited for reads.
     """
 
@@ -66,6 +68,8 @@ class ExpertCounts:
     misses: int = 0
     read_bytes: int = 0
     wait_seconds: float = 0.0
+    ahead_hits: int = 0
+    wasted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

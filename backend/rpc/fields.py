@@ -208,13 +208,16 @@ TRANSCRIPT_REQUEST = FieldTable(
         "dst": "the recording: the path of a file that the host has stored, base64 or a data URI;"
         " WAV, FLAC, OGG, MP3, M4A, MP4, WebM or AAC, up to two hours",
         "language": "a code such as `en`, or an English name; empty or `auto`: the model detects"
-        " it. Parakeet always does; a model that accepts audio reads it in its prompt",
-        "translate": "into English: multilingual Whisper models, and models that accept audio;"
-        " refused for others",
-        "prompt": "earlier text, or words that may occur: Whisper and Qwen3-ASR; Parakeet reads"
-        " none. For a model that accepts audio, it replaces the question",
+        " it (Canary: English). Parakeet, Voxtral Realtime, GLM-ASR and Moonshine always detect"
+        " it, and Granite Speech translates from any; a model that accepts audio reads it in its"
+        " prompt",
+        "translate": "into English: multilingual Whisper models, Granite Speech, Canary, and models"
+        " that accept audio; refused for others",
+        "prompt": "earlier text, or words that may occur: Whisper, Qwen3-ASR, and Granite Speech,"
+        " which takes it as keywords; other speech-to-text models read none. For a model that"
+        " accepts audio, it replaces the question",
         "temperature": "0 is greedy, and Whisper tries higher ones where its text repeats itself or"
-        " is improbable; above 0 it is refused for Parakeet",
+        " is improbable; above 0 it is refused for Parakeet and SenseVoice",
         "timestamp_granularities": "`segment`, and `word` for Whisper and Parakeet",
         "ModelIdentity": "compared with the loaded model's identity first",
     },

@@ -44,7 +44,9 @@ def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
         ("mlx-expert-slots", str(experts.slots)),
         ("mlx-expert-hits", str(experts.hits)),
         ("mlx-expert-misses", str(experts.misses)),
+        ("mlx-expert-ahead-hits", str(experts.ahead_hits)),
         ("mlx-expert-read-bytes", str(experts.read_bytes)),
+        ("mlx-expert-wasted-bytes", str(experts.wasted_bytes)),
         ("mlx-expert-wait-seconds", f"{experts.wait_seconds:.3f}"),
     )
 

@@ -26,6 +26,7 @@ from backend.rpc.checks import require_most
 from backend.rpc.requests import generation_request
 from common.chat_events import Content
 from common.field_names import named
+from common.model_kind import SPEECH_FAMILIES
 from common.wording import shown
 from wire import backend_pb2 as pb
 
@@ -37,9 +38,7 @@ _GRANULARITIES = ("segment", "word")
 _MOST_TOKENS = 1024  # in an answer about 30 seconds
 _HOTTEST = 100.0
 _LONGEST_PROMPT = 4096  # characters; Whisper reads the last 223 tokens
-_SERVED_BY = (
-    "load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that accepts audio"
-)
+_SERVED_BY = f"load a speech-to-text model ({SPEECH_FAMILIES}), or a model that accepts audio"
 
 
 async def transcribe(
@@ -194,7 +193,7 @@ def _require_transcribable(request: pb.TranscriptRequest, abilities: SpeechAbili
     if request.translate and not abilities.translates:
         raise InvalidRequest(
             f"{named('translate')} is true, but this model does not translate: load a multilingual"
-            " Whisper model, or send false"
+            " Whisper, a Granite Speech or a Canary model, or send false"
         )
     for word in request.timestamp_granularities:
         if word not in _GRANULARITIES:

@@ -114,7 +114,7 @@ def test_what_cannot_be_offloaded_is_refused_where_it_was_asked_for(
         " leave expert_cache_mib out, or change it"
     )
     code, message = _refused(backend, lambda: load(folder, "expert_cache_mib:1"))
-    assert "a cache of 1 MiB cannot hold one expert of each layer, which takes 6 MiB" in message
+    assert "a cache of 1 MiB cannot hold one expert of each layer, which takes 7 MiB" in message
     code, message = _refused(
         backend, lambda: load(folder, "expert_cache_mib:0", "memory_limit_mib:16")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ import soundfile
 from tests.acceptance.backend import ROOT, WAIT, Backend
 from tests.acceptance.test_hearing import ONE, clip
 from tests.acceptance.test_hearing import sound as tone
-from tests.engine.speech.tiny_speech import speech, write_whisper
+from tests.engine.speech.tiny_speech import (
+    speech,
+    write_canary,
+    write_granite,
+    write_voxtral,
+    write_whisper,
+)
 from tests.polling import until
 from wire import backend_pb2 as pb
 
@@ -148,6 +155,29 @@ def test_a_model_of_speech_says_that_it_answers_nothing_else(whisper: Backend) -
     assert "turns speech into text" in error.details()
 
 
+@pytest.mark.parametrize("write", [write_canary, write_granite, write_voxtral])
+def test_other_families_transcribe_what_they_can(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    backend = Backend()
+    assert backend.load(write(tmp_path / "model")).success
+    translates = write is not write_voxtral
+    result = backend.stub.AudioTranscription(
+        asked(recording(31.0), language="German", translate=translates), timeout=WAIT
+    )
+    assert result.text
+    assert result.language == "de"
+    assert [segment.start > 0 for segment in result.segments] == [False, True]
+    code, details = refusal(backend, asked(recording(1.0), timestamp_granularities=["word"]))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "this model does not report the times of words" in details
+    if not translates:
+        code, details = refusal(backend, asked(recording(1.0), translate=True))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "load a multilingual Whisper, a Granite Speech or a Canary model" in details
+    assert backend.close() == 0
+
+
 def test_a_model_that_accepts_audio_is_asked(omni: Backend) -> None:
     request = pb.TranscriptRequest(dst=clip("high"), prompt=ONE)
     result = omni.stub.AudioTranscription(request, timeout=WAIT)
@@ -177,6 +207,6 @@ def test_a_model_without_audio_says_what_serves_it(served: Backend) -> None:
     assert code == grpc.StatusCode.UNIMPLEMENTED
     assert details == (
         "AudioTranscription is not served: the loaded model 'tiny_text' generates text and accepts"
-        " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that"
-        " accepts audio"
+        " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR, Voxtral, Granite"
+        " Speech, GLM-ASR, Moonshine, Canary, SenseVoice), or a model that accepts audio"
     )

@@ -109,6 +109,8 @@ def test_experts_are_counted_by_model(gateway: GatewayProcess) -> None:
     assert found["gateway_model_expert_hits_total", EXPERTS] > 0
     assert found["gateway_model_expert_read_bytes_total", EXPERTS] > 1000
     assert found["gateway_model_expert_wait_seconds_total", EXPERTS] > 0
+    assert found["gateway_model_expert_ahead_hits_total", EXPERTS] >= 0
+    assert found["gateway_model_expert_wasted_bytes_total", EXPERTS] >= 0
     assert ("gateway_model_expert_hits_total", TINY) not in found
 
 

@@ -43,7 +43,7 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     }),
     ModelKind.RERANK: frozenset(_SCORING),
     ModelKind.TOKEN_CLASSIFY: frozenset({*_LABELLING, "openai_privacy_filter"}),
-    ModelKind.TRANSCRIBE: SPEECH_TYPES,
+    ModelKind.TRANSCRIBE: frozenset(SPEECH_TYPES),
 }  # fmt: skip
 # The kinds that text models of mlx-lm serve, by pooling or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)

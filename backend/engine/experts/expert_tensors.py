@@ -117,7 +117,7 @@ class PlaceFinder:
 
     def _equal(self, place: Place, weight: mx.array, experts: slice) -> bool:
         sources = [spans[experts] for spans in place.sources]
-        raw = self._files.finish(self._files.begin(sources))
+        raw = self._files.finish([self._files.begin(sources)])
         word = _WORDS[weight.dtype.size]  # compared as words, because NaN differs from itself
         found = place.values(raw, weight)
         return bool(mx.array_equal(found.view(word), weight[experts].view(word)))

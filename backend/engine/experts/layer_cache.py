@@ -18,6 +18,7 @@ import numpy as np
 
 from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.expert_tensors import Place
+from backend.engine.experts.read_ahead import Payoff, Router
 from backend.engine.experts.weight_files import Reading, WeightFiles
 
 _FADING = 0.98  # factor on an expert's worth with each pass
@@ -39,13 +40,30 @@ class Parameter:
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a layer knows of the others.
+
+    payoff: shared by all layers of a pass.
+    first: whether a pass begins with this layer.
+    following: the next layer and its router; None if a pass ends with this layer.
+    """
+
+    payoff: Payoff
+    first: bool
+    following: tuple[LayerCache, Router] | None
+
+
 class LayerCache:
     """The slots of one layer.
 
     switch: mlx-lm's layer, whose parameters have one row per slot.
     parameters: all parameters of `switch`.
     portion: maximum bytes to read before they are written to slots.
+    link: set once the other layers have their caches; None if the layer's order is unknown.
     """
+
+    link: Link | None = None
 
     def __init__(
         self,
@@ -70,10 +88,16 @@ class LayerCache:
         # An expert may need more bytes in memory than in the files, or less.
         read = sum(spans[0].size for spans in self._sources)
         self._step = max(portion // max(read, self.nbytes // slots), 1)
+        self._read = read
+        self._ahead: dict[int, Reading] = {}  # reads that began before the router's choice
 
     @property
     def nbytes(self) -> int:
         return sum(parameter.slots.nbytes for parameter in self._parameters)
+
+    @property
+    def experts(self) -> int:
+        return len(self._slot)
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """Return the layer's result, [..., selected, width].
@@ -83,20 +107,56 @@ class LayerCache:
         x: [..., width].
         indices: the numbers of the selected experts, [..., selected].
         """
-        selected = np.array(indices)  # waits for the device
+        likely = self._likely(x, indices)
+        mx.eval(indices, likely)  # the only wait for the device
+        selected = np.array(indices)
         experts = np.unique(selected)
         self._worth *= _FADING
         self._worth[experts] += 1
-        missing = int(np.count_nonzero(self._slot[experts] < 0))
-        self._counts.hits += len(experts) - missing
-        self._counts.misses += missing
+        missing = experts[self._slot[experts] < 0]
+        self._counts.hits += len(experts) - len(missing)
+        self._counts.misses += len(missing)
+        self._abandon_all_but(missing)
+        self._counts.ahead_hits += len(self._ahead)
         if len(experts) > len(self._expert):
-            return self._in_groups(x, selected, experts)
-        self._bring(experts)
-        result: mx.array = self._switch(x, mx.array(self._slots_of(selected)))
+            result = self._in_groups(x, selected, experts)
+        else:
+            self._bring(experts)
+            result = self._switch(x, mx.array(self._slots_of(selected)))
+        if self.link and self.link.following and likely is not None:
+            # Before the launch, which lets the threads have Python's lock.
+            self.link.following[0].read_ahead(np.array(likely))
         # Until the result is computed, it refers to the slots, and writing to them needs a copy.
         mx.async_eval(result)
+        if self.link and not self.link.following:
+            self.link.payoff.end()
         return result
+
+    def _likely(self, x: mx.array, indices: mx.array) -> mx.array | None:
+        """Return the experts that the next layer probably selects; None if it is not to read."""
+        if self.link is None:
+            return None
+        if self.link.first:
+            self.link.payoff.begin(x.size // x.shape[-1])
+        if self.link.following is None or not self.link.payoff.active:
+            return None
+        return self.link.following[1].choose(x, indices.shape[-1])
+
+    def read_ahead(self, likely: np.ndarray) -> None:
+        """Begin to read missing experts that the next pass probably selects.
+
+        likely: numbers of experts; those that are in it most often are read first.
+        """
+        self._abandon_all_but(np.array([], int))
+        experts, count = np.unique(likely, return_counts=True)
+        experts = experts[np.argsort(-count, kind="stable")]
+        most = self._step - -(-self._files.abandoned_bytes // self._read)
+        for expert in experts[self._slot[experts] < 0][: max(most, 0)]:
+            self._ahead[int(expert)] = self._begin(np.array([expert]))
+
+    def _abandon_all_but(self, experts: np.ndarray) -> None:
+        for expert in self._ahead.keys() - set(experts.tolist()):
+            self._files.abandon(self._ahead.pop(expert))
 
     def _in_groups(self, x: mx.array, selected: np.ndarray, experts: np.ndarray) -> mx.array:
         """Return the result if there are more experts than slots: compute one group at a time.
@@ -142,6 +202,8 @@ class LayerCache:
         missing = experts[self._slot[experts] < 0]
         if not len(missing):
             return
+        begun = np.array([expert in self._ahead for expert in missing])
+        missing = missing[np.argsort(~begun, kind="stable")]
         worth = np.where(self._expert < 0, -1, self._worth[self._expert])
         worth[self._slot[experts[self._slot[experts] >= 0]]] = np.inf
         slots = np.argsort(worth, kind="stable")[: len(missing)]
@@ -149,25 +211,31 @@ class LayerCache:
             (missing[at : at + self._step], slots[at : at + self._step])
             for at in range(0, len(missing), self._step)
         ]
-        reading = self._begin(portions[0][0])
+        reading = self._readings(portions[0][0])
         mx.eval(*after)
         for at, (own, free) in enumerate(portions):
             ready = reading
             if more := portions[at + 1 : at + 2]:
-                reading = self._begin(more[0][0])
+                reading = self._readings(more[0][0])
             self._write(own, free, ready, wait=bool(more))
+
+    def _readings(self, experts: np.ndarray) -> list[Reading]:
+        """Return reads of experts in this order, of which those that are read ahead come first."""
+        begun = [self._ahead.pop(expert) for expert in experts.tolist() if expert in self._ahead]
+        rest = experts[len(begun) :]
+        return [*begun, self._begin(rest)] if len(rest) else begun
 
     def _begin(self, experts: np.ndarray) -> Reading:
         return self._files.begin([[spans[expert] for expert in experts] for spans in self._sources])
 
     def _write(
-        self, experts: np.ndarray, slots: np.ndarray, reading: Reading, *, wait: bool
+        self, experts: np.ndarray, slots: np.ndarray, readings: list[Reading], *, wait: bool
     ) -> None:
         """Write experts to slots, in place. Raises ExpertsUnreadable before anything changes.
 
         wait: whether to return only once the slots are written.
         """
-        raw = self._files.finish(reading)
+        raw = self._files.finish(readings)
         self._slot[self._expert[slots][self._expert[slots] >= 0]] = -1
         self._expert[slots] = -1
         at = mx.array(slots.astype(np.uint32))

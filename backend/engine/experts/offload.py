@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from mlx.utils import tree_unflatten
 
 from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.expert_tensors import PlaceFinder
-from backend.engine.experts.layer_cache import LayerCache, Parameter
+from backend.engine.experts.layer_cache import LayerCache, Link, Parameter
+from backend.engine.experts.read_ahead import Payoff, Router
 from backend.engine.experts.weight_files import WeightFiles
 from backend.engine.loading.stages import Stages
 from backend.engine.units import MIB
@@ -27,7 +30,9 @@ _MOST_PORTION = 16 * MIB  # maximum to read before it is written to slots
 _PACKAGES = ("mlx_lm", "mlx_vlm")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
 _NAMES = ("SwitchGLU", "SwitchMLP", "SwitchLinear", "QuantizedSwitchLinear")
-_HELD_PORTIONS = 4  # the next one, and the current one as read, converted, and as it is written
+# the next one, the current one as read, converted and as it is written, and what is read ahead
+_HELD_PORTIONS = 5
+_NUMBER = re.compile(r"\d+")
 
 
 class NotOffloadedError(ValueError):
@@ -123,6 +128,7 @@ def offload(
             mx.eval(projection[key])
             parameters.append(Parameter(projection, key, place))
         caches[path] = LayerCache(switch, parameters, files, portion, counts)
+    _link(model, caches)
     layers = [(path, _SlotLayer(cache)) for path, cache in caches.items()]
     model.update_modules(tree_unflatten(layers))
     counts.read_bytes, counts.wait_seconds = 0, 0.0
@@ -137,6 +143,25 @@ def offload(
     )
     packed = any("scales" in each for switch in switches.values() for _, each in _parts(switch))
     return CachedExperts(nbytes, _HELD_PORTIONS * portion, packed, counts)
+
+
+def _link(model: Any, caches: Mapping[str, LayerCache]) -> None:
+    """Link each layer to the next one whose path differs in numbers only."""
+    stacks: defaultdict[str, list[str]] = defaultdict(list)
+    for path in caches:
+        stacks[_NUMBER.sub("", path)].append(path)
+    modules = dict(model.named_modules())
+    for paths in stacks.values():
+        paths.sort(key=lambda path: [int(number) for number in _NUMBER.findall(path)])
+        payoff = Payoff()
+        for at, path in enumerate(paths):
+            following = None
+            for after in paths[at + 1 : at + 2]:
+                # The router is beside the layer of experts, or beside the module around it.
+                parts = after.split(".")
+                around = [modules.get(".".join(parts[:-depth]), ()) for depth in (1, 2)]
+                following = caches[after], Router(around, caches[after].experts)
+            caches[path].link = Link(payoff, not at, following)
 
 
 def slots_of(budget: int, sizes: Sequence[int]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class _File:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # Garbage collection can run anywhere, also while `threading` holds its own locks: nothing
-        # here may wait for a thread or take a lock. At exit, `os` may be None already.
+        # here may wait for a thread or take a lock. It can also run after `os` has been emptied.
         if hasattr(self, "descriptor"):
             close(self.descriptor)
 
@@ -74,11 +74,12 @@ class Reading:
     """Reads that have begun.
 
     buffers: for each source, a row for each of its spans.
+    parts: the bytes that each task reads.
     files: the numbers of the files that are read.
     """
 
     buffers: Sequence[np.ndarray]
-    parts: Sequence[Future[None]]
+    parts: Mapping[Future[None], int]
     files: Set[int]
 
 
@@ -93,6 +94,7 @@ class WeightFiles:
         self._counts = counts
         self._files: list[_File] = []
         self._threads = reserved_threads(_THREADS, "experts")
+        self._abandoned: dict[Future[None], int] = {}
         self.tensors: dict[str, Tensor] = {}
         for name in weight_files(path.name for path in folder.iterdir()):
             self._files.append(file := _File(folder, name))
@@ -117,26 +119,44 @@ class WeightFiles:
             for span, row in zip(spans, buffer, strict=True)
         ]
         shares = [rows[at::_THREADS] for at in range(min(_THREADS, len(rows)))]
-        parts = [self._threads.submit(_read, share) for share in shares]
+        parts = {
+            self._threads.submit(_read, share): sum(span.size for _, span, _ in share)
+            for share in shares
+        }
         self._counts.read_bytes += sum(buffer.nbytes for buffer in buffers)
         return Reading(buffers, parts, {span.file for _, span, _ in rows})
 
-    def finish(self, reading: Reading) -> list[mx.array]:
-        """Wait for reads; return the bytes of each source, [spans, bytes].
+    def finish(self, readings: Sequence[Reading]) -> list[mx.array]:
+        """Wait for reads of the same sources; return the bytes of each source, [spans, bytes].
 
         Raises ExpertsUnreadable.
         """
         began = time.perf_counter()
-        wait(reading.parts)
+        parts = [part for reading in readings for part in reading.parts]
+        wait(parts)
         self._counts.wait_seconds += time.perf_counter() - began
-        for part in reading.parts:
+        for part in parts:
             part.result()
-        for number in reading.files:
+        for number in {number for reading in readings for number in reading.files}:
             file = self._files[number]
             with _readable(file):
                 if _state(file.descriptor) != file.state:
                     raise _changed(file)
-        return [mx.array(buffer) for buffer in reading.buffers]
+        sources = zip(*(reading.buffers for reading in readings), strict=True)
+        return [mx.array(rows[0] if len(rows) == 1 else np.concatenate(rows)) for rows in sources]
+
+    def abandon(self, reading: Reading) -> None:
+        """Stop reads that have not begun, and count the others as reads in vain."""
+        running = {part: size for part, size in reading.parts.items() if not part.cancel()}
+        self._counts.read_bytes -= sum(reading.parts.values()) - sum(running.values())
+        self._counts.wasted_bytes += sum(running.values())
+        self._abandoned |= running
+
+    @property
+    def abandoned_bytes(self) -> int:
+        """The size of the buffers into which abandoned reads still write."""
+        self._abandoned = {part: size for part, size in self._abandoned.items() if not part.done()}
+        return sum(self._abandoned.values())
 
 
 def _read(rows: Sequence[tuple[_File, Span, memoryview]]) -> None:

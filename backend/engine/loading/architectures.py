@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from common.model_kind import SPEECH_TYPES
+
 # A family may import its language part from another family, as minimax_m3 does.
 _OF_ANOTHER = re.compile(r"^from \.\.\S+ import .*\bLanguageModel\b", re.MULTILINE)
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
@@ -40,6 +42,14 @@ def vlm_model_types() -> frozenset[str]:
         if _OF_ANOTHER.search(path.read_text(encoding="utf-8"))
     }
     return _with_aliases("mlx_vlm", modules)
+
+
+def unserved_speech(model_type: str) -> bool:
+    """Return whether only mlx-audio can build a model of this type, and it is not served."""
+    folder = _folder("mlx_audio")
+    found = (folder / "stt" / "models").glob("*/__init__.py") if folder else ()
+    speech = {path.parent.name for path in found}
+    return model_type in speech - SPEECH_TYPES.keys() - model_types() - vlm_model_types()
 
 
 def _with_aliases(package: str, modules: set[str]) -> frozenset[str]:

@@ -17,6 +17,7 @@ from backend.engine.errors import Incomplete, Unusable, naming
 from backend.engine.loading.architectures import (
     is_multimodal,
     model_types,
+    unserved_speech,
     vlm_model_types,
 )
 from backend.engine.loading.folder import readable, require_regular_files
@@ -32,7 +33,7 @@ from backend.engine.vision.families import why_not_read, why_not_seen
 from common.drafter_kind import DrafterKind, drafter_kind, drafter_name
 from common.field_names import named
 from common.media_parts import has_media
-from common.model_kind import ModelKind, kind_of, with_model_type
+from common.model_kind import SPEECH_FAMILIES, ModelKind, kind_of, with_model_type
 from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
@@ -147,6 +148,11 @@ def _checked_config(path: Path, settings: Settings, *, drafts: bool) -> dict[str
     if kind is not ModelKind.TEXT:
         require_family(kind, config)
         return config
+    if unserved_speech(model_type):
+        raise Unusable(
+            f"it is a speech-to-text model of a family that is not served ({shown(model_type)}):"
+            f" load one of {SPEECH_FAMILIES}"
+        )
     if config.get("is_encoder_decoder") and model_type not in model_types():
         raise Unusable("it is an encoder-decoder model; this version serves decoders only")
     tensors = indexed_tensors(path)

@@ -24,6 +24,7 @@ from backend.engine.model import Built
 from backend.engine.prompting.chat import chat_format
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import weight_dtype
+from backend.engine.speech import voxtral
 from backend.engine.speech.speech_families import abilities_of, transcriber
 from backend.engine.speech.speech_queue import SpeechQueue
 from backend.engine.speech.transcript import Speech
@@ -101,7 +102,7 @@ def open_model(path: Path, model_type: str) -> Any:
     """
     from mlx_audio.utils import apply_quantization, load_config, load_weights
 
-    module = importlib.import_module(f"mlx_audio.stt.models.{model_type}")
+    module = importlib.import_module(f"mlx_audio.stt.models.{_MODULES.get(model_type, model_type)}")
     config = load_config(path) | {"model_path": str(path)}
     made = module.Model(module.ModelConfig.from_dict(config))
     model = getattr(made, "_model", made)  # that of Qwen3-ASR is inside another object
@@ -112,19 +113,38 @@ def open_model(path: Path, model_type: str) -> Any:
     apply_quantization(model, config, weights, getattr(model, "model_quant_predicate", None))
     model.load_weights(list(weights.items()))
     model.eval()
-    if model_type == "whisper":
-        from transformers import AutoTokenizer
-
-        model._processor = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(path))
-        if heads := _alignment_heads(path, model.dims):
-            model.set_alignment_heads(heads)
-    elif model_type == "qwen3_asr":
-        from transformers import AutoTokenizer, WhisperFeatureExtractor
-
-        model._tokenizer = AutoTokenizer.from_pretrained(path)
-        model._feature_extractor = WhisperFeatureExtractor.from_pretrained(path)
-        model.config.model_repo = ""
+    _prepare(model, model_type, path)
     return model
+
+
+_MODULES = {"granite_speech_plus": "granite_speech"}
+
+
+def _prepare(model: Any, model_type: str, path: Path) -> None:
+    """Give a model its tokenizer, and what else it does not read itself."""
+    from transformers import AutoTokenizer, WhisperFeatureExtractor
+
+    match model_type:
+        case "whisper":
+            model._processor = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(path))
+            if heads := _alignment_heads(path, model.dims):
+                model.set_alignment_heads(heads)
+        case "qwen3_asr":
+            model._tokenizer = AutoTokenizer.from_pretrained(path)
+            model._feature_extractor = WhisperFeatureExtractor.from_pretrained(path)
+            model.config.model_repo = ""
+        case "canary" | "sensevoice":
+            type(model).post_load_hook(model, path)  # reads only files of SentencePiece
+        case "voxtral":
+            part = model.config.audio_config
+            positions = part.max_source_positions * part.hidden_size // part.intermediate_size
+            model._processor = voxtral.Processor(path, positions)
+        case "voxtral_realtime":
+            from mlx_audio.stt.models.voxtral_realtime.tokenizer import TekkenTokenizer
+
+            model._tokenizer = TekkenTokenizer.from_model_path(path)
+        case "glmasr" | "granite_speech" | "granite_speech_plus" | "moonshine":
+            model._tokenizer = AutoTokenizer.from_pretrained(path)
 
 
 def _alignment_heads(path: Path, dims: Any) -> list[list[int]]:

@@ -26,16 +26,28 @@ def transcriber(model_type: str, model: Any) -> Callable[[Speech], Iterator[Tran
 
 def abilities_of(model_type: str, model: Any) -> SpeechAbilities:
     """Return what a model reads of a request."""
-    if model_type == "parakeet":
-        return SpeechAbilities(times_words=True)
-    if model_type == "qwen3_asr":
-        return SpeechAbilities(_with_names(_qwen_languages(model)), samples=True)
+    match model_type:
+        case "parakeet":
+            return SpeechAbilities(times_words=True)
+        case "qwen3_asr":
+            languages = _with_names(_qwen_languages(model))
+            return SpeechAbilities(languages, samples=True)
+        case "voxtral":
+            return SpeechAbilities(_with_names(_VOXTRAL_LANGUAGES), samples=True)
+        case "granite_speech" | "granite_speech_plus":
+            languages = _with_names(_GRANITE_LANGUAGES)
+            return SpeechAbilities(languages, translates=True, samples=True)
+        case "canary":
+            languages = _with_names(model.config.supported_languages)
+            return SpeechAbilities(languages, translates=True, samples=True)
+        case "sensevoice":
+            return SpeechAbilities(_with_names(_SENSEVOICE_LANGUAGES))
+        case "voxtral_realtime" | "glmasr" | "moonshine":
+            return SpeechAbilities(samples=True)
     several = bool(model.is_multilingual)
     codes = dict.fromkeys(_codes().values())  # in Whisper's order
-    languages = list(codes)[: model.num_languages] if several else ["en"]
-    return SpeechAbilities(
-        _with_names(languages), translates=several, samples=True, times_words=True
-    )
+    known = list(codes)[: model.num_languages] if several else ["en"]
+    return SpeechAbilities(_with_names(known), translates=several, samples=True, times_words=True)
 
 
 def _codes() -> Mapping[str, str]:
@@ -114,6 +126,47 @@ def _qwen3_asr(model: Any, speech: Speech, audio: mx.array) -> Result:
     return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), code
 
 
+def _voxtral(model: Any, speech: Speech, audio: mx.array) -> Result:
+    stream = mx.default_stream(mx.default_device())  # mlx-audio's default is no stream
+    return _generated(model, speech, audio, language=speech.language, generation_stream=stream)
+
+
+def _granite(model: Any, speech: Speech, audio: mx.array) -> Result:
+    """Ask in mlx-audio's words; those for a translation name only the wanted language."""
+    options = {"language": "en"} if speech.translate else {"source_language": speech.language}
+    words = [speech.prompt] if speech.prompt else None
+    wanted = {name: value or None for name, value in options.items()}
+    return _generated(model, speech, audio, hotwords=words, **wanted)
+
+
+def _canary(model: Any, speech: Speech, audio: mx.array) -> Result:
+    """Transcribe from English if no language is given: the model does not detect it."""
+    spoken = speech.language or "en"
+    wanted = "en" if speech.translate else spoken
+    options = {"source_lang": spoken, "target_lang": wanted, "dtype": _dtype(model)}
+    segments, _ = _generated(model, speech, audio, max_tokens=_CANARY_TOKENS, **options)
+    return segments, spoken
+
+
+def _sensevoice(model: Any, speech: Speech, audio: mx.array) -> Result:
+    segments, found = _generated(model, speech, audio, language=speech.language or "auto")
+    return segments, found if found in _SENSEVOICE_LANGUAGES else ""
+
+
+def _moonshine(model: Any, speech: Speech, audio: mx.array) -> Result:
+    return _generated(model, speech, audio, dtype=_dtype(model))
+
+
+def _generated(model: Any, speech: Speech, audio: mx.array, **options: Any) -> Result:
+    """Return one segment for a window, as the model's `generate` answers it."""
+    mx.random.seed(len(audio))
+    result = model.generate(
+        mx.pad(audio, (0, max(_LEAST_SAMPLES - len(audio), 0))),
+        **{"temperature": speech.temperature, "max_tokens": _MOST_TOKENS} | options,
+    )
+    return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), result.language or ""
+
+
 def _dtype(model: Any) -> Any:
     """Return the type in which a model computes."""
     leaves: dict[str, Any] = {}
@@ -123,7 +176,21 @@ def _dtype(model: Any) -> Any:
 
 
 _MOST_TOKENS = 1024  # for 30 seconds
+_CANARY_TOKENS = 1000  # and its prompt; it has 1024 positions
+_LEAST_SAMPLES = 1600  # shorter audio is less than what some models read at a time
+# As their makers list them.
+_VOXTRAL_LANGUAGES = ("en", "es", "fr", "pt", "hi", "de", "nl", "it")
+_SENSEVOICE_LANGUAGES = ("zh", "en", "yue", "ja", "ko")
+_GRANITE_LANGUAGES = ("en", "fr", "de", "es", "pt", "ja", "it", "zh")
 _OTHERS: Mapping[str, Callable[[Any, Speech, mx.array], Result]] = {
+    "canary": _canary,
+    "glmasr": _generated,
+    "granite_speech": _granite,
+    "granite_speech_plus": _granite,
+    "moonshine": _moonshine,
     "parakeet": _parakeet,
     "qwen3_asr": _qwen3_asr,
+    "sensevoice": _sensevoice,
+    "voxtral": _voxtral,
+    "voxtral_realtime": _generated,
 }

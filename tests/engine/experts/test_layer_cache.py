@@ -7,7 +7,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import ExpertsUnreadable
+from backend.engine.experts.read_ahead import Payoff
 from backend.engine.model import EngineModel
 from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import Sampling
@@ -92,6 +93,7 @@ def _guesses_always() -> Iterator[None]:
     slots=st.integers(1, EXPERTS),
     cancelled=st.integers(0, 20),
     drafts=st.booleans(),
+    dice=st.randoms(use_true_random=False),
 )
 def test_tokens_depend_neither_on_slots_nor_on_who_shares_them(
     folder: Path,
@@ -99,11 +101,28 @@ def test_tokens_depend_neither_on_slots_nor_on_who_shares_them(
     slots: int,
     cancelled: int,
     drafts: bool,
+    dice: Random,
 ) -> None:
-    """arrivals: the step, the number of the prompt, its length, and the tokens of its answer."""
+    """arrivals: the step, the number of the prompt, its length, and the tokens of its answer.
+
+    dice: decide which passes read ahead.
+    """
     drafting = Drafting(3, lambda: [LookupGuesser()]) if drafts else None
     rounds = Rounds(replace(_cached(folder, slots), drafting=drafting))
     waiting, expected = sorted(arrivals), dict[int, str]()
+    with _reading_ahead(lambda: dice.random() < 0.7):
+        _play(rounds, waiting, expected, folder, cancelled)
+    assert not rounds.faults
+    assert {ticket: rounds.received[ticket].text for ticket in expected} == expected
+
+
+def _play(
+    rounds: Rounds,
+    waiting: list[tuple[int, int, int, int]],
+    expected: dict[int, str],
+    folder: Path,
+    cancelled: int,
+) -> None:
     for step in range(13):
         while waiting and waiting[0][0] == step:
             _, seed, length, limit = waiting.pop(0)
@@ -115,8 +134,10 @@ def test_tokens_depend_neither_on_slots_nor_on_who_shares_them(
             del expected[0]
         rounds.step()
     rounds.drain()
-    assert not rounds.faults
-    assert {ticket: rounds.received[ticket].text for ticket in expected} == expected
+
+
+def _reading_ahead(decide: Callable[[], bool]) -> AbstractContextManager[Any]:
+    return patch.object(Payoff, "_choose", lambda _self, _times: decide())
 
 
 _PASSES = st.lists(
@@ -150,7 +171,9 @@ def test_a_pass_may_be_computed_after_its_slots_hold_other_experts(
     launched: list[tuple[mx.array, mx.array]] = []
     for rows, length, seed, failing in passes:
         tokens = mx.array([_prompt(length, seed + row) for row in range(rows)])
-        with patch.object(os, "preadv", _failing_at(failing)), suppress(ExpertsUnreadable):
+        broken = patch.object(os, "preadv", _failing_at(failing))
+        decided = _reading_ahead(lambda: order.random() < 0.7)
+        with broken, decided, suppress(ExpertsUnreadable):
             launched.append((tokens, cached(tokens)))
     order.shuffle(launched)
     for tokens, result in launched:
@@ -276,12 +299,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("exact_buffers")
-def test_new_experts_are_written_in_place(wide: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_new_experts_are_written_in_place(wide: Path, ahead: bool) -> None:
     """A pass holds little more than with all experts in memory, and never a copy of the slots."""
     rounds = _served(wide, slots=4)
     experts = rounds.model.experts
     assert experts is not None
-    peaks = [_peak(partial(_ask, served, 5)) for served in (_answered(wide), rounds)]
+    with _reading_ahead(lambda: ahead):
+        peaks = [_peak(partial(_ask, served, 5)) for served in (_answered(wide), rounds)]
     expert = experts.nbytes // experts.counts.layers // 4
     assert peaks[1] - peaks[0] < 2 * expert <= experts.working_bytes
 

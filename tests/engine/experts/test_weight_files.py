@@ -53,7 +53,7 @@ def test_experts_are_read_however_little_a_read_returns(
     read = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, rows, at: read(file, [rows[0][:5]], at))
     files, spans = _opened(folder)
-    (raw,) = files.finish(files.begin([spans]))
+    (raw,) = files.finish([files.begin([spans])])
     assert raw.view(mx.float32).flatten().tolist() == list(range(24))
     assert files._counts.read_bytes == 96
 
@@ -109,5 +109,5 @@ def test_a_file_whose_state_is_unknown_is_unreadable(
     with monkeypatch.context() as broken:
         broken.setattr(os, "fstat", stale)
         with pytest.raises(ExpertsUnreadable) as unreadable:
-            files.finish(reading)
+            files.finish([reading])
     assert "model.safetensors cannot be read (Stale file handle)" in str(unreadable.value)
