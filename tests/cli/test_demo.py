@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
 
 
-COMMAND = [str(ROOT / "scripts/python"), "-m", "cli.demo"]
+PYTHON = str(ROOT / "scripts/python")
+COMMAND = [PYTHON, "-m", "cli.demo"]
+# An answer that ends at the context, seconds later.
+ENDLESS = [PYTHON, "-c", "from cli import demo; demo.MOST_TOKENS = 1 << 20; exit(demo.main())"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PROMPT", "MODEL")}
 
 
@@ -68,7 +71,7 @@ def test_a_missing_model_is_one_readable_line() -> None:
 def test_a_signal_that_ends_the_backend_is_explained(step: str, number: signal.Signals) -> None:
     environment = ENVIRONMENT | {"MODEL": str(TINY_TEXT), "PROMPT": "Say tick forever."}
     with subprocess.Popen(
-        COMMAND, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ENDLESS, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as running:
         assert running.stdout is not None
         while step.encode() not in running.stdout.readline():
