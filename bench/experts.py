@@ -6,8 +6,9 @@ Once the system has the files in its page cache, a read costs what copying costs
 read for each token say what a disk would add. On one side the files are dropped from the page cache
 all the time, so that the disk is read.
 
-The second table compares decoding with and without reading ahead, in this process. The file is
-dropped from the page cache before each token, or never.
+The second table compares decoding with and without reading ahead, in this process. The file is in
+the page cache, or dropped from it before each token, or each of its reads takes 5 ms longer, as
+from a slow disk.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ from wire.backend_pb2_grpc import BackendStub
 TOKENIZER = ROOT / "tests" / "models" / "tiny_text"
 SHARES = (1.0, 0.5, 0.25, 0.125)
 UNCACHED = 0.25  # the share of the side without a page cache
+SOURCES = ("page cache", "disk", "slow disk")
 ROWS = (1, 4)
 ROUNDS = 3
 TOKENS = 32
 PROMPT = 60  # words of a prompt whose prefill is timed
+_DELAY = 0.005  # seconds
 _LAYERS, _EXPERTS, _WIDTH, _INNER = 6, 64, 512, 384
 _SKEW = 2.5  # how far the logit of the most popular expert is above that of the least popular
 _EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER  # in memory
@@ -122,14 +125,14 @@ def measure() -> Iterator[Table]:
     yield Table(
         "Experts read ahead: speed relative to none read ahead, medians of the rounds",
         ["slots", "from", "speed", "misses", "read ahead", "MiB read per token", "in vain"],
-        [_ahead_row(model, share, cold) for share in SHARES[1:] for cold in (False, True)],
+        [_ahead_row(model, share, source) for share in SHARES[1:] for source in SOURCES],
     )
 
 
-def _ahead_row(folder: Path, share: float, cold: bool) -> list[str]:
+def _ahead_row(folder: Path, share: float, source: str) -> list[str]:
     """Return how reading ahead changes the speed of decoding one row.
 
-    cold: whether the file is dropped from the page cache before each token.
+    source: one of SOURCES.
     """
     from mlx_lm.utils import load_model
 
@@ -143,14 +146,15 @@ def _ahead_row(folder: Path, share: float, cold: bool) -> list[str]:
             counts = end.value.counts
             break
     mx.eval(model.parameters())
-    file = (folder / "model.safetensors") if cold else None
-    _decode(model, file, ahead=False)
+    file = (folder / "model.safetensors") if source == "disk" else None
+    delay = _DELAY if source == "slow disk" else 0.0
+    _decode(model, file, delay, ahead=False)
     ratios, answers = [], set()
     for turn in range(ROUNDS):
         seconds: dict[bool, float] = {}
         for ahead in (turn % 2 == 0, turn % 2 == 1):
             before = replace(counts)
-            seconds[ahead], answer = _decode(model, file, ahead=ahead)
+            seconds[ahead], answer = _decode(model, file, delay, ahead=ahead)
             answers.add(answer)
             if ahead:
                 misses = counts.misses - before.misses
@@ -162,18 +166,30 @@ def _ahead_row(folder: Path, share: float, cold: bool) -> list[str]:
         raise AssertionError("reading ahead has changed an answer")
     figures = [str(misses), f"{hits / misses:.0%}", f"{read:.1f}", f"{vain:.1f}"]
     speed = f"{statistics.median(ratios):.2f}"
-    return [f"{share:.1%}", "disk" if cold else "page cache", speed, *figures]
+    return [f"{share:.1%}", source, speed, *figures]
 
 
-def _decode(model: Any, dropped: Path | None, *, ahead: bool) -> tuple[float, tuple[int, ...]]:
-    """Return the seconds of an answer with drawn tokens, and its tokens."""
+def _decode(
+    model: Any, dropped: Path | None, delay: float, *, ahead: bool
+) -> tuple[float, tuple[int, ...]]:
+    """Return the seconds of an answer with drawn tokens, and its tokens.
+
+    delay: seconds by which each read takes longer.
+    """
     from mlx_lm.models.cache import make_prompt_cache
+
+    read = os.preadv
+
+    def late(*call: Any) -> int:
+        time.sleep(delay)
+        return read(*call)
 
     mx.random.seed(3)
     cache, token, seconds = make_prompt_cache(model), 7, 0.0
     answer = []
     with (
         patch.object(Payoff, "_choose", lambda *_: ahead),
+        patch.object(os, "preadv", late if delay else read),
         (dropped or Path(os.devnull)).open("rb") as file,
     ):
         for _ in range(TOKENS):

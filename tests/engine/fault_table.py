@@ -210,6 +210,12 @@ EDGES: dict[str, list[Edge]] = {
             "test_a_fault_of_the_disk_ends_only_the_requests_of_its_pass",
         ),
         Edge(
+            "a fault of the disk while an expert is read ahead",
+            "none if the layer does not select it; INTERNAL for the requests of the pass otherwise",
+            "engine/experts/test_read_ahead.py::"
+            "test_a_fault_of_a_read_ahead_ends_only_passes_that_need_it",
+        ),
+        Edge(
             "any flipped bit in a KV file",
             "a cache miss",
             "engine/disk_cache/test_entry_file.py::test_any_flipped_bit_is_a_miss",

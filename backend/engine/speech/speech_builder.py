@@ -17,6 +17,7 @@ from backend.engine import device as devices
 from backend.engine.errors import EngineError, ModelRejected, WrongKind
 from backend.engine.loading.json_files import read_object
 from backend.engine.loading.load_order import LoadOrder
+from backend.engine.loading.shards import weight_files
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of, too_large
 from backend.engine.media.items import SOUND_RATE
@@ -100,13 +101,17 @@ def open_model(path: Path, model_type: str) -> Any:
     mlx-audio's own function also guesses the type from the folder's name, and lets Qwen3-ASR run
     code of the checkpoint.
     """
-    from mlx_audio.utils import apply_quantization, load_config, load_weights
+    from mlx_audio.utils import apply_quantization, load_config
 
     module = importlib.import_module(f"mlx_audio.stt.models.{_MODULES.get(model_type, model_type)}")
     config = load_config(path) | {"model_path": str(path)}
     made = module.Model(module.ModelConfig.from_dict(config))
     model = getattr(made, "_model", made)  # that of Qwen3-ASR is inside another object
-    weights = load_weights(path)
+    # Mistral adds all weights in its own form, and IBM those of a draft model.
+    files = weight_files(file.name for file in path.iterdir())
+    weights: Any = {}
+    for file in files:
+        weights |= mx.load(str(path / file))
     weights.pop("proj_out.weight", None)  # Whisper's copy of its embeddings
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)

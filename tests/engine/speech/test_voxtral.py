@@ -60,6 +60,18 @@ def test_the_text_of_voxtral_is_that_of_its_model(voxtral: Path) -> None:
     assert "".join(each.text for each in found.segments) == model._processor.decode(said)
 
 
+def test_mistral_s_own_form_of_the_weights_is_not_read(voxtral: Path, tmp_path: Path) -> None:
+    """Its repositories have the weights twice."""
+    folder = tiny_speech.write_voxtral(tmp_path / "voxtral")
+    mx.save_safetensors(str(folder / "consolidated.safetensors"), {"norm.weight": mx.ones(3)})
+    samples = Speech(speech(1.0))
+    once, twice = (
+        [*transcriber("voxtral", open_model(path, "voxtral"))(samples)]
+        for path in (voxtral, folder)
+    )
+    assert once == twice
+
+
 def test_a_voxtral_without_its_tokens_is_refused(voxtral: Path, tmp_path: Path) -> None:
     folder = tiny_speech.write_voxtral(tmp_path / "voxtral")
     data = json.loads((folder / "tekken.json").read_text())
