@@ -16,7 +16,7 @@ from grpc.experimental import ChannelOptions
 
 from cli import default_model
 from common.launch import command
-from common.process_end import end_of
+from common.process_end import end_of, wait_or_kill
 from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -120,8 +120,4 @@ def process(
         yield child, until_health(child, port)
     finally:
         child.terminate()
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        wait_or_kill(child, STOP_SECONDS)

@@ -19,6 +19,7 @@ import click
 from cli import default_model, local_models
 from cli.progress import Progress
 from common import launch
+from common.process_end import wait_or_kill
 from common.wording import did_you_mean
 from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
 from gateway.supervisor.warden import SETTINGS, backend_environ
@@ -107,11 +108,7 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
         yield _until_listening(process)
     finally:
         process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, _STOP_SECONDS)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

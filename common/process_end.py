@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+from typing import Any
 
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 _TIME = r"(?:time=\S+ )?"
@@ -80,3 +82,12 @@ def cause_of(line: str) -> str:
         return line
     quoted, plain = match.groups()
     return plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+
+
+def wait_or_kill(process: subprocess.Popen[Any], seconds: float) -> int:
+    """Wait until a process ends, and return its exit code; kill the process after `seconds`."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

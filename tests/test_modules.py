@@ -63,7 +63,6 @@ COVERED = {
         backend/engine/ranks/followed_model backend/engine/ranks/leading_executor
         backend/engine/ranks/member backend/engine/ranks/divisible_loads
     """,
-    "engine/ranks/test_lone_faults.py": "backend/engine/ranks/rank_load",
     "engine/sampling/test_logits_head.py": "backend/engine/patching",
     "engine/sampling/test_penalties.py": "backend/engine/sampling/subset",
     "engine/tekken/test_tekken.py": "backend/engine/loading/tekken_messages",

@@ -28,7 +28,7 @@ from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
 from common.launch import command
 from common.machine_memory import kills_for_memory
-from common.process_end import end_of
+from common.process_end import end_of, wait_or_kill
 
 LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # copied from backend.rpc.last_load, which imports gRPC
 # Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
@@ -155,7 +155,7 @@ class Supervisor:
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     self._note_end(processes, silent, kills)
                     # The code is negative if rank 0 was killed, which is not why the ranks end.
-                    return max(_ended(first, grace), 0) or _GIVEN_UP
+                    return max(wait_or_kill(first, grace), 0) or _GIVEN_UP
                 self._pause(_CHECK_SECONDS)
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
@@ -166,7 +166,7 @@ class Supervisor:
         finally:
             until = time.monotonic() + _FOLLOWERS_GRACE
             for process in processes:
-                _ended(process, max(until - time.monotonic(), 0.0))
+                wait_or_kill(process, max(until - time.monotonic(), 0.0))
 
     def _note_end(
         self, processes: Sequence[subprocess.Popen[bytes]], silent: set[int], kills: int
@@ -192,7 +192,7 @@ class Supervisor:
             first.wait()
             return 0
         first.send_signal(self._asked)
-        code = _ended(first, _GRACE)
+        code = wait_or_kill(first, _GRACE)
         # A rank that is still starting has no handler yet, so the signal itself ends it.
         return 0 if code == -self._asked else code
 
@@ -221,15 +221,6 @@ def _kill_stopped(
             process.kill()
             killed.add(process.pid)
     return killed
-
-
-def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
-    """Return the exit code of a process, which is killed after `grace` seconds."""
-    try:
-        return process.wait(grace)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
 
 
 def free_ports(count: int) -> list[int]:

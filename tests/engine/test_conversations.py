@@ -116,7 +116,7 @@ def test_a_long_conversation_keeps_as_many_snapshots_as_a_short_one(kind: str) -
     entry = index.find(PrefixKey(talk.prompt()[0])).entry
     assert entry is not None
     # The end of an entry needs no snapshot.
-    assert 0 < len(index.positions(entry) or ()) <= _MOST_SNAPSHOTS + 1
+    assert 0 < len(index[entry].positions or ()) <= _MOST_SNAPSHOTS + 1
     assert len(index) <= 3, "later turns serve what those before them did"
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from backend.engine.loading.adapters import Adapter
     from backend.engine.loading.checkpoint import Checkpoint
     from backend.engine.media.limits import MediaLimits
-    from backend.engine.ranks.rank_load import RankLoad
+    from backend.engine.ranks.leader import Leader
     from backend.engine.settings import Settings
 
 
@@ -23,7 +23,7 @@ class LoadOrder:
 
     epoch: the number of the load.
     started: time.perf_counter() when the checkpoint was found.
-    ranks: the ranks that divide the model, if any.
+    ranks: the connections to the other ranks, if ranks divide the model.
     head: the model's prediction head, if it is in a folder beside the checkpoint.
     """
 
@@ -37,5 +37,5 @@ class LoadOrder:
     media_limits: MediaLimits
     choices: Mapping[str, Adapter] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
-    ranks: RankLoad | None = None
+    ranks: Leader | None = None
     head: Checkpoint | None = None

@@ -31,7 +31,6 @@ from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompting.prompts import BrokenTemplate, CostlyPrompt
 from backend.engine.prompting.unreadable_text import UnreadableText, tokenizing
 from backend.engine.ranks.divisible_loads import require_divisible
-from backend.engine.ranks.rank_load import RankLoad
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.field_names import named
@@ -69,8 +68,8 @@ def load(
         timeout = order.settings.rank_timeout
         yield from leader.form(timeout, cancelled)
         try:
-            member = leader.begin(request, epoch, timeout, cancelled)
-            stages = _build(replace(order, ranks=RankLoad(leader, member)))
+            leader.begin(request, epoch, timeout, cancelled)
+            stages = _build(replace(order, ranks=leader))
             return (yield from leader.stages_until_refused(stages))
         except Exception as fault:
             raise leader.ended(epoch, fault) from None

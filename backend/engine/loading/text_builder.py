@@ -158,7 +158,7 @@ def build(
         room = min(plan.limit - taken, traits.room)
         stored = min(plan.prompt_cache, traits.room // 2)
         plan = replace(plan, limit=taken + room, prompt_cache=stored)
-        ranks.leader.shards = traits.shards
+        ranks.shards = traits.shards
     if not request.context_size:
         draft = drafting.cost if drafting else None
         room = plan.limit - taken
@@ -230,7 +230,7 @@ def build(
         media=media_input.reader if media_input else None,
         repetition_guard=settings.repetition_guard,
         blas=blas,
-        leader=ranks.leader if ranks else None,
+        leader=ranks,
         broadcast=broadcast if ranks else None,
         adapters=adapters,
     )
@@ -301,7 +301,7 @@ def build(
         reader=reader,
         adapters=adapters.numbers if adapters else {},
         request=request,
-        division=ranks.division(traits.shards) if ranks else "",
+        division=ranks.division if ranks else "",
     )
     device.apply(plan)
     return engine, new_encoder, served
@@ -358,7 +358,7 @@ def _try(
 
     plain = media_input.plain if media_input else plain_pass(loaded.model)
     if order.ranks is not None:
-        plain = order.ranks.plain(plain)
+        plain = order.ranks.on_all_ranks(plain)
     vocabulary = engine.vocabulary
     words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}
     if len(words) < _FEW_WORDS:

@@ -35,13 +35,19 @@ class Burst:
         return self._since is not None
 
     def update(
-        self, completed: Sequence[SequenceState], filling: Sequence[SequenceState], now: float
+        self,
+        completed: Sequence[SequenceState],
+        filling: Sequence[SequenceState],
+        now: float,
+        *,
+        decoding: bool,
     ) -> None:
-        """Decide whether completed prompts wait. Must not be called while a sequence decodes.
+        """Decide whether completed prompts wait.
 
         completed: the prefilled sequences that have not joined a batch.
         filling: the sequences whose prompts are not completed.
         now: seconds, on the clock of `SequenceState.since`.
+        decoding: whether sequences decode, so that no prompt waits.
         """
         since, self._since = self._since, None
         lefts = [
@@ -49,7 +55,7 @@ class Burst:
             for sequence in filling
             if since is None or sequence.since <= since
         ]
-        if not (completed and lefts and self._pace.known):
+        if decoding or not (completed and lefts and self._pace.known):
             return
         if any(sequence.generated for sequence in completed):
             return  # their streams have begun
@@ -63,7 +69,3 @@ class Burst:
             since = now
         if now + seconds - since <= _PAUSES * self._pace.pause(running=True):
             self._since = since
-
-    def end(self) -> None:
-        """End the wait, because a sequence decodes."""
-        self._since = None

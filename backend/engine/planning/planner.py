@@ -460,7 +460,8 @@ class Planner:
         # sequences that keep a slot while they wait for a prefix that is being prefilled
         expecting = 0
         slots = self.limits.slots - len(self.sequences.admitted)
-        if slots <= 0 or self._claim or not self.sequences.waiting:
+        nobody_waits = len(self.sequences.by_number) == len(self.sequences.admitted)
+        if slots <= 0 or self._claim or nobody_waits:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
@@ -557,7 +558,7 @@ class Planner:
             self._shrink(left, source.number)
             if self.entries.index.nbytes > max(left, 0) and not source.move:
                 # The cached prefix and its copy do not fit in memory together.
-                if self.entries.index.positions(source.number) is None:
+                if self.entries.index[source.number].positions is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
                     self._shrink(0)
@@ -615,10 +616,7 @@ class Planner:
                 filling.append(sequence)
             elif sequence.arrived.joins:
                 completed.append(sequence)
-        if self.sequences.of("decode"):
-            self._burst.end()
-        else:
-            self._burst.update(completed, filling, now)
+        self._burst.update(completed, filling, now, decoding=bool(self.sequences.of("decode")))
         joins: list[Join] = []
         for sequence in () if self._burst.waits else completed:
             sequence.batch = self._batch_for(sequence)

@@ -129,7 +129,7 @@ class PrefixIndex:
         self.max_bytes = max_bytes
         self._max_entries = max_entries
         self._nbytes = 0
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._trimmable = _Node(0)  # entries that can be truncated, at their full length
         self._at_positions = _Node(0)  # the others, at each length at which they are usable
 
@@ -152,20 +152,9 @@ class PrefixIndex:
                 break
         return Match(best.id if best is not None and length else None, length, shared)
 
-    def length(self, entry: int) -> int:
-        """Return how many tokens an entry has. Raises KeyError for an id that is not stored."""
-        return len(self._entries[entry].key)
-
-    def size(self, entry: int) -> int:
-        """Return the bytes of an entry. Raises KeyError as `length` does."""
-        return self._entries[entry].nbytes
-
-    def positions(self, entry: int) -> tuple[int, ...] | None:
-        """Return the checkpoint positions of an entry: the lengths at which it is usable.
-
-        None means any length. Raises KeyError as `length` does.
-        """
-        return self._entries[entry].positions
+    def __getitem__(self, entry: int) -> Entry:
+        """Return the entry with this id. Raises KeyError for an id that is not stored."""
+        return self._entries[entry]
 
     def touch(self, entry: int) -> None:
         """Mark an entry as used now. Raises KeyError for an id that is not stored."""
@@ -209,7 +198,7 @@ class PrefixIndex:
         if entry in self._entries:
             raise ValueError(f"entry {entry} is already stored")
         known = None if positions is None else tuple(sorted({*positions, len(key)}))
-        new = _Entry(entry, key, nbytes, known)
+        new = Entry(entry, key, nbytes, known)
         replaced, passed = self._replaced(new)
         replaced = [old for old in replaced if old not in pinned]
         for old in replaced:
@@ -222,7 +211,7 @@ class PrefixIndex:
         self._nbytes += nbytes
         return replaced + self.shrink(self.max_bytes, {*pinned, entry})
 
-    def _replaced(self, new: _Entry) -> tuple[list[int], list[int]]:
+    def _replaced(self, new: Entry) -> tuple[list[int], list[int]]:
         """Return the ids of entries to replace, and of entries that are useful only at their end.
 
         Among entries that cannot be truncated, only those that share the longest prefixes with the
@@ -232,7 +221,7 @@ class PrefixIndex:
         passed: list[int] = []
         if new.positions is None:
             replaced += [old.id for old in self._trimmable.prefixes(new.key)]
-        near: dict[int, _Entry] = {}
+        near: dict[int, Entry] = {}
         for old in self._at_positions.prefixes(new.key):
             near[old.id] = old
             if len(near) == _MOST_COMPARED:
@@ -247,7 +236,7 @@ class PrefixIndex:
                     passed.append(old.id)
         return replaced, passed
 
-    def _where(self, entry: _Entry) -> Iterator[tuple[_Node, int]]:
+    def _where(self, entry: Entry) -> Iterator[tuple[_Node, int]]:
         """Yield the tree that stores an entry, with each length at which it does, longest first."""
         if entry.positions is None:
             yield self._trimmable, len(entry.key)
@@ -287,7 +276,7 @@ class PrefixIndex:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Entry:
+class Entry:
     """A cached prefix.
 
     positions: its checkpoint positions, in order; None means any length.
@@ -314,11 +303,11 @@ class _Node:
 
     __slots__ = ("children", "depth", "here", "newest", "sample")
 
-    def __init__(self, depth: int, sample: _Entry | None = None) -> None:
+    def __init__(self, depth: int, sample: Entry | None = None) -> None:
         self.depth = depth
         self.sample = sample
-        self.newest: _Entry | None = None
-        self.here: dict[int, _Entry] = {}
+        self.newest: Entry | None = None
+        self.here: dict[int, Entry] = {}
         self.children: dict[int, _Node] = {}
 
     def _descend(self, key: PrefixKey, length: int) -> list[_Node]:
@@ -335,7 +324,7 @@ class _Node:
             path.append(node)
         return path
 
-    def closest(self, key: PrefixKey) -> tuple[_Entry | None, int, list[_Node]]:
+    def closest(self, key: PrefixKey) -> tuple[Entry | None, int, list[_Node]]:
         """Return an entry with the longest common prefix, the prefix's length, and the path to it.
 
         The path has the nodes, from the root, whose tokens are a prefix of the key.
@@ -348,7 +337,7 @@ class _Node:
             path.pop()
         return entry, shared, path
 
-    def prefixes(self, key: PrefixKey) -> Iterator[_Entry]:
+    def prefixes(self, key: PrefixKey) -> Iterator[Entry]:
         """Yield each entry that is stored at a length, once per length up to which it equals `key`.
 
         The longest lengths come first and, at the same length, the newest entries.
@@ -356,7 +345,7 @@ class _Node:
         for node in reversed(self.closest(key)[2]):
             yield from reversed(node.here.values())
 
-    def insert(self, entry: _Entry, length: int) -> None:
+    def insert(self, entry: Entry, length: int) -> None:
         """Store an entry at a length. Only for the root."""
         key = entry.key.prefix(length)
         _, shared, path = self.closest(key)
@@ -376,7 +365,7 @@ class _Node:
         for above in path:
             above.sample = entry
 
-    def remove(self, entry: _Entry, length: int) -> None:
+    def remove(self, entry: Entry, length: int) -> None:
         """Remove an entry that is stored at this length. Only for the root."""
         path = self._descend(entry.key, length)
         del path[-1].here[entry.id]
@@ -395,7 +384,7 @@ class _Node:
             node.sample = node.newest or next(below, None)
 
 
-def _covers(entry: _Entry, shared: int, at: int) -> bool:
+def _covers(entry: Entry, shared: int, at: int) -> bool:
     """Return whether an entry saves nearly as many tokens as another entry of the length `at`.
 
     This is true if few tokens must be recomputed: at most _FEW, or at most half of the tokens

@@ -41,8 +41,8 @@ class PrefixSource:
         match = self.match(sequence)
         if match.entry is not None:
             length = sequence.uncut(match.length)
-            if length == match.length or index.positions(match.entry) is None:
-                move = length == index.length(match.entry) and self._only_user(
+            if length == match.length or index[match.entry].positions is None:
+                move = length == len(index[match.entry].key) and self._only_user(
                     sequence, match.entry
                 )
                 best = Source("entry", match.entry, length, move)
@@ -92,14 +92,14 @@ class PrefixSource:
             return ()
         if source.kind == "sequence":
             return self._sequences.by_number[source.number].snapshots
-        return self._entries.index.positions(source.number)
+        return self._entries.index[source.number].positions
 
     def _only_user(self, sequence: SequenceState, entry: int) -> bool:
         """Return whether the KV of a cached prefix may be moved to the only sequence that needs it.
 
         When the sequence ends, its own longer KV becomes a cached prefix instead.
         """
-        if not sequence.arrived.keep or self._entries.index.positions(entry) is not None:
+        if not sequence.arrived.keep or self._entries.index[entry].positions is not None:
             return False
         return not any(
             other is not sequence and self.match(other).entry == entry

@@ -16,11 +16,6 @@ class SequenceTable:
         self.by_number: dict[int, SequenceState] = {}
         self.admitted: dict[int, SequenceState] = {}
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a sequence is waiting to be admitted."""
-        return len(self.by_number) > len(self.admitted)
-
     def of(self, state: str) -> list[SequenceState]:
         """Return the sequences in a state: `waiting` ones by arrival, the others by admission."""
         among = self.by_number if state == "waiting" else self.admitted

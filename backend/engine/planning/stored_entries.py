@@ -47,7 +47,7 @@ class StoredEntries:
 
     @property
     def copied_bytes(self) -> int:
-        return sum(map(self.index.size, self.copied))
+        return sum(self.index[entry].nbytes for entry in self.copied)
 
     def number_for(self, sequence: SequenceState, filled: int) -> int | None:
         """Return the number of a new entry with a sequence's first `filled` tokens.

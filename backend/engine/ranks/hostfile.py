@@ -85,14 +85,15 @@ def info_in(
             f"rank 0 of the hostfile has port {hosts[0][1]}, and its control port, "
             f"{_CONTROL_OFFSET} higher, is above 65535: give a lower one, or --control HOST:PORT"
         )
-    if _is_unspecified(address[0]):
+    if _is_ip(address[0], "is_unspecified"):
         raise Misuse(
             f"rank 0 would listen for the other ranks on all interfaces, {address[0]}: name its"
             " address in their network, in the hostfile or with --control"
         )
     if found == "ring":
         _require_ring(hosts, address)
-    if not environ.get(TOKEN) and not _is_loopback(address[0]):
+    local = address[0] == "localhost" or _is_ip(address[0], "is_loopback")
+    if not environ.get(TOKEN) and not local:
         raise Misuse(
             f"ranks on several machines need a shared secret: set {TOKEN} to the same value for"
             " every rank"
@@ -161,15 +162,9 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
 
 
-def _is_unspecified(host: str) -> bool:
+def _is_ip(host: str, kind: str) -> bool:
+    """Return whether a host is an IP address of a kind, such as `is_loopback`."""
     try:
-        return ipaddress.ip_address(host).is_unspecified
+        return bool(getattr(ipaddress.ip_address(host), kind))
     except ValueError:
         return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.errors import (
     Cancelled,
@@ -49,7 +49,10 @@ from backend.engine.ranks.link import (
 )
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.rank_info import TOKEN, RankInfo
-from backend.engine.ranks.wire import Message, Signal, encode, name_of
+from backend.engine.ranks.wire import Message, Plain, Signal, encode, name_of
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 Loaded = TypeVar("Loaded")
 
@@ -79,7 +82,10 @@ class Leader:
 
     broken: says which rank was lost after the group was formed, and why; '' if no rank was lost.
     shards: the description of each rank's part of the loaded model, by rank.
+    member: exchanges values between all ranks in the current load.
     """
+
+    member: Member
 
     def __init__(self, info: RankInfo, token: str) -> None:
         self.info = info
@@ -202,7 +208,7 @@ class Leader:
     def begin(
         self, request: LoadRequest, number: int, timeout: float, cancelled: threading.Event
     ) -> Member:
-        """Order all ranks to load their parts of a model; return this rank's member of the load.
+        """Order all ranks to load their parts of a model. Sets `member`, and returns it.
 
         number: the number of the load.
         timeout: seconds of silence after which a rank counts as lost.
@@ -224,7 +230,8 @@ class Leader:
             self.send(wire.Agreed(number, tuple(values)))
             return values
 
-        return Member(self.info, agree)
+        self.member = Member(self.info, agree)
+        return self.member
 
     def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
         """Run the stages of a load, but end the load between two stages if another rank refuses it.
@@ -241,6 +248,32 @@ class Leader:
             except StopIteration as end:
                 whole: Loaded = end.value
                 return whole
+
+    @property
+    def division(self) -> str:
+        """Such as `2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
+        parts = [
+            f"{self.info.name(rank)} has {shard['words']}" for rank, shard in enumerate(self.shards)
+        ]
+        return f"{len(parts)} ranks, {self.shards[0]['way']}: {', '.join(parts)}"
+
+    def on_all_ranks(
+        self, run: Callable[[Sequence[int], Any, int], mx.array]
+    ) -> Callable[[Sequence[int], Any, int], mx.array]:
+        """Return a function that runs the reference forward pass on all ranks.
+
+        run: runs the reference forward pass on this rank.
+        """
+
+        def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
+            import mlx.core as mx
+
+            self.send(Plain(tuple(tokens)))
+            logits = run(tokens, item, prompt)
+            mx.eval(logits)
+            return logits
+
+        return everywhere
 
     def drop(self) -> None:
         """Order all ranks to drop the model. Raises RankLost."""

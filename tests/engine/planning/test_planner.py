@@ -167,7 +167,7 @@ class World:
         assert len(self.executor.ended) == self.numbers
         assert len(self.planner.entries.index) == len(self.executor.entries)
         for entry, stored in self.executor.entries.items():
-            assert self.planner.entries.index.length(entry) == len(stored.kv)
+            assert len(self.planner.entries.index[entry].key) == len(stored.kv)
 
     def replayed(self) -> list[StepPlan]:
         planner = Planner(self.limits)

@@ -336,10 +336,10 @@ class IndexMachine(RuleBasedStateMachine):
     def what_is_stored(self) -> None:
         assert (self.index.nbytes, len(self.index)) == (self.model.nbytes, len(self.model.entries))
         for number, entry in self.model.entries.items():
-            assert self.index.length(number) == len(entry.tokens)
-            assert self.index.size(number) == entry.nbytes
+            assert len(self.index[number].key) == len(entry.tokens)
+            assert self.index[number].nbytes == entry.nbytes
             positions = None if entry.positions is None else tuple(sorted(entry.positions))
-            assert self.index.positions(number) == positions
+            assert self.index[number].positions == positions
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_the_last_token_of_a_prompt_is_never_served() -> None:
 
 def test_an_entry_serves_its_longest_place_within_the_shared_prefix() -> None:
     index = index_of((range(1, 101), [20, 60]))
-    assert index.positions(0) == (20, 60, 100)
+    assert index[0].positions == (20, 60, 100)
     for shared, length in ((100, 100), (99, 60), (60, 60), (59, 20), (20, 20), (19, 0)):
         found = index.find(PrefixKey([*range(1, shared + 1), 500, 501]))
         assert (found.length, found.shared) == (length, shared)
@@ -429,7 +429,7 @@ def test_an_id_is_stored_once_and_unknown_ones_are_errors() -> None:
     index = index_of(([1], ANYWHERE))
     with pytest.raises(ValueError, match="0"):
         index.add(0, PrefixKey([2]), 10)
-    for call in (index.touch, index.remove, index.length, index.size, index.positions):
+    for call in (index.touch, index.remove, index.__getitem__):
         with pytest.raises(KeyError):
             call(5)
     assert index.find(PrefixKey([1, 2])) == Match(0, 1, 1)
