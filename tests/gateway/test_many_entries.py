@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from gateway.models.reading import ModelFolder
 from gateway.openai import answering, chat_to_wire
 from gateway.openai.field_names import names_of
 from gateway.openai.thinking import write_template_arguments
-from gateway.openai.translation import Translation
 from gateway.responses.store import Store, Stored, items_of
 from gateway.responses.to_chat import chat_request
 from gateway.routes import responses
@@ -238,17 +238,24 @@ async def test_a_long_body_is_checked_and_translated_on_a_thread(
         assert set(places) == {on_the_loop}
 
 
+def _on_the_loop(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: Callable[..., Any]
+) -> list[bool]:
+    """For each call that the module makes of the function, whether it is on this thread."""
+    here, places = threading.get_ident(), []
+
+    def called(*given: Any) -> Any:
+        places.append(threading.get_ident() == here)
+        return function(*given)
+
+    monkeypatch.setattr(module, function.__name__, called)
+    return places
+
+
 async def test_a_short_body_that_continues_a_long_conversation_is_translated_on_a_thread(
     gateway: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, places = threading.get_ident(), []
-
-    def translated(*given: Any) -> Translation:
-        places.append(threading.get_ident() == here)
-        return unchanged(*given)
-
-    unchanged = chat_request
-    monkeypatch.setattr(responses, "chat_request", translated)
+    places = _on_the_loop(monkeypatch, responses, chat_request)
     stored = Stored({"id": "resp_1", "output": []}, (), ())
     gateway.app.state.responses = Store()
     gateway.app.state.responses.put(stored)
@@ -263,14 +270,7 @@ async def test_the_fields_of_a_long_chat_are_written_on_a_thread(
     gateway: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variables of a chat template, and the ids of stop tokens, may be long too."""
-    here, places = threading.get_ident(), []
-
-    def written(*given: Any) -> None:
-        places.append(threading.get_ident() == here)
-        unchanged(*given)
-
-    unchanged = write_template_arguments
-    monkeypatch.setattr(chat_to_wire, "write_template_arguments", written)
+    places = _on_the_loop(monkeypatch, chat_to_wire, write_template_arguments)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
     for long in ("x", "x" * (1 << 16)):
         body = {**chat, "chat_template_kwargs": {"long": long}}
@@ -282,14 +282,7 @@ async def test_stored_items_are_validated_on_a_thread(
     gateway: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short request may refer to items that are as long as any."""
-    here, places = threading.get_ident(), []
-
-    def validated(*given: Any) -> Any:
-        places.append(threading.get_ident() == here)
-        return unchanged(*given)
-
-    unchanged = items_of
-    monkeypatch.setattr(responses, "items_of", validated)
+    places = _on_the_loop(monkeypatch, responses, items_of)
     gateway.app.state.responses = Store()
     message = {"type": "message", "role": "user", "content": "x", "id": "msg_1"}
     gateway.app.state.responses.put(Stored({"id": "resp_1", "output": [message]}, (), ()))
