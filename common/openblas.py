@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LIBRARY = "libopenblas.so.0"
@@ -168,19 +169,29 @@ def _try_kernels() -> None:
         return
     tokens, columns = 5, 37
     scores = [(at * 7 % 23) / 4 - 3 for at in range(tokens * columns)]
-    softmax, sigmoid = ((ctypes.c_float * len(scores))(*scores) for _ in range(2))
+    softmax = (ctypes.c_float * len(scores))(*scores)
     numbers = map(ctypes.c_long, (tokens, columns, tokens, tokens))
     library.mlx_kernels_softmax(softmax, None, *numbers, 1, 2)
-    library.mlx_kernels_sigmoid(sigmoid, sigmoid, ctypes.c_long(len(scores)), 2)
     weights: list[float] = []
     for token in range(tokens):
         count = columns - tokens + token + 1
         powers = [math.exp(score) for score in scores[token * columns :][:count]]
         weights += [power / sum(powers) for power in powers] + [0.0] * (columns - count)
-    expected = {"softmax": weights, "sigmoid": [1 / (1 + math.exp(-score)) for score in scores]}
-    for name, found in (("softmax", softmax), ("sigmoid", sigmoid)):
-        if any(abs(a - b) > 1e-6 for a, b in zip(expected[name], found, strict=True)):
-            raise ArithmeticError(f"the {name} of common/kernels is wrong")
+    _require_equal("softmax", list(softmax), weights)
+    functions: dict[str, Callable[[float], float]] = {
+        "sigmoid": lambda score: 1 / (1 + math.exp(-score)),
+        "tanh": math.tanh,
+        "erf": math.erf,
+    }
+    for name, function in functions.items():
+        found = (ctypes.c_float * len(scores))(*scores)
+        library[f"mlx_kernels_{name}"](found, found, ctypes.c_long(len(scores)), 2)
+        _require_equal(name, list(found), [function(score) for score in scores])
+
+
+def _require_equal(name: str, found: Sequence[float], expected: Sequence[float]) -> None:
+    if any(abs(a - b) > 1e-6 for a, b in zip(expected, found, strict=True)):
+        raise ArithmeticError(f"the {name} of common/kernels is wrong")
 
 
 def reason_not_built(folder: Path, package: Path) -> str:

@@ -1,4 +1,4 @@
-"""MLX's attention and sigmoid on a CPU, with the functions of `common/kernels`.
+"""Attention and other functions of exponentials on a CPU, computed by `common/kernels`.
 
 MLX's CPU build for x86 computes one exponential at a time, on one core. In a long prompt, softmax
 takes four fifths of the time of attention, and exponentials take more than half of all time.
@@ -18,6 +18,7 @@ import numpy as np
 
 from backend.engine.small_attention import Attention, SmallAttention
 
+FUNCTIONS = ("sigmoid", "tanh", "erf")  # of mlx.core, besides softmax
 # Numbers of a call from which the kernels gain more than the wait for their input takes.
 _LEAST = 1 << 11
 # Selected experts from which mlx-lm's SwitchGLU sorts them, as one axis, before it computes them.
@@ -35,8 +36,9 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL, may_wait: Callable[[], bool]) -> None:
         self._may_wait = may_wait
         self._softmax = library.mlx_kernels_softmax
-        self._sigmoid = library.mlx_kernels_sigmoid
-        self._softmax.restype = self._sigmoid.restype = None
+        self._functions = {name: library[f"mlx_kernels_{name}"] for name in FUNCTIONS}
+        for function in (self._softmax, *self._functions.values()):
+            function.restype = None
         self._most_threads = library.openblas_get_num_threads
 
     def suit(self, count: int, *arrays: mx.array) -> bool:
@@ -66,10 +68,14 @@ class CpuKernels:
             self._threads(scores.size),
         )
 
-    def sigmoid(self, numbers: mx.array) -> None:
-        """Replace each number by its sigmoid, in place. The array must be computed."""
+    def apply(self, name: str, numbers: mx.array) -> None:
+        """Replace each number by that of a function, in place. The array must be computed.
+
+        name: one of FUNCTIONS.
+        """
         address = _address(numbers)
-        self._sigmoid(address, address, ctypes.c_long(numbers.size), self._threads(numbers.size))
+        threads = self._threads(numbers.size)
+        self._functions[name](address, address, ctypes.c_long(numbers.size), threads)
 
     def _threads(self, count: int) -> int:
         most: int = self._most_threads()
@@ -83,8 +89,8 @@ def _address(array: mx.array) -> ctypes.c_void_p:
 def find_kernels(may_wait: Callable[[], bool]) -> CpuKernels | None:
     """Return the preloaded kernels; None if there are none."""
     library = ctypes.CDLL(None)
-    names = ("mlx_kernels_softmax", "mlx_kernels_sigmoid", "openblas_get_num_threads")
-    if not all(hasattr(library, name) for name in names):
+    names = [f"mlx_kernels_{name}" for name in ("softmax", *FUNCTIONS)]
+    if not all(hasattr(library, name) for name in (*names, "openblas_get_num_threads")):
         return None
     return CpuKernels(library, may_wait)
 
@@ -143,18 +149,20 @@ def _selects(mask: mx.array | str | None) -> bool:
     return mask.dtype == mx.bool_ and (mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == 1))
 
 
-class CpuSigmoid:
-    """`mx.sigmoid`, with another function for many numbers in float32.
+class CpuFunction:
+    """A function of mlx.core, with another one for many numbers in float32.
 
-    sigmoid: MLX's function, which computes everything else.
+    function: MLX's function, which computes everything else.
+    name: one of FUNCTIONS.
     """
 
-    def __init__(self, sigmoid: Callable[..., mx.array], kernels: CpuKernels) -> None:
-        self.sigmoid = sigmoid
+    def __init__(self, function: Callable[..., mx.array], name: str, kernels: CpuKernels) -> None:
+        self.function = function
+        self._name = name
         self._kernels = kernels
 
     def __call__(self, a: mx.array, /, **rest: Any) -> mx.array:
-        """Return the sigmoid of each number.
+        """Return the function of each number.
 
         Numbers of routed experts are left to MLX: the result of an expert must not depend on how
         many are computed at once, and the kernels round differently.
@@ -167,9 +175,19 @@ class CpuSigmoid:
         ):
             results = mx.contiguous(a * 1.0)
             if _computed(results):
-                self._kernels.sigmoid(results)
+                self._kernels.apply(self._name, results)
                 return results
-        return self.sigmoid(a, **rest)
+        return self.function(a, **rest)
+
+
+def use_kernels(kernels: CpuKernels) -> None:
+    """Replace MLX's functions, unless that has been done."""
+    attend = mx.fast.scaled_dot_product_attention
+    if isinstance(attend, CpuAttention):
+        return
+    mx.fast.scaled_dot_product_attention = CpuAttention(attend, kernels)
+    for name in FUNCTIONS:
+        setattr(mx, name, CpuFunction(getattr(mx, name), name, kernels))
 
 
 def _of_experts(shape: tuple[int, ...]) -> bool:
@@ -193,10 +211,13 @@ def _computed(*arrays: mx.array) -> bool:
 def functions_of_mlx() -> Iterator[bool]:
     """Use MLX's own functions in the block; yields whether SmallAttention is used elsewhere."""
     attend: Any = mx.fast.scaled_dot_product_attention
-    sigmoid: Any = mx.sigmoid
+    functions = {name: getattr(mx, name) for name in FUNCTIONS}
     mx.fast.scaled_dot_product_attention = getattr(attend, "attend", attend)
-    mx.sigmoid = getattr(sigmoid, "sigmoid", sigmoid)
+    for name, function in functions.items():
+        setattr(mx, name, getattr(function, "function", function))
     try:
         yield isinstance(attend, SmallAttention)
     finally:
-        mx.fast.scaled_dot_product_attention, mx.sigmoid = attend, sigmoid
+        mx.fast.scaled_dot_product_attention = attend
+        for name, function in functions.items():
+            setattr(mx, name, function)

@@ -215,19 +215,10 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
         compile_functions(on=False)
         if not isinstance(mx.fast.rope, SharedAngles):
             mx.fast.rope = SharedAngles(mx.fast.rope)
-    _use_kernels()
+    from backend.engine.cpu_kernels import find_kernels, use_kernels
 
-
-def _use_kernels() -> None:
-    import mlx.core as mx
-
-    from backend.engine.cpu_kernels import CpuAttention, CpuSigmoid, find_kernels
-
-    attend, sigmoid = mx.fast.scaled_dot_product_attention, mx.sigmoid
-    kernels = find_kernels(lambda: may_wait_within_a_step())
-    if kernels is not None and not isinstance(attend, CpuAttention):
-        mx.fast.scaled_dot_product_attention = CpuAttention(attend, kernels)
-        mx.sigmoid = CpuSigmoid(sigmoid, kernels)
+    if kernels := find_kernels(lambda: may_wait_within_a_step()):
+        use_kernels(kernels)
 
 
 def compile_functions(*, on: bool) -> None:

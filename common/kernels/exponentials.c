@@ -82,10 +82,49 @@ VECTORISED static void sigmoids(const float *numbers, float *results, long count
         results[at] = 1.0f / (1.0f + power_of_two(numbers[at] * -LOG2_OF_E));
 }
 
+/* Stores tanh(x) = 1 - 2 / (1 + exp(2 x)), and its Taylor series near 0, where that cancels. */
+VECTORISED static void tangents(const float *numbers, float *results, long count) {
+    for (long at = 0; at < count; at++) {
+        float x = numbers[at], square = x * x;
+        float far = 1.0f - 2.0f / (1.0f + power_of_two(x * (2.0f * LOG2_OF_E)));
+        float near = 62.0f / 2835.0f;
+        near = near * square - 17.0f / 315.0f;
+        near = near * square + 2.0f / 15.0f;
+        near = near * square - 1.0f / 3.0f;
+        near = x + x * square * near;
+        results[at] = square < 0.0625f ? near : far;
+    }
+}
+
+/* Stores erf(x) with an error of 2e-7: formula 7.1.26 of Abramowitz and Stegun, Handbook of
+   Mathematical Functions, and the Taylor series near 0, where that cancels. */
+VECTORISED static void error_functions(const float *numbers, float *results, long count) {
+    for (long at = 0; at < count; at++) {
+        float x = numbers[at], square = x * x, size = x < 0.0f ? -x : x;
+        float part = 1.0f / (1.0f + 0.3275911f * size);
+        float sum = 1.061405429f;
+        sum = sum * part - 1.453152027f;
+        sum = sum * part + 1.421413741f;
+        sum = sum * part - 0.284496736f;
+        sum = sum * part + 0.254829592f;
+        float far = 1.0f - sum * part * power_of_two(square * -LOG2_OF_E);
+        float near = -1.0f / 1320.0f;
+        near = near * square + 1.0f / 216.0f;
+        near = near * square - 1.0f / 42.0f;
+        near = near * square + 0.1f;
+        near = near * square - 1.0f / 3.0f;
+        near = (x + x * square * near) * 1.128379167f; /* 2 / sqrt(pi) */
+        results[at] = square < 0.25f ? near : x < 0.0f ? -far : far;
+    }
+}
+
+typedef void Function(const float *numbers, float *results, long count);
+
 /* A call, and the part of it for one thread: the rows, or numbers, from `first` to `last`. */
 typedef struct {
     float *results;
     const float *numbers;
+    Function *function;
     const uint8_t *mask;
     long columns, tokens, sharing;
     int causal;
@@ -113,10 +152,10 @@ static void *softmax_share(void *argument) {
     return NULL;
 }
 
-static void *sigmoid_share(void *argument) {
+static void *function_share(void *argument) {
     Share *share = argument;
-    sigmoids(share->numbers + share->first, share->results + share->first,
-             share->last - share->first);
+    share->function(share->numbers + share->first, share->results + share->first,
+                    share->last - share->first);
     return NULL;
 }
 
@@ -147,12 +186,27 @@ static void divide(Share call, void *(*compute)(void *), long count, int threads
    causal: whether the last token attends to all columns, and each earlier one to one column less. */
 void mlx_kernels_softmax(float *scores, const uint8_t *mask, long rows, long columns, long tokens,
                          long sharing, int causal, int threads) {
-    Share call = {scores, NULL, mask, columns, tokens, sharing, causal, 0, 0};
+    Share call = {.results = scores, .mask = mask, .columns = columns, .tokens = tokens,
+                  .sharing = sharing, .causal = causal};
     divide(call, softmax_share, rows, threads);
 }
 
-/* Stores 1 / (1 + exp(-number)) for each number. */
+/* The functions below store f(number) for each number; `results` may be `numbers`. */
+
+static void apply(Function *function, const float *numbers, float *results, long count,
+                  int threads) {
+    Share call = {.results = results, .numbers = numbers, .function = function};
+    divide(call, function_share, count, threads);
+}
+
 void mlx_kernels_sigmoid(const float *numbers, float *results, long count, int threads) {
-    Share call = {results, numbers, NULL, 0, 0, 0, 0, 0, 0};
-    divide(call, sigmoid_share, count, threads);
+    apply(sigmoids, numbers, results, count, threads);
+}
+
+void mlx_kernels_tanh(const float *numbers, float *results, long count, int threads) {
+    apply(tangents, numbers, results, count, threads);
+}
+
+void mlx_kernels_erf(const float *numbers, float *results, long count, int threads) {
+    apply(error_functions, numbers, results, count, threads);
 }

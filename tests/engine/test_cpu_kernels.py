@@ -1,6 +1,8 @@
-"""Attention and sigmoid on a CPU equal MLX's, also where `common/kernels` computes them."""
+"""Attention and functions of exponentials on a CPU, where `common/kernels` computes them."""
 
 from __future__ import annotations
+
+import math
 
 import mlx.core as mx
 import numpy as np
@@ -8,11 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.cpu_kernels import CpuAttention, CpuKernels, CpuSigmoid, find_kernels
+from backend.engine.cpu_kernels import (
+    FUNCTIONS,
+    CpuAttention,
+    CpuFunction,
+    CpuKernels,
+    find_kernels,
+)
 from backend.engine.device import Device, prepare
 
 KERNELS = find_kernels(lambda: True)
-SIGMOID = getattr(mx.sigmoid, "sigmoid", mx.sigmoid)
+OF_MLX = {name: getattr(getattr(mx, name), "function", getattr(mx, name)) for name in FUNCTIONS}
+SIGMOID = OF_MLX["sigmoid"]
 MLX = getattr(mx.fast.scaled_dot_product_attention, "attend", mx.fast.scaled_dot_product_attention)
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="only x86 with a C compiler")
 
@@ -25,6 +34,10 @@ def _kernels(*, may_wait: bool = True) -> CpuKernels:
 
 def _attention(*, may_wait: bool = True) -> CpuAttention:
     return CpuAttention(MLX, _kernels(may_wait=may_wait))
+
+
+def _sigmoid(*, may_wait: bool = True) -> CpuFunction:
+    return CpuFunction(SIGMOID, "sigmoid", _kernels(may_wait=may_wait))
 
 
 def _inputs(*shape: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array, mx.array]:
@@ -81,16 +94,25 @@ def test_it_equals_mlx_for_every_shape_and_mask(
     assert mx.abs(found - expected).max() < 1e-4
 
 
-@given(count=st.sampled_from([1 << 15, 40_001, 300_007]), size=st.sampled_from([0.1, 3, 90]))
+EXACT = {"sigmoid": lambda x: 1 / (1 + math.exp(-x)), "tanh": math.tanh, "erf": math.erf}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(
+    count=st.sampled_from([1 << 11, 4_001, 30_007]), size=st.sampled_from([1e-9, 0.01, 0.3, 3, 90])
+)
 @settings(max_examples=20, deadline=None)
-def test_sigmoid_equals_that_of_mlx(count: int, size: float) -> None:
+def test_functions_are_as_exact_as_those_of_mlx(name: str, count: int, size: float) -> None:
     numbers = mx.random.normal((count,), key=mx.random.key(count)) * size
-    for array in (numbers, mx.stack([numbers, numbers]).T):
+    for array in (numbers, mx.stack([numbers, -numbers]).T):
         before = array * 1
-        found = CpuSigmoid(SIGMOID, _kernels())(array)
+        found = np.array(CpuFunction(OF_MLX[name], name, _kernels())(array))
         assert found.shape == array.shape
-        assert mx.abs(found - SIGMOID(before)).max() < 1e-6
         assert mx.array_equal(array, before)
+        exact = np.vectorize(EXACT[name])(np.array(array, dtype=np.float64))
+        assert np.abs(found - exact).max() < 3e-7
+        near = np.abs(np.array(array)) < 0.2
+        assert np.allclose(found[near], exact[near], rtol=1e-6, atol=0)
 
 
 def test_the_number_of_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +121,7 @@ def test_the_number_of_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     for threads in (1, 2, 7, 100):
         monkeypatch.setattr(kernels, "_threads", lambda _, threads=threads: threads)
         attended = CpuAttention(MLX, kernels)(*inputs, scale=0.2, mask="causal")
-        answers.append((attended, CpuSigmoid(SIGMOID, kernels)(inputs[0])))
+        answers.append((attended, CpuFunction(SIGMOID, "sigmoid", kernels)(inputs[0])))
     for answer in answers[1:]:
         assert all(mx.array_equal(a, b) for a, b in zip(answer, answers[0], strict=True))
 
@@ -112,8 +134,9 @@ def test_scores_that_are_no_numbers_are_not_hidden(value: float) -> None:
     assert mx.isnan(found).sum().item() == 8
     numbers = mx.zeros(1 << 15)
     numbers[77] = value
-    found = CpuSigmoid(SIGMOID, _kernels())(numbers)
-    assert mx.array_equal(found, SIGMOID(numbers), equal_nan=True)
+    for name, function in OF_MLX.items():
+        found = CpuFunction(function, name, _kernels())(numbers)
+        assert mx.array_equal(found, function(numbers), equal_nan=True), name
 
 
 def test_other_types_sinks_experts_and_traced_functions_are_left_to_mlx() -> None:
@@ -128,8 +151,8 @@ def test_other_types_sinks_experts_and_traced_functions_are_left_to_mlx() -> Non
         assert mx.allclose(trace(q, k, v), expected, atol=1e-5)
     for shape in ((2, 64, 2, 1, 16), (64, 1, 512)):
         experts = mx.random.normal(shape)
-        assert mx.array_equal(CpuSigmoid(SIGMOID, _kernels())(experts), SIGMOID(experts))
-    found = mx.compile(CpuSigmoid(SIGMOID, _kernels()))(mx.zeros(1 << 16))
+        assert mx.array_equal(_sigmoid()(experts), SIGMOID(experts))
+    found = mx.compile(_sigmoid())(mx.zeros(1 << 16))
     assert mx.all(found == 0.5)
     half = [array.astype(mx.bfloat16) for array in (q, k, v)]
     assert attention(*half, scale=0.3, mask="causal").dtype == mx.bfloat16
@@ -143,15 +166,16 @@ def test_other_types_sinks_experts_and_traced_functions_are_left_to_mlx() -> Non
 def test_nothing_waits_within_a_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "eval", None)
     _attention(may_wait=False)(*_inputs(1, 4, 2, 64, 256, 8), scale=0.3, mask="causal")
-    CpuSigmoid(SIGMOID, _kernels(may_wait=False))(mx.zeros(1 << 16))
+    _sigmoid(may_wait=False)(mx.zeros(1 << 16))
 
 
 def test_only_a_cpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", MLX)
-    monkeypatch.setattr(mx, "sigmoid", SIGMOID)
+    for name, function in OF_MLX.items():
+        monkeypatch.setattr(mx, name, function)
     prepare(Device("metal", "test", 1 << 34, 1 << 34), {})
-    assert (mx.fast.scaled_dot_product_attention, mx.sigmoid) == (MLX, SIGMOID)
+    assert (mx.fast.scaled_dot_product_attention, mx.erf) == (MLX, OF_MLX["erf"])
     for _ in range(2):
         prepare(Device("cpu", "test", 1 << 34, 1 << 34), {})
         assert getattr(mx.fast.scaled_dot_product_attention, "attend", None) is MLX
-        assert getattr(mx.sigmoid, "sigmoid", None) is SIGMOID
+        assert all(getattr(mx, name).function is OF_MLX[name] for name in FUNCTIONS)
