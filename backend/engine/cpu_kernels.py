@@ -180,12 +180,38 @@ class CpuFunction:
         return self.function(a, **rest)
 
 
+class CpuSoftmax:
+    """`mx.softmax`, with another function for long last axes in float32.
+
+    function: MLX's function, which computes everything else.
+    """
+
+    def __init__(self, function: Callable[..., mx.array], kernels: CpuKernels) -> None:
+        self.function = function
+        self._kernels = kernels
+
+    def __call__(self, a: mx.array, /, axis: Any = None, **rest: Any) -> mx.array:
+        """Return the softmax along the axis, or of all numbers."""
+        if (
+            axis in (-1, a.ndim - 1)
+            and rest.keys() <= {"precise"}
+            and a.ndim
+            and self._kernels.suit(a.size, a)
+        ):
+            results = mx.contiguous(a * 1.0)
+            if _computed(results):
+                self._kernels.softmax(results, None, tokens=1, causal=False)
+                return results
+        return self.function(a, axis, **rest)
+
+
 def use_kernels(kernels: CpuKernels) -> None:
     """Replace MLX's functions, unless that has been done."""
     attend = mx.fast.scaled_dot_product_attention
     if isinstance(attend, CpuAttention):
         return
     mx.fast.scaled_dot_product_attention = CpuAttention(attend, kernels)
+    mx.softmax = CpuSoftmax(mx.softmax, kernels)
     for name in FUNCTIONS:
         setattr(mx, name, CpuFunction(getattr(mx, name), name, kernels))
 
@@ -211,7 +237,7 @@ def _computed(*arrays: mx.array) -> bool:
 def functions_of_mlx() -> Iterator[bool]:
     """Use MLX's own functions in the block; yields whether SmallAttention is used elsewhere."""
     attend: Any = mx.fast.scaled_dot_product_attention
-    functions = {name: getattr(mx, name) for name in FUNCTIONS}
+    functions = {name: getattr(mx, name) for name in ("softmax", *FUNCTIONS)}
     mx.fast.scaled_dot_product_attention = getattr(attend, "attend", attend)
     for name, function in functions.items():
         setattr(mx, name, getattr(function, "function", function))

@@ -15,6 +15,7 @@ from backend.engine.cpu_kernels import (
     CpuAttention,
     CpuFunction,
     CpuKernels,
+    CpuSoftmax,
     find_kernels,
 )
 from backend.engine.device import Device, prepare
@@ -22,6 +23,7 @@ from backend.engine.device import Device, prepare
 KERNELS = find_kernels(lambda: True)
 OF_MLX = {name: getattr(getattr(mx, name), "function", getattr(mx, name)) for name in FUNCTIONS}
 SIGMOID = OF_MLX["sigmoid"]
+SOFTMAX = getattr(mx.softmax, "function", mx.softmax)
 MLX = getattr(mx.fast.scaled_dot_product_attention, "attend", mx.fast.scaled_dot_product_attention)
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="only x86 with a C compiler")
 
@@ -115,6 +117,19 @@ def test_functions_are_as_exact_as_those_of_mlx(name: str, count: int, size: flo
         assert np.allclose(found[near], exact[near], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(4, 700), (3000,), (2, 3, 5, 129), (1, 40_000)])
+def test_softmax_equals_that_of_mlx(shape: tuple[int, ...]) -> None:
+    softmax = CpuSoftmax(SOFTMAX, _kernels())
+    numbers = mx.random.normal(shape, key=mx.random.key(1)) * 9
+    for array in (numbers, numbers.T, numbers > 0, numbers.astype(mx.float16)):
+        for axis in (-1, array.ndim - 1, 0, None, [-1]):
+            for precise in (False, True):
+                found = softmax(array, axis, precise=precise)
+                assert mx.allclose(found, SOFTMAX(array, axis, precise=precise), atol=1e-6)
+    # Padding that attends to nothing is NaN in MLX, and would make other numbers NaN.
+    assert mx.all(softmax(numbers - mx.inf, axis=-1) == 0)
+
+
 def test_the_number_of_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, kernels = _inputs(1, 8, 2, 200, 500, 32), _kernels()
     answers = []
@@ -171,7 +186,7 @@ def test_nothing_waits_within_a_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
 def test_only_a_cpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", MLX)
-    for name, function in OF_MLX.items():
+    for name, function in (OF_MLX | {"softmax": SOFTMAX}).items():
         monkeypatch.setattr(mx, name, function)
     prepare(Device("metal", "test", 1 << 34, 1 << 34), {})
     assert (mx.fast.scaled_dot_product_attention, mx.erf) == (MLX, OF_MLX["erf"])
