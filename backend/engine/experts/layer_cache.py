@@ -145,10 +145,11 @@ class LayerCache:
     def read_ahead(self, likely: np.ndarray) -> None:
         """Begin to read missing experts that the next pass probably selects.
 
-        likely: numbers of experts; those that are in it most often are read first.
+        likely: numbers of experts; those that are in it most often are read first. Longcat's router
+            also chooses numbers beyond those of the experts, which compute nothing.
         """
         self._abandon_all_but(np.array([], int))
-        experts, count = np.unique(likely, return_counts=True)
+        experts, count = np.unique(likely[likely < self.experts], return_counts=True)
         experts = experts[np.argsort(-count, kind="stable")]
         most = self._step - -(-self._files.abandoned_bytes // self._read)
         for expert in experts[self._slot[experts] < 0][: max(most, 0)]:

@@ -17,12 +17,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 
 from backend.engine.errors import ExpertsUnreadable
 from backend.engine.experts.layer_cache import LayerCache
+from backend.engine.experts.offload import expert_bytes, offload
 from backend.engine.experts.read_ahead import Payoff, Router
+from backend.engine.units import MIB
+from tests.architectures.shapes import tiny_model
 from tests.engine.experts.checkpoints import EXPERTS, FORMS, opened, prompt, with_slots
 from tests.engine.experts.checkpoints import write_experts as written
+from tests.engine.loading_models import write_weights
+from tests.engine.loads import at_once
 
 QWEN = "Qwen3, one by one"
 
@@ -192,6 +198,17 @@ def test_buffers_of_abandoned_reads_count_until_they_end(
     second.read_ahead(np.array([5, 6, 7]))
     assert len(second._ahead) == 3
     assert found.counts.wasted_bytes > 0
+
+
+def test_choices_beyond_the_experts_are_not_read(tmp_path: Path) -> None:
+    """Longcat's router chooses among the experts and numbers that stand for none."""
+    resident = tiny_model("longcat_flash")
+    write_weights(tmp_path, dict(tree_flatten(resident.parameters())))
+    cached = tiny_model.__wrapped__("longcat_flash")
+    at_once(offload(cached, "longcat", tmp_path, expert_bytes(cached) + MIB))
+    tokens = mx.array([prompt(16)]) % 64
+    with _always():
+        assert mx.array_equal(cached(tokens), resident(tokens))
 
 
 def test_a_router_that_needs_more_than_the_state_is_not_used() -> None:

@@ -217,16 +217,7 @@ def write_qwen(folder: Path) -> Path:
             "output_dim": SIZE,
             "downsample_hidden_size": 8,
         },
-        "text_config": {
-            "vocab_size": len(letters) + len(special),
-            "hidden_size": SIZE,
-            "intermediate_size": SIZE,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "max_position_embeddings": 4096,
-        },
+        "text_config": {"vocab_size": len(letters) + len(special)} | _decoder_sizes(),
     }
     mx.random.seed(4)
     model = qwen3_asr.Model(qwen3_asr.ModelConfig.from_dict(config))
