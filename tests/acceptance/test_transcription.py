@@ -157,25 +157,23 @@ def test_a_model_of_speech_says_that_it_answers_nothing_else(whisper: Backend) -
 
 @pytest.mark.parametrize("write", [write_canary, write_granite, write_voxtral])
 def test_other_families_transcribe_what_they_can(
-    write: Callable[[Path], Path], tmp_path: Path
+    write: Callable[[Path], Path], bare: Backend, tmp_path: Path
 ) -> None:
-    backend = Backend()
-    assert backend.load(write(tmp_path / "model")).success
+    assert bare.load(write(tmp_path / "model")).success
     translates = write is not write_voxtral
-    result = backend.stub.AudioTranscription(
+    result = bare.stub.AudioTranscription(
         asked(recording(31.0), language="German", translate=translates), timeout=WAIT
     )
     assert result.text
     assert result.language == "de"
     assert [segment.start > 0 for segment in result.segments] == [False, True]
-    code, details = refusal(backend, asked(recording(1.0), timestamp_granularities=["word"]))
+    code, details = refusal(bare, asked(recording(1.0), timestamp_granularities=["word"]))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "this model does not report the times of words" in details
     if not translates:
-        code, details = refusal(backend, asked(recording(1.0), translate=True))
+        code, details = refusal(bare, asked(recording(1.0), translate=True))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert "load a multilingual Whisper, a Granite Speech or a Canary model" in details
-    assert backend.close() == 0
 
 
 def test_a_model_that_accepts_audio_is_asked(omni: Backend) -> None:
