@@ -35,10 +35,12 @@ def _forms(markers: tuple[str, ...]) -> tuple[str, ...]:
 def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     """Return the name and the id in the text before a call's arguments; '' for a missing name.
 
-    Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
-    the id. A number alone is no id, because it is not unique in a conversation.
+    Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, `NAME<id>ID`, or `functions.NAME:0`,
+    which is also the id. A number alone is no id, because it is not unique in a conversation.
     """
     words = [word for word in _TAG.sub(" ", text).split() if word not in _NO_NAMES]
+    if len(words) == 2 and words[0] in tools and words[1] not in tools:
+        words.reverse()  # the id is behind the name
     found = _NAMED.fullmatch(words[-1]) if len(words) in (1, 2) else None
     if not found:
         return "", ""

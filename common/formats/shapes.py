@@ -149,11 +149,12 @@ class JsonShape:
         tag = _FIRST_TOKEN.match(before)
         call = tag[0] if tag else before.partition("{index}")[0]
         between, _, call_end = (part.strip() for part in after.partition("{arguments}"))
+        call_end = call_end.removeprefix("```")
         return Section(
             _written(self.opening),
             _written(self.closing),
             _written(call),
-            _written(call_end.removeprefix("```")),
+            tuple(dict.fromkeys((*_written(call_end), *_written(call_end.lstrip(")"))))),
             unmarked=bool(self.opening.strip()),
             between="" if _TOKEN_OR_FENCE.search(between) else between,
         )
