@@ -31,9 +31,10 @@ class Addressed(TaggedText):
     """If the prompt ends with `>>>`, the answer begins with a recipient; `all` is the user."""
 
     def read(self, reading: Reading) -> Wait[None]:
-        if reading.prompt_tail.endswith(_TO):
-            yield from reading.cursor.accept(_ALL)
+        if reading.prompt_tail.endswith(_TO) and not (yield from reading.cursor.accept(_ALL)):
             yield from reading.cursor.drop_cut((_ALL,))
+            if reading.tools:
+                yield from self._calls(reading, self.calls[0], "")
         yield from TaggedText.read(self, reading)
 
 

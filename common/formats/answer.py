@@ -136,9 +136,6 @@ class Answer:
             return
         text = self._unsent + text
         end = len(text) - text.endswith("}")
-        if not self._sent and end < 2:
-            self._unsent = text
-            return
         self._put(text[:end])
         self._unsent = text[end:]
 

@@ -126,6 +126,8 @@ def _json(middle: str, parts: _Parts) -> JsonShape | None:
     opens, closes = _JSON_OPENS.search(middle), _JSON_CLOSES.match(after + closing)
     if not opens or not closes or closes.end() > len(after):
         return None
+    if NAMES[0] in after + separator + closing:  # a closing tag with the name
+        return None
     between, rest = middle[: opens.start()], after[closes.end() :]
     quoted = before.endswith('"') and between.startswith('"')
     if quoted:

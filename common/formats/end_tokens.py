@@ -60,9 +60,9 @@ class EndTokens:
         while True:
             while end and text[end - 1].isspace():
                 end -= 1
-            for token in self._ends.literals:
-                if text.endswith(token, 0, end) and not (token == STRUCK_END and self._struck):
-                    start = end = end - len(token)
-                    break
-            else:
+            if not text.endswith(self._ends.literals, 0, end):  # nearly always
                 return start
+            token = next(each for each in self._ends.literals if text.endswith(each, 0, end))
+            if token == STRUCK_END and self._struck:
+                return start
+            start = end = end - len(token)

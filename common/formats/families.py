@@ -62,13 +62,17 @@ _DSML = tuple(
         ("｜DSML｜ ", "calls"),
     )
 )
-# What V4 sometimes writes instead of its block's name, and vLLM reads.
-_MISSPELT = tuple(
-    replace(_DSML[1], opening=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool")
-)
+# What models write instead, of which vLLM reads the names without underscores.
+_BARS = ("｜DSML|", "|DSML｜", "DSML｜", "｜DSML", "DSML|", "|DSML", "|DSML|")
+_PREFIXES = (*_BARS, "｜DSML｜", "｜DSML｜ ", "｜｜DSML｜｜", "｜｜DSML｜｜ ", "||DSML||", "‖DSML‖")
 _DSML_CALLS = (
-    *(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT)),
-    *(tagged(invoked("|DSML|", block).tags) for block in ("function_calls", "tool_calls")),
+    *(tagged(shape.tags) for shape in _DSML),
+    *(
+        CallSyntax(tags.openers, tags.read, begins=begins_line, broken=True)
+        for prefix in _PREFIXES
+        for block in ("function_calls", "tool_calls", "calls", "toolcalls", "tool")
+        for tags in [invoked(prefix, block, flags=("true", "false")).tags]
+    ),
     *_V3_CALLS,
 )
 _DEEPSEEK_INLINE = tuple(
@@ -382,7 +386,11 @@ FAMILIES = (
         "Phi-4", "phi4_mini_json phi4",
         JsonShape(_OBJECT, "<|tool_call|>[", closing="]<|/tool_call|>"),
         signs=[("<|/tool_call|>",), ("<|/tool_call|>", "<|tool_call|>")], reasoning="phi4",
-        calls=(json_block("<|tool_call|>", "<|/tool_call|>"), json_block("functools[")),
+        calls=(
+            json_block("<|tool_call|>", "<|/tool_call|>"),
+            json_block("<|tool_calls|>", "<|/tool_calls|>"),
+            *(json_block(f"functools{bracket}") for bracket in ("[", " [", "{")),
+        ),
     ),
     Family(
         "FireFunction 2", "firefunction firefunction_v2",

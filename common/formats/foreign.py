@@ -28,9 +28,12 @@ _FENCE = "```"
 _BETWEEN = re.compile(r"[\s,;]*")
 _BLOCKS = (
     *("tools", "tool", "tool_calls", "function_call", "toolcall", "tool-call", "functioncall"),
-    *("tool_use", "function_calls", "tool_call"),
+    *("tool_use", "function_calls", "tool_call", "TOOL_CALL", "TOOL_CALLS", "Tool_call"),
 )
+_BRACKETED = ("TOOL_CALL", "tool_call", "tool_calls")
 """The tags around calls that models write instead of their own."""
+_NAMED = ("tool_call", "function_call", "tool", "call")
+"""The tags that models write with the name of the tool in them."""
 
 
 def _read_code_blocks(reading: Reading) -> Wait[None]:
@@ -75,17 +78,30 @@ def _read_named(reading: Reading) -> Wait[None]:
         raise cursor.unreadable()
 
 
+def _with_name(word: str) -> CallTags:
+    """Return tags of calls that begin with `<WORD name="NAME">` or `<WORD=NAME>`."""
+    return replace(
+        qwen.TAGS,
+        call=f"<{word}=",
+        call_close=f"</{word}>",
+        block="",
+        block_close="",
+        lines="paired",
+    )
+
+
 _INVOKED = tuple(
     invoked(prefix, "function_calls", flags=("true", "false")).tags for prefix in ("", "antml:")
 )
 _COMMON = (
     *map(tagged, _INVOKED),
-    *(bare_block(f"<{name}>", f"</{name}>") for name in _BLOCKS[:-2]),
+    *(tagged(_with_name(word)) for word in _NAMED),
     *(
         replace(bare_block(f"```{name}", _FENCE), last=True)
         for name in ("tool_call", "function_call")
     ),
     json_block("<function_calls>", "</function_calls>"),
+    json_block("<|FunctionCallBegin|>", "<|FunctionCallEnd|>"),
     TOOL_CODE,
     CallSyntax((_FENCE,), _read_code_blocks, begins=no_content_yet, last=True),
     CallSyntax(("{", "["), _read_bare, begins=own_line, last=True),
@@ -97,22 +113,10 @@ _PYTHON = (
 """What only models that write Python calls mean as calls."""
 
 
-def _wrapped(name: str, tags: Collection[CallTags]) -> CallSyntax:
-    """Return the syntax of calls in such tags inside a block of another name."""
-
-    def read(reading: Reading) -> Wait[None]:
-        cursor = reading.cursor
-        cursor.take(len(reading.opener))
-        yield from cursor.space()
-        for each in tags:
-            if (yield from cursor.at([each.call])):
-                reading.opener = each.call
-                yield from each.read(reading)
-                yield from cursor.accept_after_space(f"</{name}>")
-                return
-        raise cursor.unreadable()
-
-    return CallSyntax((f"<{name}>",), read)
+def _wrapped(opening: str, closing: str, tags: CallTags) -> CallSyntax:
+    """Return the syntax of calls in such tags, or as JSON, inside a block of another name."""
+    block = replace(tags, block=opening, block_close=closing)
+    return CallSyntax((opening,), block.read)
 
 
 def foreign_calls(
@@ -123,8 +127,13 @@ def foreign_calls(
     marked: the calls of all families that have markers.
     shape: how the family's own calls are written.
     """
-    tags = (*((shape.tags,) if isinstance(shape, TagShape) else ()), *qwen.TAGS, *_INVOKED)
+    tags = replace(qwen.TAGS, lines="paired")
+    if isinstance(shape, TagShape) and shape.parameter.startswith("<"):
+        tags = shape.tags
+    blocks = [(f"<{name}>", f"</{name}>") for name in _BLOCKS]
+    blocks += [(f"[{name}]", f"[/{name}]") for name in _BRACKETED]
+    wrapped = (_wrapped(*each, tags) for each in blocks)
     python = _PYTHON if isinstance(shape, PythonShape) else ()
     others = (each for each in marked if each not in own)
-    found = (*(_wrapped(name, tags) for name in _BLOCKS), *_COMMON, *python, *others)
+    found = (*wrapped, *_COMMON, *python, *others)
     return tuple(dict.fromkeys(replace(each, foreign=True, closers=()) for each in found))

@@ -37,7 +37,7 @@ def _read(
         yield from cursor.space()
         if marked and (yield from _read_other_forms(reading, closers)):
             return
-        word = yield from cursor.accept("call:", ":call:", ":")
+        word = yield from cursor.accept("call:", ":call:", ":", "call=", "call ")
         yield from cursor.space()
         name = reading.tools.meant((yield from _read_name(cursor, dialect, openers)))
         if not name or not ((marked and word) or name in reading.tools):

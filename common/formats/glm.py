@@ -11,6 +11,7 @@ from common.formats.cursor import Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tagged_calls import CallTags, forms
+from common.formats.tool_schema import ToolSchemas
 from common.formats.values import object_of
 
 _NAME = re.compile(r"[^<>{}()\s\\]*")
@@ -24,6 +25,16 @@ _PAIR = re.compile(
 )
 
 
+def _before_key(text: str, tools: ToolSchemas) -> str:
+    """Return the name in front of a declared key, if nothing divides them."""
+    found = [
+        name
+        for name in tools.names
+        if text.startswith(name) and text[len(name) :] in tools.properties(name)
+    ]
+    return found[0] if len(found) == 1 else text
+
+
 @dataclass(frozen=True)
 class KeyValueTags(CallTags):
     """`<tool_call>NAME`, then keys and values, each between tags."""
@@ -34,7 +45,7 @@ class KeyValueTags(CallTags):
     kind: tuple[str, str] = ("", "")
     """Tags around the type of a value. The type is skipped: the tool's schema determines it."""
 
-    def _read_calls(self, reading: Reading) -> Wait[None]:
+    def _read_calls(self, reading: Reading, _in_block: bool) -> Wait[None]:
         cursor = reading.cursor
         start = cursor.position
         with cursor.ahead():
@@ -42,8 +53,13 @@ class KeyValueTags(CallTags):
             yield from cursor.space()
             begun = cursor.position - start
             is_json = yield from at_plain_calls(reading)
+            element = yield from self._element(reading)
             pairs = yield from self._are_pairs(reading)
-        if pairs:
+        if element.name:
+            cursor.take(begun)
+            reading.call((yield from self._read_element(reading, element)))
+            yield from cursor.accept_after_space(self.call_close)
+        elif pairs:
             yield from self._read_pairs(reading)
         elif is_json:
             cursor.take(begun)
@@ -90,31 +106,48 @@ class KeyValueTags(CallTags):
             yield from cursor.space()
         yield from cursor.drop_cut((self.call_close, "\\n"))
 
-    def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
+    def _read_call_header(self, reading: Reading, _begun: str) -> Wait[tuple[str, bool, str]]:
+        cursor = reading.cursor
         yield from cursor.space()
-        name = yield from cursor.run(_NAME)
+        with cursor.ahead():
+            name = yield from cursor.run(_NAME)
+            if (yield from cursor.at([self.key_close])):
+                name = _before_key(name, reading.tools)
+        cursor.take(len(name))
         yield from self._gap(cursor)
         yield from cursor.accept(self.after_name)
         yield from self._gap(cursor)
         follow = [self.parameter, self.call_close, "{", self.call + name]
+        if reading.tools.meant(name) in reading.tools:
+            follow += ["<", "```"]
         if not (yield from cursor.at(follow)):
             with cursor.ahead():
                 if not (yield from self._opens_parameter(cursor)):
                     raise cursor.unreadable()
         return name, False, ""
 
-    def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
-        """Return whether a key comes next; without its opening tag, the closing tag must follow."""
-        opened = False
-        while (yield from cursor.accept(*self._parameters)):
-            opened = True
-        if opened:
-            return True
-        with cursor.ahead():
-            key = yield from cursor.run(_UNOPENED_KEY)
-            return bool(key) and bool((yield from cursor.at([self.key_close])))
+    def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
+        """Read a key's tag, perhaps repeated; without it, the closing tag of the key must follow.
 
-    def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+        A call's tag in its place, which has that closing tag too, is read as a key's.
+        """
+        opened = ""
+        while found := (yield from cursor.accept(*self._parameters)):
+            opened = found
+        if opened:
+            return opened
+        with cursor.ahead() as keep:
+            yield from cursor.accept(self.call)
+            with cursor.ahead():
+                key = yield from cursor.run(_UNOPENED_KEY)
+                closed = key and (yield from cursor.at([self.key_close]))
+            if closed:
+                keep()
+        return self.parameter if closed else ""
+
+    def _read_parameter_header(
+        self, cursor: Cursor, _begun: str
+    ) -> Wait[tuple[Mapping[str, str], bool]]:
         yield from cursor.space()
         text = (yield from cursor.run(_KEY)).strip()
         key = text.removesuffix(self.key_close[1:])
@@ -144,6 +177,6 @@ class KeyValueTags(CallTags):
         """Calls whose first tag is missing, at the beginning of the answer."""
 
         def read(reading: Reading) -> Wait[None]:
-            reading.call((yield from self.read_inside(reading)))
+            reading.call((yield from self.read_inside(reading, "")))
 
         return CallSyntax((), read, begins=no_content_yet, by_name=True)

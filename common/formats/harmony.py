@@ -29,6 +29,7 @@ _BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
 _HEADER_WORDS = re.compile(r"[\w .=-]*")
+_JUNK = re.compile(r"(?:(?![<{\n])[\W\d_])*")
 _FORMAT = re.compile(r"[\w/.+-]*")
 _QUOTED = re.compile(r"[\w .=<|>-]*")
 _FUNCTIONS = "functions."
@@ -106,6 +107,8 @@ class Harmony:
             with cursor.ahead():
                 space = len((yield from cursor.space()))
                 part = yield from cursor.at([*_HEADER_PARTS, _MESSAGE])
+            if not part and header.marked and (yield from self._skips_junk(cursor)):
+                continue
             if not part or (
                 part in _BARE_PARTS and not (yield from self._is_header(cursor, header))
             ):
@@ -121,7 +124,9 @@ class Harmony:
                 recipient = yield from cursor.run(_NAME)
                 header.recipient = "" if recipient in _PEOPLE else recipient
             elif part in _NEXT_PART and not (yield from self._known(cursor)):
-                yield from cursor.run(_NAME)  # a tool as the author, or another channel
+                word = yield from cursor.run(_NAME)  # a tool as the author, or another channel
+                if part == _CHANNEL and word.startswith(_FUNCTIONS):
+                    header.recipient = word
             elif part == _CONSTRAIN:
                 yield from cursor.space()
                 yield from cursor.run(_FORMAT)
@@ -131,6 +136,18 @@ class Harmony:
             if not header.marked or not (yield from cursor.more()):
                 raise cursor.unreadable()
         header.whole = True
+
+    def _skips_junk(self, cursor: Cursor) -> Wait[bool]:
+        """Skip signs and digits that mean nothing, before another part of the header.
+
+        The model writes, for example, `<|channel|>commentary?`.
+        """
+        with cursor.ahead() as keep:
+            junk = yield from cursor.run(_JUNK)
+            found = junk.strip() and (yield from cursor.at([*_HEADER_PARTS, _MESSAGE]))
+            if found:
+                keep()
+        return bool(found)
 
     def _known(self, cursor: Cursor) -> Wait[bool]:
         """Return whether a known part of a header follows, possibly after space."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from common.formats.answer import Call
+from common.formats.arguments import arguments_of
 from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
@@ -15,7 +16,6 @@ from common.formats.tool_schema import ToolSchemas
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
-    as_json,
     object_of,
     parts,
     read_source,
@@ -24,35 +24,24 @@ from common.formats.values import (
 )
 
 _NAMES = (
-    *("name", "function", "tool_name", "tool", "function_name", "action"),
-    *("tool_call", "function_call"),
+    *("name", "function", "tool_name", "tool", "function_name", "action", "func"),
+    *("tool_call", "function_call", "recipient_name"),
 )
 _ARGUMENTS = (
     *("arguments", "parameters", "args", "input", "params", "kwargs"),
-    *("tool_arguments", "tool_input", "action_input"),
+    *("tool_arguments", "tool_args", "tool_input", "action_input"),
 )
-_LISTS = ("tool_calls", "calls")
+_LISTS = ("tool_calls", "calls", "tool_uses")
 _NO_ALIASES: Mapping[str, str] = {}
 _EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS, _LISTS)
+_SPELT = frozenset({"name", "function", "arguments", "parameters"})
+"""Keys that are recognised in any case, and with space around them."""
 _KEY, _QUOTES = re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
 _FENCE = "```"
-
-
-def arguments_of(text: str | None) -> str | None:
-    """Return arguments as the text of a JSON object; None if they are something else.
-
-    JSON inside a JSON string is decoded. Where a model writes nothing, null or [], this is `{}`.
-    """
-    if text in (None, "null", "[]"):
-        return "{}"
-    inner = string_of(text)
-    if inner is not None:
-        text = (as_json(inner) or as_json(inner, MODEL_JSON)) if inner.strip() else "{}"
-    return text if text and text.startswith("{") else None
 
 
 def read_arguments(
@@ -75,7 +64,8 @@ def read_arguments(
     if fence and (yield from cursor.accept(fence)):
         return "{}"
     ends = (fence, *ends) if fence else ends
-    send = reading.send if (yield from cursor.peek()) == "{" else None
+    members = yield from _at_members(reading)
+    send = reading.send if members or (yield from cursor.peek()) == "{" else None
 
     def converter(key: str) -> Callable[[str], str] | None:
         argument = string_of(key) or ""
@@ -88,7 +78,13 @@ def read_arguments(
     tools = reading.tools
     declared = {key: "string" in tools.types_at(typed, (key,)) for key in tools.properties(typed)}
     value = yield from read_value(
-        cursor, dialect, ends, send=send, converter=converter, declared=declared
+        cursor,
+        dialect,
+        ends,
+        send=send,
+        converter=converter,
+        declared=declared,
+        unbraced=members,
     )
     arguments = arguments_of(value)
     if arguments is None:
@@ -130,7 +126,8 @@ def calls_of(
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
     """Return the call in an object, or the calls if its keys are the names of tools."""
-    if members and not strict and all(_is_tool(key, tools) for key in members):
+    named = len(members) == 1 and tools.named_by_keys and not members.keys() & _KEYS
+    if members and not strict and (named or all(_is_tool(key, tools) for key in members)):
         given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
         if None in given.values():
             raise Unreadable
@@ -163,8 +160,14 @@ def _members(text: str, aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, s
     """Return an object's members; of repeated keys the first, which may have been sent."""
     found: dict[str, str] = {}
     for key, value in parts(text) if text.startswith("{") else ():
-        found.setdefault(aliases.get(key, key), value)
+        found.setdefault(_usual(key, aliases), value)
     return found
+
+
+def _usual(key: str, aliases: Mapping[str, str]) -> str:
+    """Return the usual key for one that a format or a model writes in another way."""
+    spelt = key.strip().lower()
+    return aliases.get(key, spelt if spelt in _SPELT else key)
 
 
 def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
@@ -184,8 +187,7 @@ class _CallSender:
         self._seen: dict[str, list[str]] = {}
 
     def member(self, key: str, head: str) -> Send | None:
-        key = string_of(key) or ""
-        key = self._reading.aliases.get(key, key)
+        key = _usual(string_of(key) or "", self._reading.aliases)
         if key in self._seen:
             return None
         self._seen[key] = []
@@ -204,8 +206,7 @@ class _CallSender:
         return self._reading.send
 
     def inside(self, key: str) -> _CallSender | None:
-        key = string_of(key) or ""
-        key = self._reading.aliases.get(key, key)
+        key = _usual(string_of(key) or "", self._reading.aliases)
         nested = self._outer is None and key == _first(_NAMES, self._seen)
         return (
             _CallSender(self._reading, self) if nested and not self._seen.keys() - _KEYS else None
@@ -243,9 +244,26 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 def at_plain_calls(reading: Reading) -> Wait[bool]:
     """Return whether JSON comes next, or a call with brackets after the tool's name."""
-    if (yield from reading.cursor.peek()) in ("{", "[", "`"):
+    if (yield from reading.cursor.at(["{", "[", "`", '"{', '"['])):
         return True
-    return bool((yield from at_named_call(reading)))
+    return bool((yield from at_named_call(reading)) or (yield from _at_members(reading)))
+
+
+def _at_members(reading: Reading) -> Wait[bool]:
+    """Return whether the members of an object come next, without its first brace.
+
+    Without quotes, the first one must be the name of an offered tool.
+    """
+    cursor = reading.cursor
+    with cursor.ahead():
+        quote = yield from cursor.accept('"')
+        key = yield from cursor.run(_KEY)
+        closed = yield from cursor.accept('"')
+        if not key or bool(quote) != bool(closed) or not (yield from cursor.accept(":")):
+            return False
+        yield from cursor.run(_QUOTES)
+        name = yield from cursor.run(NAME)
+    return bool(quote) or (key in _NAMES and reading.tools.meant(name) in reading.tools)
 
 
 def _accept_separator(reading: Reading) -> Wait[bool]:
@@ -302,8 +320,9 @@ def _read_item(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
+    members = yield from _at_members(reading)
     value = yield from read_value(
-        reading.cursor, MODEL_JSON, ends=ends, receiver=_CallSender(reading)
+        reading.cursor, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
     )
     for call in calls_of(value, reading.tools, aliases=reading.aliases):
         reading.call(call)
@@ -391,7 +410,7 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
     with cursor.ahead():
         while True:
             key = yield from _read_key(cursor)
-            yield from cursor.expect(":")
+            yield from cursor.expect(":", "=")
             if key not in _KEYS:
                 raise Unreadable
             yield from cursor.space()

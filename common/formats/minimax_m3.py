@@ -25,17 +25,23 @@ Path = tuple[str | None, ...]
 class ElementTags(CallTags):
     """An argument's tag is its key."""
 
-    def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
-        opened = yield from cursor.at([self.parameter])
+    def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
         others = yield from cursor.at([self.call, self.block, self.block_close, self.call_close])
-        return bool(cursor.take(0 if others else len(opened)))
+        return "" if others else (yield from cursor.accept(self.parameter, MARK))
 
     def _next_key(self, _reading: Reading) -> Wait[str | None]:
         """Return None: a tag inside an argument is a member, even one with the same key."""
         yield from ()
         return None
 
-    def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+    def _read_parameter_header(
+        self, cursor: Cursor, begun: str
+    ) -> Wait[tuple[Mapping[str, str], bool]]:
+        if begun == MARK:  # only the closing tag has the key
+            with cursor.ahead():
+                yield from cursor.inside(_MARKS, lambda _text: None)
+                yield from cursor.expect(f"{MARK}</")
+                return {"name": (yield from cursor.run(_KEY))}, False
         key = yield from cursor.run(_KEY)
         yield from cursor.expect(">")
         if not key:

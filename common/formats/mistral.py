@@ -12,6 +12,8 @@ from common.formats.reading import CallSyntax, Reading, begins_line, no_content_
 
 _CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _BROKEN = ("[TOOL_CALLS", "TOOL_CALLS]", "TOOL_CALLS", "[TOOL_CALL]")
+_ARGUMENTS = (_ARGS, "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=")
+"""The marker before the arguments, and what models write instead."""
 _NAME = re.compile(r"[\w.:/-]*")
 
 
@@ -46,18 +48,25 @@ def _in_brackets(reading: Reading) -> Wait[bool]:
 def _read_named(reading: Reading) -> Wait[None]:
     """Read `NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions `[ARGS]`, may be missing.
 
+    Models also write the name and `[ARGS]` twice, quotes around the name, or a colon behind it.
+
     A name alone is a call of an offered tool that has no arguments.
     """
     cursor = reading.cursor
-    name = yield from cursor.run(_NAME)
+    quote = yield from cursor.accept('"')
+    written = yield from cursor.run(_NAME)
+    yield from cursor.accept(quote)
+    name = written.rstrip(":")
     if not name:
         raise cursor.unreadable()
     yield from cursor.space()
     identity = ""
     if (yield from cursor.accept(_CALL_ID)):
         identity = (yield from cursor.run(_NAME)).strip()
-    marked = yield from cursor.accept(_ARGS)
-    yield from cursor.space()
+    marked = written != name
+    while (yield from cursor.accept(*_ARGUMENTS, f"{name}{_ARGS}")):
+        marked = True
+        yield from cursor.space()
     ended = not (yield from cursor.more()) and not reading.was_cut()
     none = ended or bool((yield from cursor.at([_CALLS])))
     if (yield from cursor.peek()) != "{" and not (

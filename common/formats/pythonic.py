@@ -29,13 +29,14 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
     cursor = reading.cursor
     alone = reading.answer.fresh
     certain = alone or not offered
-    in_list = bool((yield from cursor.accept("[")))
+    in_list = bool((yield from cursor.accept("[", "[[")))
     held: list[Call] = []  # calls that count only if the whole list can be parsed
     count, unclosed = 0, False  # unclosed: the bracket at the end of the list is missing
     while True:
         yield from cursor.space()
         if in_list and (count or not offered) and (unclosed or (yield from cursor.accept("]"))):
             break
+        yield from _skip_statement(cursor)
         call = yield from _read_call(reading, ends, shown=certain)
         if offered and call.name not in reading.tools:
             if not alone:
@@ -150,6 +151,12 @@ def read_tool_code(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(*_CODE_ENDS)
 
 
+def _skip_statement(cursor: Cursor) -> Wait[None]:
+    """Read what models write before a call in a list, as if it were a statement."""
+    yield from _read_assigned(cursor)
+    yield from cursor.accept("await ", "print(")
+
+
 def _read_assigned(cursor: Cursor) -> Wait[str]:
     """Read a variable and an equals sign; returns the variable, '' if there is none."""
     with cursor.ahead() as keep:
@@ -189,7 +196,18 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
     if not name or not (name[0].isalpha() or name[0] == "_"):
         raise cursor.unreadable()
     name = reading.tools.meant(name)
+    if name in reading.tools and (yield from cursor.at(["{"])):
+        reading.begin(name)
+        return Call(name, (yield from read_value(cursor, PYTHON, ends, send=reading.send)))
     yield from cursor.expect("(")
+    return Call(name, (yield from read_parenthesis(reading, name, ends, shown=shown)))
+
+
+def read_parenthesis(
+    reading: Reading, name: str, ends: tuple[str, ...], *, shown: bool = True
+) -> Wait[str]:
+    """Read the arguments in parentheses, from behind the first one; returns them as an object."""
+    cursor = reading.cursor
     arguments: list[tuple[str, str]] = []
     if shown:
         reading.begin(name)
@@ -214,7 +232,7 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
             arguments.append((key, value))
     if cursor.over and reading.tools.lacks(name, (key for key, _ in arguments)):
         raise cursor.unreadable()
-    return Call(name, object_of(arguments))
+    return object_of(arguments)
 
 
 def _read_mapping(reading: Reading, name: str, ends: tuple[str, ...]) -> Wait[Pairs]:
@@ -257,17 +275,20 @@ def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
 
 
 def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
-    """Read the name before an equals sign, or a declared name before a colon.
+    """Read the name before an equals sign, or a declared name, perhaps in quotes, before a colon.
 
     Returns None, and reads nothing, for a positional argument.
     """
     cursor = reading.cursor
     with cursor.ahead() as keep:
+        quote = yield from cursor.accept('"', "'")
         name = yield from cursor.run(_KEYWORD)
+        yield from cursor.accept(quote)
         yield from cursor.space()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
-        signs = ("=", ":") if name in reading.tools.properties(tool) else ("=",)
+        declared = name in reading.tools.properties(tool)
+        signs = ("=", ":") if declared else () if quote else ("=",)
         if not name or not (yield from cursor.accept(*signs)):
             return None
         yield from cursor.space()

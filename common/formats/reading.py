@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from common.formats.answer import Answer, Call
+from common.formats.arguments import unwrapped, wraps
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.tool_schema import ToolSchemas
 
@@ -43,6 +44,8 @@ class Reading:
     closing: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     reread: int = 0
+    _name: str = ""
+    _unsent: str | None = ""
     _progress: int = 0
     _failed: int = -1
 
@@ -51,7 +54,8 @@ class Reading:
 
         Text of a failed attempt is read again, and is not sent as a call a second time.
         """
-        name = self.tools.meant(name)
+        self._name, self._unsent = self.tools.meant(name), ""
+        name = self._name
         if name not in self.tools or self.cursor.position <= self._failed:
             return
         self.begun = True
@@ -59,13 +63,23 @@ class Reading:
             self.answer.begin(name, identity)
 
     def send(self, text: str) -> None:
-        """Add to the arguments of the open call, if there is one."""
+        """Add to the arguments of the open call, if there is one.
+
+        They are sent from their first key on, and only when they are complete if that key may be
+        the one of an object around them.
+        """
+        if self._unsent is not None:
+            text = self._unsent = self._unsent + text
+            if wraps(self.tools, self._name, text) is not False:
+                return
+            self._unsent = None
         self.answer.send(text)
 
     def call(self, call: Call) -> None:
         """Complete a call; the text up to here cannot be put back any more."""
         self.begun = False
-        call = replace(call, name=self.tools.meant(call.name))
+        name = self.tools.meant(call.name)
+        call = replace(call, name=name, arguments=unwrapped(self.tools, name, call.arguments))
         if self.offered and call.name not in self.tools:
             raise Unreadable
         if self.pending_calls is not None:

@@ -19,6 +19,8 @@ _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
 """In place of a name: a number, or another server's id, which models copy from earlier turns."""
 _TAG = re.compile(r"<?[|｜](?:[^<>|｜]*[|｜])?>?")
 _NO_NAMES = ("json", "null", "[]")
+_AROUND_ID = re.compile(r"\Afunctions[_.-]|[_-]\d+\Z")
+"""How a client may have changed an id such as `functions.NAME:0`, which models copy."""
 _NAMED = re.compile(r"(?:functions\.)?([^\s<>{}`]+?)(:\d+)?")
 
 
@@ -33,14 +35,16 @@ def _forms(markers: tuple[str, ...]) -> tuple[str, ...]:
 def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     """Return the name and the id in the text before a call's arguments; '' for a missing name.
 
-    Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
-    the id. A number alone is no id, because it is not unique in a conversation.
+    Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, `NAME<id>ID`, or `functions.NAME:0`,
+    which is also the id. A number alone is no id, because it is not unique in a conversation.
     """
     words = [word for word in _TAG.sub(" ", text).split() if word not in _NO_NAMES]
+    if len(words) == 2 and words[0] in tools and words[1] not in tools:
+        words.reverse()  # the id is behind the name
     found = _NAMED.fullmatch(words[-1]) if len(words) in (1, 2) else None
     if not found:
         return "", ""
-    name, bare = found[1], found[1].partition(":")[0]
+    name, bare = found[1], _AROUND_ID.sub("", found[1].partition(":")[0])
     before = "" if len(words) == 1 or words[0] == "function" or words[0].isdecimal() else words[0]
     return bare if bare in tools and name not in tools else name, words[-1] if found[2] else before
 

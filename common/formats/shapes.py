@@ -16,7 +16,7 @@ from common.formats.minimax_m3 import ElementTags
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
-from common.formats.tagged_calls import CallTags, Lines, attributes_of, forms, keyed, named
+from common.formats.tagged_calls import CallTags, Lines, closings
 from common.formats.tool_schema import Undeclared
 
 _KEYS = ("name", "arguments")
@@ -36,20 +36,23 @@ def json_block(
     closer: str = "",
     begins: Callable[[Reading, str], bool] = always,
     keys: tuple[str, str] = ("name", "arguments"),
+    keyed: bool = False,
 ) -> CallSyntax:
     """Return the syntax of calls as JSON after a marker.
 
     keys: the keys of the name and the arguments, besides the usual keys.
+    keyed: whether the name is itself the key of the arguments.
     """
     aliases = {key: usual for key, usual in zip(keys, _KEYS, strict=True) if key != usual}
 
     def read(reading: Reading) -> Wait[None]:
         cursor, reading.aliases = reading.cursor, aliases
-        cursor.take(len(reading.opener.removesuffix("[")))
+        reading.tools.named_by_keys = keyed
+        cursor.take(len(reading.opener.rstrip("[{")))
         yield from cursor.space()
         reading.begun = bool((yield from cursor.at(["```"])))
-        yield from read_json_calls(reading, forms(closer) if closer else ())
-        yield from cursor.accept_after_space(*forms(closer))
+        yield from read_json_calls(reading, closings(closer) if closer else ())
+        yield from cursor.accept_after_space(*closings(closer))
 
     return CallSyntax((opener,), read, (closer,) if closer else (), begins)
 
@@ -86,10 +89,10 @@ def python_block(opener: str, closer: str = "", *, offered: bool = False) -> Cal
         cursor.take(len(reading.opener))
         yield from cursor.space()
         if (yield from _is_json(cursor)):
-            yield from read_json_calls(reading, forms(closer) if closer else (";",))
+            yield from read_json_calls(reading, closings(closer) if closer else (";",))
         elif not (yield from cursor.at(closers)):
-            yield from read_fenced_pythonic(reading, closers and forms(closer), offered=offered)
-        yield from cursor.accept_after_space(*forms(closer))
+            yield from read_fenced_pythonic(reading, closers and closings(closer), offered=offered)
+        yield from cursor.accept_after_space(*closings(closer))
 
     return CallSyntax((opener,), read, closers)
 
@@ -135,8 +138,9 @@ class JsonShape:
         name, arguments = (
             key[1] if key else usual for key, usual in zip(found, _KEYS, strict=True)
         )
-        keys = (name, arguments)
-        return (json_block(start.removesuffix("["), end.lstrip("]\n "), keys=keys),)
+        keys, keyed = (name, arguments), self.call.startswith("{{name}")
+        start, end = start.removesuffix("["), end.lstrip("]\n ")
+        return (json_block(start, end, keys=keys, keyed=keyed),)
 
     @property
     def section(self) -> Section:
@@ -145,11 +149,12 @@ class JsonShape:
         tag = _FIRST_TOKEN.match(before)
         call = tag[0] if tag else before.partition("{index}")[0]
         between, _, call_end = (part.strip() for part in after.partition("{arguments}"))
+        call_end = call_end.removeprefix("```")
         return Section(
             _written(self.opening),
             _written(self.closing),
             _written(call),
-            _written(call_end.removeprefix("```")),
+            tuple(dict.fromkeys((*_written(call_end), *_written(call_end.lstrip(")"))))),
             unmarked=bool(self.opening.strip()),
             between="" if _TOKEN_OR_FENCE.search(between) else between,
         )
@@ -209,8 +214,6 @@ class TagShape:
         # An argument's tags are named by its key if the closing tag contains the key too.
         return (ElementTags if "{key}" in self.value_end else CallTags)(
             **common,
-            header=attributes_of if head[2] else named,
-            parameter_header=attributes_of if parameter[2] else keyed,
             header_close=head[4].strip(),
             name_key=head[2] or "name",
             parameter_key=parameter[2] or "name",

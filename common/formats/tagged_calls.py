@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait, markers_of
-from common.formats.json_calls import (
-    arguments_of,
-    at_plain_calls,
-    read_arguments,
-    read_json_calls,
-)
+from common.formats.cursor import Cursor, Cut, Unreadable, Wait, markers_of
+from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.json_text import Send, escaped, json_string
+from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
 from common.formats.tool_schema import Undeclared
-from common.formats.values import Pairs, as_json, object_of, parts
+from common.formats.values import Pairs, as_json, object_of
 
-_HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{]*")
+_HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{(]*")
+_BARE = re.compile(r"""(?:\s*[=:]\s*|\s+)(?:"([^"]*)"|'([^']*)'|([^"'=]*))""")
+"""A name or a key that is not in an attribute, as in `<function=NAME>`."""
+_WORD, _TEXT = re.compile(r"[\w:.|｜-]*"), re.compile(r"[^<>]*")
+_NAME_WORDS = frozenset({"name", "tool_name", "function_name", "function", "tool"})
+_STRAY = ("tool_call", "tool_calls", "function_calls", "function_call", "tool_response", "invoke")
+_STRAY_CLOSINGS = tuple(
+    f"</{word}>" for word in (*_STRAY, "function", "function_invocation", "parameter", "tools")
+)
+"""What models write behind a call instead of the closing tag of its block, or before that tag."""
 _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
-_WRAPPERS = frozenset({"arguments", "parameters", "properties", "input"})
 _AROUND_ARGUMENTS = ("<parameters>", "</parameters>", "<arguments>", "</arguments>")
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 
@@ -123,11 +127,15 @@ class ValueSender:
         self.sent += len(text)
 
 
-def attributes_of(header: str) -> dict[str, str]:
+def attributes_of(header: str, key: str) -> dict[str, str]:
     """Return the attributes of a tag, without quotes, with the two escapes of templates decoded.
 
-    There are none if the header contains anything else; then it is not a tag of the family.
+    Text that is no attribute has this key. There are none if the header contains anything else;
+    then it is not a tag of the family.
     """
+    if bare := _BARE.fullmatch(header.rstrip()):
+        text = (bare[1] or bare[2] or bare[3] or "").strip()
+        return {key: text} if text else {}
     if _ATTRIBUTE.sub("", header).strip():
         return {}
     return {
@@ -141,8 +149,13 @@ def attributes_of(header: str) -> dict[str, str]:
 def respelt(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and how models write it if they confuse its brackets."""
     word = tag.strip("<>/|")
-    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "/{}>", "{}>")
+    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>", "/{}>", "{}>")
     return (tag, *(form.format(word) for form in forms)) if word else ()
+
+
+def closings(tag: str) -> tuple[str, ...]:
+    """Return a closing tag, and every other way in which models write it."""
+    return tuple(dict.fromkeys((*forms(tag), *respelt(tag)))) if tag else ()
 
 
 def forms(tag: str) -> tuple[str, ...]:
@@ -150,15 +163,26 @@ def forms(tag: str) -> tuple[str, ...]:
     return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
 
 
-def keyed(header: str) -> dict[str, str]:
-    """Return the attributes of a header that is only a key, as in `<parameter=KEY>`."""
-    key = header.strip().strip("\"'")
-    return {"name": key} if key else {}
+def _spellings(tag: str) -> tuple[str, ...]:
+    """Return the beginning of a tag, and how models also write it."""
+    stem = tag.removesuffix("=")
+    before, _, word = tag.rpartition("<")
+    if stem != tag:
+        return (tag, f"{stem} name=", f"{stem} =", f"{stem}: ")
+    return (tag, f"{before}{word}") if before else (tag,)
 
 
-def named(header: str) -> dict[str, str]:
-    """Return the attributes of a header that is only a name, as in `<function=NAME>`."""
-    return keyed(header) if len(header.split()) == 1 else {}
+class _Element(NamedTuple):
+    """A tag other than the family's, with the name of a tool or an argument in it.
+
+    length: the number of its characters.
+    """
+
+    name: str = ""
+    close: str = ""
+    closed: bool = False
+    identity: str = ""
+    length: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,8 +194,6 @@ class CallTags:
     parameter: str
     parameter_close: str
     header_close: str = ">"
-    header: Callable[[str], Mapping[str, str]] = attributes_of
-    parameter_header: Callable[[str], Mapping[str, str]] = attributes_of
     block: str = ""
     block_close: str = ""
     name_key: str = "name"
@@ -188,25 +210,32 @@ class CallTags:
     json_block: str = ""
     """The tags around arguments that are written as one JSON object."""
     json_close: str = ""
+    _calls: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _parameters: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The beginning of a parameter's tag, also without its first bracket."""
     _closing: Mapping[str, str] = field(init=False, repr=False, compare=False)
-    _tags: Markers = field(init=False, repr=False, compare=False)
+    _tags: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _ends: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """The closing tag of a parameter, also without a bracket."""
 
     def __post_init__(self) -> None:
+        calls, parameters = _spellings(self.call), _spellings(self.parameter)
+        object.__setattr__(self, "_calls", calls)
+        bare = self.parameter.removeprefix("<")
+        object.__setattr__(self, "_parameters", tuple(dict.fromkeys((*parameters, bare))))
         closing = {
             self.block: self.block_close,
-            self.call: self.call_close,
-            self.parameter: self.parameter_close,
+            **dict.fromkeys(calls, self.call_close),
+            **dict.fromkeys(parameters, self.parameter_close),
         }
         ends = forms(self.parameter_close)
         object.__setattr__(self, "_closing", closing)
         object.__setattr__(self, "_ends", ends)
-        object.__setattr__(self, "_tags", Markers([*closing, *closing.values(), *ends]))
+        object.__setattr__(self, "_tags", (*closing, *closing.values(), *ends))
 
     @property
     def openers(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.block, self.call)))
+        return tuple(filter(None, (self.block, *self._calls[:2])))
 
     @property
     def closers(self) -> tuple[str, ...]:
@@ -215,7 +244,8 @@ class CallTags:
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
         cursor = reading.cursor
-        respelt_block = "" if reading.opener.startswith(forms(self.call)) else reading.opener
+        opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
+        respelt_block = "" if opens_call else reading.opener
         in_block = bool((yield from cursor.accept(*forms(self.block), respelt_block)))
         if tags := (yield from self._without_brackets(reading)):
             yield from cursor.space()
@@ -230,10 +260,11 @@ class CallTags:
                     break
                 cursor.take(space)
             if in_block and (yield from at_plain_calls(reading)):
-                yield from read_json_calls(reading, ends)
+                yield from read_json_calls(reading, (*ends, *_STRAY_CLOSINGS))
             else:
-                yield from self._read_calls(reading)
+                yield from self._read_calls(reading, in_block)
             count += 1
+            yield from self._skip_stray(cursor)
         yield from cursor.accept_after_space(*ends)
         if not count:
             raise cursor.unreadable()
@@ -251,7 +282,7 @@ class CallTags:
             if not (yield from cursor.accept(self.call[1:])):
                 return None
             try:
-                name, _, _ = yield from self._read_call_header(cursor)
+                name, _, _ = yield from self._read_call_header(reading, self.call)
             except Unreadable:
                 return None
             yield from cursor.space()
@@ -266,6 +297,51 @@ class CallTags:
             half, call_close=close, parameter=self.parameter[1:], parameter_close=parameter_close
         )
 
+    def _skip_stray(self, cursor: Cursor) -> Wait[None]:
+        """Skip closing tags that belong to nothing, before other text of the block or its end."""
+        while True:
+            space, found = yield from cursor.after_space((self.block_close, *_STRAY_CLOSINGS))
+            if not found or found == self.block_close:
+                return
+            cursor.take(space + len(found))
+
+    def _element(self, reading: Reading, *, outer: bool = True) -> Wait[_Element]:
+        """Return the next tag if its name, its only attribute or its text is an offered tool's.
+
+        outer: whether the name may also be in an element inside it.
+        """
+        cursor, tools = reading.cursor, reading.tools
+        start = cursor.position
+        with cursor.ahead():
+            word, header, closed = yield from self._read_any_tag(cursor)
+            attributes = attributes_of(header, self.name_key)
+            name, identity = attributes.get(self.name_key, ""), attributes.get("id", "")
+            close = f"</{word}>" if word else ""
+            if word in _NAME_WORDS and not (header or closed):
+                yield from cursor.space()
+                inner = (yield from self._element(reading, outer=False)) if outer else _Element()
+                if inner.name:
+                    cursor.take(inner.length)
+                    return inner._replace(length=cursor.position - start)
+                name = (yield from cursor.run(_TEXT)).strip()
+                if (yield from cursor.accept(close)):
+                    close = ""  # the tag that closes the call
+            found = next((each for each in (name, word) if tools.meant(each) in tools), "")
+            return _Element(found, close, closed, identity, cursor.position - start)
+
+    def _read_any_tag(self, cursor: Cursor) -> Wait[tuple[str, str, bool]]:
+        """Return the first word and the header of any opening tag, and whether it is self-closing.
+
+        The word is '' if none comes next.
+        """
+        if self.header_close != ">" or not (yield from cursor.accept("<")):
+            return "", "", False
+        word = yield from cursor.run(_WORD)
+        header = yield from cursor.run(_HEADER_RUN)
+        if not word or not (yield from cursor.accept(">")):
+            return "", "", False
+        return word, header.rstrip("/"), (word + header).endswith("/")
+
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
         """Return the length of the space before the next call of the block; None if there is none.
 
@@ -275,70 +351,104 @@ class CallTags:
         start = cursor.position
         with cursor.ahead():
             yield from cursor.space()
-            if not (yield from cursor.at([self.call])):
+            if "<tool_call>" not in self._calls and (yield from cursor.accept("<tool_call>")):
+                yield from cursor.space()  # an opening tag too many
+            if not (yield from cursor.at(self._calls)):
                 comma = yield from cursor.accept(",")
                 yield from cursor.space()
                 if comma and not (yield from cursor.more()) and reading.was_cut():
                     raise Cut
-                if not (yield from at_plain_calls(reading)):
+                if self.block_close and (yield from cursor.at([self.block_close])):
+                    return None
+                plain = yield from at_plain_calls(reading)
+                if not plain and not (yield from self._element(reading)).name:
                     return None
             return cursor.position - start
 
-    def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
-        """Return a call's name, whether its tag is self-closing, and its id."""
-        header, closed = yield from self._read_header(cursor)
-        attributes = self.header(header)
-        return attributes.get(self.name_key, ""), closed, attributes.get("id", "")
+    def _read_call_header(self, reading: Reading, begun: str) -> Wait[tuple[str, bool, str]]:
+        """Return a call's name, whether its tag is self-closing, and its id.
 
-    def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
-        """Return the attributes of a parameter's tag whose beginning was read, and whether it is
-        self-closing.
+        begun: the beginning of the tag, which was read.
         """
-        header, closed = yield from self._read_header(cursor)
-        return self.parameter_header(header), closed
+        header, closed = yield from self._read_header(reading.cursor, begun, self.call)
+        attributes = attributes_of(header, self.name_key)
+        name = attributes.get(self.name_key, "")
+        single = len(name.split()) == 1 or self.name_key in header
+        return name if single else "", closed, attributes.get("id", "")
 
-    def _read_header(self, cursor: Cursor) -> Wait[tuple[str, bool]]:
+    def _read_parameter_header(
+        self, cursor: Cursor, begun: str
+    ) -> Wait[tuple[Mapping[str, str], bool]]:
+        """Return a parameter's attributes, and whether its tag is self-closing.
+
+        begun: the beginning of the tag, which was read.
+        """
+        header, closed = yield from self._read_header(cursor, begun, self.parameter)
+        return attributes_of(header, self.parameter_key), closed
+
+    def _read_header(self, cursor: Cursor, begun: str, tag: str) -> Wait[tuple[str, bool]]:
         """Return the header of a tag whose beginning was read, and whether it is self-closing."""
-        text: list[str] = []
+        stem = tag.removesuffix("=")
+        text = [begun[len(stem) :] if begun.startswith(stem) else tag[len(stem) :]]
         if self.header_close == ">":
-            run = _NAME_RUN if self.header is named else _HEADER_RUN
-            text.append((yield from cursor.run(run)))
+            text.append((yield from cursor.run(_NAME_RUN if tag.endswith("=") else _HEADER_RUN)))
         else:
             yield from cursor.until(markers_of(self.header_close, "\n"), text.append)
         # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
-        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{"):
+        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "("):
             yield from cursor.expect(self.header_close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
 
-    def _read_calls(self, reading: Reading) -> Wait[None]:
-        reading.call((yield from self.read_call(reading)))
+    def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:
+        element = (yield from self._element(reading)) if in_block else _Element()
+        if not element.name or (yield from reading.cursor.at(self._calls)):
+            reading.call((yield from self.read_call(reading)))
+            return
+        reading.call((yield from self._read_element(reading, element)))
+
+    def _read_element(self, reading: Reading, element: _Element) -> Wait[Call]:
+        """Read a call that begins with a tag of another family."""
+        reading.cursor.take(element.length)
+        lines = "paired" if self.lines == "kept" else self.lines
+        tags = replace(self, call_close=element.close or self.call_close, lines=lines)
+        return (yield from tags.read_body(reading, element))
 
     def read_call(self, reading: Reading) -> Wait[Call]:
-        yield from reading.cursor.expect(self.call)
-        return (yield from self.read_inside(reading))
+        begun = yield from reading.cursor.expect(*self._calls)
+        return (yield from self.read_inside(reading, begun))
 
-    def read_inside(self, reading: Reading) -> Wait[Call]:
+    def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
-        cursor = reading.cursor
-        name, closed, identity = yield from self._read_call_header(cursor)
+        name, closed, identity = yield from self._read_call_header(reading, begun)
         if not name:
-            raise cursor.unreadable()
-        name = reading.tools.meant(name)
+            raise reading.cursor.unreadable()
+        return (yield from self.read_body(reading, _Element(name, "", closed, identity)))
+
+    def read_body(self, reading: Reading, tag: _Element) -> Wait[Call]:
+        """Read a call from its arguments on."""
+        cursor = reading.cursor
+        name, closed, identity = reading.tools.meant(tag.name), tag.closed, tag.identity
         arguments: list[tuple[str, str]] = []
         reading.begin(name, identity)
         while not closed:
             yield from self._gap(cursor)
             if (yield from self._accept_close(cursor)):
                 break
-            if (yield from self._opens_parameter(cursor)):
-                yield from self._read_parameter(reading, name, arguments)
-            elif element := (yield from cursor.accept(*_elements(reading, name, arguments))):
-                yield from self._read_parameter(reading, name, arguments, element[1:-1])
+            if begun := (yield from self._opens_parameter(cursor)):
+                yield from self._read_parameter(reading, name, arguments, begun)
+            elif (argument := (yield from self._argument(reading, name, arguments))).name:
+                cursor.take(argument.length)
+                yield from self._read_parameter(reading, name, arguments, "", argument)
+            elif not arguments and (yield from cursor.accept("(")):
+                given = yield from read_parenthesis(reading, name, (self.call_close,))
+                yield from cursor.accept(">")
+                yield from cursor.accept_after_space(*forms(self.call_close))
+                return Call(name, given, identity)
             elif self.json_block and (yield from cursor.accept(self.json_block)):
-                yield from self._read_header(cursor)
+                yield from self._read_header(cursor, "", self.json_block)
                 return Call(name, (yield from self._read_json(reading)), identity)
-            elif not arguments and (yield from cursor.peek()) in ("{", '"'):
+            elif not arguments and (yield from cursor.at(["{", '"', "```"])):
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from self._repeats_header(reading, name)):
                 continue
@@ -346,16 +456,28 @@ class CallTags:
                 break
             else:
                 raise cursor.unreadable()
-        return Call(name, _unwrapped(reading, name, arguments) or object_of(arguments), identity)
+        return Call(name, object_of(arguments), identity)
 
     def read_parameters(self, reading: Reading, name: str) -> Wait[list[tuple[str, str]]]:
         """Read the parameters of a call that has no tags of its own."""
         arguments: list[tuple[str, str]] = []
         yield from self._gap(reading.cursor)
-        while (yield from self._opens_parameter(reading.cursor)):
-            yield from self._read_parameter(reading, name, arguments)
+        while begun := (yield from self._opens_parameter(reading.cursor)):
+            yield from self._read_parameter(reading, name, arguments, begun)
             yield from self._gap(reading.cursor)
         return arguments
+
+    def _argument(self, reading: Reading, name: str, arguments: Pairs) -> Wait[_Element]:
+        """Return the next tag if its name or its only attribute is a declared argument's."""
+        cursor = reading.cursor
+        given = {key for key, _ in arguments}
+        start = cursor.position
+        with cursor.ahead():
+            word, header, closed = yield from self._read_any_tag(cursor)
+            key = attributes_of(header, self.parameter_key).get(self.parameter_key, word)
+            if key in given or key not in reading.tools.properties(name):
+                return _Element()
+            return _Element(key, f"</{word}>", closed, "", cursor.position - start)
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
@@ -377,21 +499,17 @@ class CallTags:
         while (yield from cursor.accept(*_AROUND_ARGUMENTS)):
             yield from cursor.space()
 
-    @property
-    def _parameters(self) -> tuple[str, ...]:
-        """The beginning of a parameter's tag, also without its first bracket."""
-        return tuple(dict.fromkeys((self.parameter, self.parameter.removeprefix("<"))))
-
-    def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
-        return bool((yield from cursor.accept(*self._parameters)))
+    def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
+        """Read the beginning of a parameter's tag; returns it, or '' if none comes next."""
+        return (yield from cursor.accept(*self._parameters))
 
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
         cursor = reading.cursor
         with cursor.ahead() as keep:
-            if not (yield from cursor.accept(self.call)):
+            if not (begun := (yield from cursor.accept(*self._calls))):
                 return False
-            again, _, _ = yield from self._read_call_header(cursor)
+            again, _, _ = yield from self._read_call_header(reading, begun)
             if reading.tools.meant(again) != name:
                 return False
             keep()
@@ -409,7 +527,7 @@ class CallTags:
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
-        following = filter(None, (*respelt(self.block_close), self.block, self.call))
+        following = filter(None, (*respelt(self.block_close), self.block, *self._calls))
         return bool((yield from cursor.at(following)))
 
     def _read_json(self, reading: Reading) -> Wait[str]:
@@ -419,31 +537,37 @@ class CallTags:
         text = yield from read_arguments(reading, ends)
         half = self.call_close.removesuffix(">")
         closings = (self.json_close,), _AROUND_ARGUMENTS, self._ends
-        for closing in (*closings, (half, *respelt(self.call_close))):
+        for closing in (*closings, (half, *respelt(self.call_close))):  # a stray one too
             yield from cursor.accept_after_space(*closing)
         return text
 
     def _read_parameter(
-        self, reading: Reading, name: str, arguments: list[tuple[str, str]], element: str = ""
+        self,
+        reading: Reading,
+        name: str,
+        arguments: list[tuple[str, str]],
+        begun: str,
+        element: _Element | None = None,
     ) -> Wait[None]:
-        """Read a parameter from behind the beginning of its tag.
+        """Read a parameter from behind the beginning of its tag, or the whole tag.
 
-        element: the key, if that was the whole tag.
+        begun: the beginning of the tag.
         """
         cursor = reading.cursor
-        attributes: Mapping[str, str] = {self.parameter_key: element}
-        closed = False
-        if not element:
-            attributes, closed = yield from self._read_parameter_header(cursor)
+        if element:
+            attributes: Mapping[str, str] = {self.parameter_key: element.name}
+            closed = element.closed
+        else:
+            attributes, closed = yield from self._read_parameter_header(cursor, begun)
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
         again = yield from cursor.at(self._parameters)
         if again and (yield from self._next_key(reading)) == key:  # the tag was written twice
             cursor.take(len(again))
-            yield from self._read_parameter_header(cursor)
+            yield from self._read_parameter_header(cursor, again)
         value = self._value_sender(reading, name, key, attributes, arguments)
-        value.ends = (f"</{key}>",) if element else (*self._ends, f"</{key}>")
+        value.ends = (element.close,) if element else (*self._ends, f"</{key}>")
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
         if closed:
@@ -455,11 +579,8 @@ class CallTags:
     def _value_sender(
         self, reading: Reading, name: str, key: str, attributes: Mapping[str, str], arguments: Pairs
     ) -> ValueSender:
-        """Return the sender for the next value; a value that may be all arguments is not sent."""
-        first = arguments[0][0] if arguments else key
-        wraps = first in _WRAPPERS and first not in reading.tools.properties(name)
-        send = _discard if wraps else reading.send
-        send(("{" if not arguments else ", ") + json_string(key) + ": ")
+        """Return the sender for the next value."""
+        reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
         flag, is_text = self.text_flag
 
         def known(text: str) -> bool:
@@ -467,7 +588,7 @@ class CallTags:
                 return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
             return reading.tools.is_text(name, key, text, self.undeclared)
 
-        return ValueSender(send, known, self.lines)
+        return ValueSender(reading.send, known, self.lines)
 
     def _read_value(
         self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
@@ -535,7 +656,7 @@ class CallTags:
     ) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
-        tags = markers_of(*self._tags.literals, *value.ends)
+        tags = markers_of(*self._tags, *value.ends)
         value.quoted = _Quoted()
 
         def add(text: str) -> None:
@@ -567,25 +688,26 @@ class CallTags:
         Raises Cut if the length limit leaves that open.
         """
         cursor = reading.cursor
-        if marker == self.parameter:
+        if marker in self._parameters:
             return bool(value.quoted) and (yield from self._next_key(reading)) is not None
-        if marker not in (self.block, self.call):
+        if marker != self.block and marker not in self._calls:
             return False
         with cursor.ahead():
             if marker == self.block:
                 cursor.take(len(marker))
                 yield from cursor.space()
-                if not (yield from self._follows(reading, [self.call])):
+                if not (yield from self._follows(reading, self._calls)):
                     return False
-            cursor.take(len(self.call))
+            begun = yield from cursor.accept(*self._calls)
             try:
-                yield from self._read_call_header(cursor)
+                yield from self._read_call_header(reading, begun)
             except Unreadable as error:
                 if isinstance(error, Cut) and reading.was_cut():
                     raise
                 return False
             yield from cursor.space()
-            return bool((yield from self._follows(reading, [self.parameter, self.call_close])))
+            following = (*self._parameters, self.call_close)
+            return bool((yield from self._follows(reading, following)))
 
     def _next_key(self, reading: Reading) -> Wait[str | None]:
         """Return the key of the parameter whose tag comes next; None if its header is not readable.
@@ -594,17 +716,17 @@ class CallTags:
         """
         cursor = reading.cursor
         with cursor.ahead():
-            if not (yield from self._opens_parameter(cursor)):
+            if not (begun := (yield from self._opens_parameter(cursor))):
                 return None
             try:
-                attributes, _ = yield from self._read_parameter_header(cursor)
+                attributes, _ = yield from self._read_parameter_header(cursor, begun)
             except Unreadable as error:
                 if isinstance(error, Cut) and reading.was_cut():
                     raise
                 return None
             return attributes.get(self.parameter_key)
 
-    def _follows(self, reading: Reading, literals: list[str]) -> Wait[str]:
+    def _follows(self, reading: Reading, literals: Sequence[str]) -> Wait[str]:
         """Return the literal that comes next; raises Cut if the length limit leaves that open."""
         cursor = reading.cursor
         found = yield from cursor.at(literals)
@@ -622,11 +744,11 @@ class CallTags:
         """
         cursor = reading.cursor
         call_ends = forms(self.call_close)
-        following = [t for t in (*call_ends, self.block_close, self.block, self.call) if t]
-        if marker == self.parameter:
+        following = [t for t in (*call_ends, self.block_close, self.block, *self._calls) if t]
+        if marker in self._parameters:
             key = yield from self._next_key(reading)
             return key in value.declared and key not in value.given
-        if marker in (self.block, self.call):
+        if marker == self.block or marker in self._calls:
             return False
         with cursor.ahead():
             cursor.take(len(marker))
@@ -666,23 +788,3 @@ def _opens_section(cursor: Cursor) -> Wait[bool]:
     yield from cursor.accept_after_space(_CDATA_OPEN)
     yield from cursor.drop_cut((_CDATA_OPEN,))
     return cursor.position > position
-
-
-def _elements(reading: Reading, name: str, arguments: Pairs) -> tuple[str, ...]:
-    """Return the tags of declared arguments that are named by the key alone, as `<KEY>`."""
-    given = {key for key, _ in arguments}
-    return tuple(f"<{key}>" for key in reading.tools.properties(name) if key not in given)
-
-
-def _discard(_text: str) -> None:
-    pass
-
-
-def _unwrapped(reading: Reading, name: str, arguments: Pairs) -> str | None:
-    """Return the arguments as an object; a model may put all of them as JSON into one value."""
-    declared = set(reading.tools.properties(name))
-    if len(arguments) == 1 and arguments[0][0] in _WRAPPERS - declared:
-        inner = arguments_of(arguments[0][1])
-        if inner and {key for key, _ in parts(inner)} & declared:
-            return inner
-    return None

@@ -19,7 +19,7 @@ Undeclared = Literal["text", "guess"]
 """The type of an argument that is not declared: a string, or inferred from its text."""
 
 _MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+>?\Z""")
-_AROUND_NAME = " \t\r\n\"'`"
+_AROUND_NAME = " \t\r\n\"'`:*"
 _NAME_SEPARATOR = re.compile(r"(?<=[\w-])(?:[.:/]|__)")
 _SPELLING = re.compile(r"[\s_.-]")
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
@@ -37,6 +37,9 @@ _ALIASES = {
 
 class ToolSchemas:
     """The tools of a request, by name."""
+
+    named_by_keys = False
+    """Whether the format writes the name of a tool as a key, so that any key is a name."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}

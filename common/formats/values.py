@@ -140,6 +140,7 @@ def read_value(
     receiver: MemberReceiver | None = None,
     converter: Callable[[str], Callable[[str], str] | None] = lambda _key: None,
     declared: Mapping[str, bool] | None = None,
+    unbraced: bool = False,
 ) -> Wait[str]:
     """Return the next value as JSON.
 
@@ -149,12 +150,16 @@ def read_value(
     converter: what converts a member, by its key as JSON.
     declared: the declared members, and whether each may be a string, so that its delimiters may be
         missing.
+    unbraced: whether the value is an object without its first brace.
     """
     out = _JsonOutput(send)
     stack: list[str] = []
     levels: list[MemberReceiver | None] = []  # the receiver for the members of each open bracket
     member_depth = 0
-    state, key = "value", ""
+    state, key, fences = "value", "", False
+    if unbraced:
+        stack, levels, state = ["{"], [receiver], "first"
+        out.add("{")
     while True:
         space = yield from cursor.space()
         out.add(space if dialect is JSON and stack else "")
@@ -162,6 +167,12 @@ def read_value(
         loose = dialect.python or dialect.loose
         if dialect.loose and head == "/" and state != "value":
             yield from _read_comment(cursor)
+            continue
+        fenced = dialect.loose and stack and state == ("next" if fences else "value")
+        if fenced and head == "`" and (yield from cursor.accept("```")):  # around a value
+            if state == "value":
+                yield from cursor.run(_METHOD_RUN)
+            fences = not fences
             continue
         between = stack and (state == "next" or (loose and state != "value"))
         over = between and not head and cursor.stopped
@@ -211,8 +222,10 @@ def read_value(
         elif stack and stack[-1] == "{" and state in ("first", "key"):
             key = yield from _read_key(cursor, dialect, ends)
             yield from cursor.space()
-            signs = (":", "=") if dialect.bare else (":",)
-            valued = yield from (cursor.accept if dialect.python else cursor.expect)(*signs)
+            signs = (":", "=", "=>") if dialect.bare or dialect.loose else (":",)
+            optional = dialect.python or (dialect.loose and head == "-")
+            valued = yield from (cursor.accept if optional else cursor.expect)(*signs)
+            valued = valued or ("" if dialect.python else head)
             out.add(key + (":" if dialect is JSON else ": ") + ("" if valued else "null"))
             state = "value" if valued else "next"
         else:
@@ -267,6 +280,8 @@ def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
     with cursor.ahead():
         if dialect.bare:
             return (yield from at_key(cursor))
+        if (yield from _read_loose_key(cursor)):
+            return True
         if not (yield from _read_string(cursor, dialect, lambda _text: None)):
             return False
         yield from cursor.space()
@@ -307,25 +322,45 @@ def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[s
         place = Place(dialect.fence, ends)
         yield from read_fenced(cursor, place, chunks.append)
         return "".join(chunks)
-    if (yield from _read_string(cursor, dialect, chunks.append)):
+    key = (yield from _read_loose_key(cursor)) if dialect.loose else ""
+    if not key and (yield from _read_string(cursor, dialect, chunks.append)):
         return "".join(chunks)
-    key = (yield from cursor.run(KEY_RUN)).rstrip() if dialect.bare else ""
-    if dialect.loose:
-        with cursor.ahead():
-            key = yield from cursor.run(_WORD_RUN)
-            length = len(key + (yield from cursor.accept('"')))
-            yield from cursor.space()
-            key = key if (yield from cursor.at([":"])) else ""
-        cursor.take(length if key else 0)
+    if dialect.bare:
+        key = (yield from cursor.run(KEY_RUN)).rstrip()
     if key and (yield from cursor.more()):
         return json_string(key)
     raise cursor.unreadable()
 
 
+def _read_loose_key(cursor: Cursor) -> Wait[str]:
+    """Read a key without quotes, or with one missing, or with an equals sign after it.
+
+    Also read an option of a command line, `--KEY`. Returns '' for another key, and reads nothing.
+    """
+    with cursor.ahead() as keep:
+        opened = yield from cursor.accept('"', "--")
+        key = yield from cursor.run(_WORD_RUN)
+        closed = opened != "--" and (yield from cursor.accept('"'))
+        begun = cursor.position
+        yield from cursor.space()
+        sign = yield from cursor.at(["="] if opened else [":", "="])
+        known = bool(key and (sign or opened == "--"))
+        if known and opened == '"' and not closed:  # an equals sign may be a part of a key
+            with cursor.ahead():
+                cursor.take(1)
+                known = cursor.position == begun + 1 and bool((yield from cursor.accept('"')))
+                yield from cursor.space()
+                known = known and (yield from cursor.peek()) != ":"
+        if not known:
+            return ""
+        keep()
+        return key
+
+
 def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
     """Read a quoted string if one comes next; returns whether it did."""
     head = yield from cursor.peek()
-    if head == "“" and dialect.loose:
+    if head == "“" and (dialect.loose or dialect.python):
         add('"')
         yield from _read_typographic(cursor, add)
         add('"')
@@ -372,7 +407,7 @@ def _read_scalar(
         rest = yield from read_source(cursor, ends, stops)
         out.add(escaped(quote + rest.rstrip() if rest.strip() else "") + '"')
         return
-    if dialect.python:
+    if dialect.python and (yield from cursor.peek()) != "“":
         text = (yield from read_source(cursor, ends, stops)).strip()
         scalar = _scalar(text, dialect)
         if scalar is None and not (yield from cursor.more()):
@@ -464,9 +499,10 @@ def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
     """
     with cursor.ahead():
         cursor.take(1)
-        yield from cursor.space()
+        space = yield from cursor.space()
         head = yield from cursor.peek()
         inner = head.isalnum() or head in _AFTER_INNER_QUOTE
+        inner = inner and not ("\n" in space and (yield from cursor.at(["--"])))
         if inner:
             yield from cursor.until(markers_of('"'), lambda _text: None)
         if (yield from cursor.more()):

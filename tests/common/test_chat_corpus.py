@@ -7,6 +7,7 @@ import pytest
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sections, tagged, unquoted
+from tests.common.corpus.drift import DRIFT
 from tests.common.corpus.field import REPORTED
 from tests.common.corpus.mistakes import MISTAKES
 from tests.common.corpus.variants import VARIANTS
@@ -47,7 +48,12 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
 }
 CASES = [
     pytest.param(names, case, id=f"{names[0]}: {case.why}")
-    for names, cases in (*FAMILIES.items(), *REPORTED.items(), *MISTAKES.items())
+    for names, cases in (
+        *FAMILIES.items(),
+        *REPORTED.items(),
+        *MISTAKES.items(),
+        *DRIFT.items(),
+    )
     for case in cases
 ]
 

@@ -76,6 +76,17 @@ WRITTEN: dict[str, tuple[str, type]] = {
         EACH.replace("EACH", f'<fn>{OBJECT[:-1]}, "id": "{{{{ c.id }}}}"}}</fn>'),
         JsonShape,
     ),
+    "ids behind names": (
+        EACH.replace(
+            "EACH",
+            "<|act|>{{ f.name }}<|id|>{{ c.id }}<|with|>{{ f.arguments|tojson }}<|/act|>",
+        ),
+        JsonShape,
+    ),
+    "brackets around JSON": (
+        EACH.replace("EACH", "<py>{{ f.name }}({{ f.arguments|tojson }})</py>\n"),
+        JsonShape,
+    ),
     "own keys": (
         EACH.replace("EACH", '<fn>{"cmd": "{{ f.name }}", "with": {{ f.arguments|tojson }}}</fn>'),
         JsonShape,
@@ -281,6 +292,7 @@ def test_a_template_may_allow_one_call() -> None:
             "EACH",
             '<act id="{{ loop.index0 }}" name="{{ f.name }}">{{ f.arguments|tojson }}</act>',
         ),
+        EACH.replace("EACH", "<{{ f.name }}>{{ f.arguments|tojson }}</{{ f.name }}>"),
     ],
 )
 def test_no_format_is_made_up(template: str) -> None:

@@ -230,7 +230,7 @@ def test_a_broken_call_is_content_and_an_incomplete_call(why: str) -> None:
     ("name", "text"),
     [
         ("hermes", '<tool_call>{"name": "save_note", "arguments": {"path" "b"}}</tool_call>'),
-        ("hermes", "<tool_call><function=save_note><param=path>b</param></function></tool_call>"),
+        ("hermes", "<tool_call><function=save_note><b>path</b></function></tool_call>"),
         ("openai", "<|channel|>commentary to=functions.save_note<|message|>{path}<|call|>"),
         ("gemma4", "<|tool_call>call:save_note{<tool_call|>"),
         ("deepseek_v31", "<｜tool▁call▁begin｜>save_note<｜tool▁sep｜>{path}<｜tool▁call▁end｜>"),
