@@ -47,17 +47,13 @@ class Charges:
         used += sum(sequence.arrived.beside for sequence in admitted)
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
-    def admission(self, sequence: SequenceState, *, alone: bool) -> int:
+    def admission(self, sequence: SequenceState) -> int:
         """Return the bytes that must be free before a sequence is admitted.
 
-        These are the bytes of its KV, of its smallest pass and, if other sequences run, of a copy
-        of its KV while it joins a batch.
-
-        alone: whether no other sequence runs.
+        These are the bytes of its rows and of its smallest pass.
         """
-        copied = 0 if alone else self._cost.of(sequence.total)
         rows = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
-        return rows + copied + self.smallest_pass(sequence)
+        return rows + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
         """Return the bytes of one row of `tokens` tokens.
