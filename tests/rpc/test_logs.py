@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -102,7 +102,7 @@ def test_garbage_that_logs_blocks_no_caller() -> None:
         def __del__(self) -> None:
             handler.handle(record("collected"))
 
-    def collect(*_: object) -> Callable[..., object]:
+    def collect(*_: Any) -> Any:
         nonlocal lines
         lines += 1
         Garbage()
