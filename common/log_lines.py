@@ -98,27 +98,31 @@ class LineWriter(logging.Handler):
         self.setFormatter(LineFormatter())
         self._descriptor = descriptor
         self._dropped = 0
-        self._lines: queue.Queue[str] = queue.Queue(_MOST_LINES)
+        # The garbage collector may log anywhere, so adding to the queue must not take a lock.
+        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
+        if self._lines.qsize() < _MOST_LINES:
+            self._lines.put(self.format(record))
+        else:
             self._dropped += 1
 
     def flush(self) -> None:
         """Wait until all lines are written, but only for a short time."""
-        lines = self._lines
-        with lines.all_tasks_done:
-            lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_SECONDS)
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(_FLUSH_SECONDS)
 
     def _write(self) -> None:
         torn = b""  # ends a line that was written in part
         while True:
             text = self._lines.get()
+            if isinstance(text, threading.Event):
+                text.set()
+                continue
             dropped = 0
-            if self._dropped and self._lines.empty():
+            if self._dropped and self._lines.qsize() <= 1:  # perhaps the event of `flush`
                 self.acquire()
                 dropped, self._dropped = self._dropped, 0
                 self.release()
@@ -133,7 +137,6 @@ class LineWriter(logging.Handler):
                 self.acquire()
                 self._dropped += 1 + dropped
                 self.release()
-            self._lines.task_done()
 
     def _write_some(self, left: bytes) -> int:
         with contextlib.suppress(BlockingIOError):

@@ -15,7 +15,7 @@ from backend.engine.caching import kv
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.drafter import GuessRequest, LookupGuesser
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.planning.pace import Pace
@@ -141,8 +141,28 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     assert parts["draft_kv_cache"] == 0
 
 
-def _draft_model() -> DraftModel:
-    model = kv_model("attention", **WIDE["attention"])
+@pytest.mark.usefixtures("exact_buffers")
+def test_kv_of_a_draft_model_moves_array_by_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a sequence leaves, the others are copied, and no array is copied before it must be."""
+    draft = _draft_model(num_hidden_layers=8)
+    guesser = ModelGuesser(draft, Pace(512, HOUR), least_probability=0.0)
+    requests = [GuessRequest(number, words(700, number), 2) for number in range(4)]
+    while None in guesser.propose(requests):  # one sequence catches up at a time
+        pass
+    guesser.forget([0])
+    mx.synchronize()
+    before = mx.get_active_memory()
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: before)
+    mx.reset_peak_memory()
+    assert None not in guesser.propose(requests[1:])
+    mx.synchronize()
+    assert mx.get_active_memory() < before
+    array = 4 * guesser.nbytes // (3 * 8 * 2)  # of all four sequences
+    assert mx.get_peak_memory() - before < 1.2 * array
+
+
+def _draft_model(**changes: int) -> DraftModel:
+    model = kv_model("attention", **WIDE["attention"], **changes)
     mx.eval(model.parameters())
     return DraftModel("draft", model, VOCABULARY, VOCABULARY, 1000, 0, kv.cost(model))
 
@@ -158,6 +178,18 @@ FORMS: dict[str, tuple[tuple[int, int], str]] = {
     "float hybrid": ((0, 0), "hybrid"),
     "8 and 4 bits in a hybrid": ((8, 4), "hybrid"),
     "dequantised": ((8, 4), "cap"),
+    "recurrent": ((0, 0), "state space"),
+    "recurrent hybrid": ((0, 0), "gated delta"),
+}
+_RECURRENT: dict[str, dict[str, Any]] = {
+    "state space": WIDE["state space"],
+    "gated delta": {
+        "head_dim": 64,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
 }
 
 
@@ -212,6 +244,8 @@ def test_no_step_takes_more_than_the_planner_charges(
 
 def memory_model(form: str) -> Any:
     bits, config = FORMS[form]
+    if config in _RECURRENT:
+        return kv_model(config, **_RECURRENT[config], num_hidden_layers=4)
     heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
     changes: dict[str, Any] = {
         "full": heads,

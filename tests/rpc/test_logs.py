@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -88,6 +90,37 @@ def test_a_full_pipe_that_does_not_block_loses_no_line() -> None:
     while len(found) < 100 * len(line):
         found += os.read(reading, 4096)
     assert found == line * 100
+
+
+def test_garbage_that_logs_blocks_no_caller() -> None:
+    """The garbage collector may run finalizers at any line, and asyncio's finalizers log."""
+    reader, writer = os.pipe()
+    handler = log_lines.LineWriter(writer)
+    lines = 0
+
+    class Garbage:
+        def __del__(self) -> None:
+            handler.handle(record("collected"))
+
+    def collect(*_: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        Garbage()
+        return collect
+
+    def log() -> None:
+        sys.settrace(collect)
+        handler.handle(record("logged"))
+        sys.settrace(None)
+
+    thread = threading.Thread(target=log, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    handler.flush()
+    found = os.read(reader, 1 << 20).decode()
+    assert lines > 10
+    assert (found.count("event=logged"), found.count("event=collected")) == (1, lines)
 
 
 def test_levels() -> None:

@@ -167,6 +167,8 @@ def start_copies(caches: Sequence[RowCache]) -> None:
         if mx.get_active_memory() + sum(part.nbytes for part in turn) > limit:
             mx.synchronize()
         mx.async_eval(turn)
+    if len(turns) > 1:
+        mx.synchronize()  # the next pass needs memory too
 
 
 def _arrays(layer: Any) -> list[mx.array]:
@@ -476,6 +478,10 @@ class BatchCache:
         depth = max(rows, len(members))
         if present and len(members) <= self._depth <= depth:
             depth = self._depth
+        if keeps_states(self._layers):
+            # The latest states are computed only when they are needed. Copies of all would
+            # otherwise need all states before them too.
+            start_copies([self._layers])
         if len(members) > 1:
             if not all(map(can_gather, layers)):
                 raise ValueError("this model's caches hold one sequence at a time")
@@ -580,7 +586,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     if row is None:
         row = new_row(model)
         feed(model, row, 1)
-    per_token = fixed = largest = 0
+    per_token = fixed = largest = state = 0
     windowed: list[tuple[int, int]] = []
     # What a pass dequantises, for each layer: of all tokens, and of a window.
     dense: list[int] = []
@@ -589,6 +595,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
+            state = max(state, 0, *(array.nbytes for array in _arrays(layer)))
         elif isinstance(layer, (WindowKV, RotatingKVCache, ChunkedKVCache)):
             most = layer.chunk_size if isinstance(layer, ChunkedKVCache) else layer.max_size
             parts = layer.parts if isinstance(layer, LayerKV) else (layer.keys, layer.values)
@@ -616,7 +623,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     # MLX allocates arrays for a layer while it still computes another.
     per_token += sum(sorted(dense)[-2:])
     windowed += [window for window in sorted(dense_windows)[-2:] if window[0]]
-    return CacheCost(per_token, fixed, tuple(windowed), largest)
+    return CacheCost(per_token, fixed, tuple(windowed), largest, state)
 
 
 def _is_measured(layer: Any) -> bool:

@@ -66,6 +66,15 @@ class BatchGuesser:
         for number in gone:
             self._guessed.pop(number, None)
 
+    @property
+    def _layers(self) -> list[Any]:
+        """The KV of the batch. Copies of it are made array by array, as the planner charges."""
+        layers = self._cache.layers
+        if self._cache.copied:
+            kv.start_copies([layers])
+            self._cache.copied = False
+        return layers
+
     def _join(self, rows: Mapping[int, kv.RowCache]) -> None:
         """Add the KV of sequences to the batch."""
         self._cache.join([(row, 0) for row in rows.values()])
@@ -122,7 +131,7 @@ class BatchGuesser:
         width = max(map(len, fed))
         tokens = mx.array([[*own, *[0] * (width - len(own))] for own in fed])
         beside = () if states is None else (padded(states, width),)
-        found = self._head(tokens, *beside, cache=self._cache.layers)
+        found = self._head(tokens, *beside, cache=self._layers)
         self._cache.drop([width - len(own) for own in fed])
         last = mx.array([max(len(own) - 1, 0) for own in fed])[:, None, None]
         return mx.take_along_axis(found, last, axis=1)

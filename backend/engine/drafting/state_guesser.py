@@ -106,12 +106,12 @@ class BlockGuesser(StateGuesser):
     ) -> dict[int, list[int]]:
         counts = [0 if own is None else own.shape[0] for own in unread]
         width = max(counts)
-        self._head.read(padded(unread, width), self._cache.layers)
+        self._head.read(padded(unread, width), self._layers)
         self._cache.drop([width - count for count in counts])
         # As many as in training: a shorter block would get worse guesses.
         size = self._head.longest
         last = [able[n].tokens[-1] if n in able else 0 for n in self._sequences]
-        best, shares = self._choices.best(self._head.fill(last, size, self._cache.layers))
+        best, shares = self._choices.best(self._head.fill(last, size, self._layers))
         found: dict[int, list[int]] = {}
         for number, own, sure in zip(self._sequences, best, shares, strict=True):
             if number in able:

@@ -204,18 +204,15 @@ def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
 
 def _cost_of(value: Value) -> CacheCost:
     windowed = tuple((size, most) for size, most in value["windowed"])
-    return CacheCost(value["per_token"], value["fixed"], windowed, value["largest"])
+    return CacheCost(**{**value, "windowed": windowed})
 
 
 def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
     """Return a cost that is at least the cost of a row on any rank."""
     windowed = max((cost.windowed for cost in costs), key=lambda all_: sum(s * m for s, m in all_))
-    return CacheCost(
-        max(cost.per_token for cost in costs),
-        max(cost.fixed for cost in costs),
-        windowed,
-        max(cost.largest for cost in costs),
-    )
+    figures = [asdict(cost) | {"windowed": ()} for cost in costs]
+    largest = {name: max(figure[name] for figure in figures) for name in figures[0]}
+    return CacheCost(**{**largest, "windowed": windowed})
 
 
 def _largest_pass(passes: Sequence[PassCost]) -> PassCost:

@@ -47,17 +47,13 @@ class Charges:
         used += sum(sequence.arrived.beside for sequence in admitted)
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
-    def admission(self, sequence: SequenceState, *, alone: bool) -> int:
+    def admission(self, sequence: SequenceState) -> int:
         """Return the bytes that must be free before a sequence is admitted.
 
-        These are the bytes of its KV, of its smallest pass and, if other sequences run, of a copy
-        of its KV while it joins a batch.
-
-        alone: whether no other sequence runs.
+        These are the bytes of its rows and of its smallest pass.
         """
-        copied = 0 if alone else self._cost.of(sequence.total)
         rows = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
-        return rows + copied + self.smallest_pass(sequence)
+        return rows + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
         """Return the bytes of one row of `tokens` tokens.
@@ -133,7 +129,8 @@ class Charges:
         # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
         several = rows > 1 or sequence.arrived.scores
         masked = seen if several else min(seen, self._window and self._window + tokens)
-        nbytes = self._passes.of(rows * tokens, seen, masked)
+        # Each recurrent state exists twice: before and after the pass.
+        nbytes = self._passes.of(rows * tokens, seen, masked) + rows * self._cost.fixed
         if sequence.arrived.scores or sequence.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
         reads = any(sequence.filled < stop for _, stop in sequence.arrived.spans)

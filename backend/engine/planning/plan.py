@@ -26,12 +26,14 @@ class CacheCost:
     fixed: bytes of recurrent state.
     windowed: (bytes per token, maximum tokens) of each layer with a sliding window.
     largest: bytes per token of the largest array, in layers that store every token.
+    state: bytes of the largest array of recurrent state.
     """
 
     per_token: int
     fixed: int
     windowed: tuple[tuple[int, int], ...] = ()
     largest: int = 0
+    state: int = 0
 
     def of(self, tokens: int) -> int:
         """Return the bytes for `tokens` tokens, rounded up to the caches' growth step."""
@@ -41,11 +43,12 @@ class CacheCost:
     def copied(self, tokens: int) -> int:
         """Return the bytes for `tokens` tokens, and for a copy of the largest array.
 
-        Arrays are copied, one at a time, when they grow and when sequences join or leave.
+        Arrays are copied, one at a time, when they grow and when sequences join or leave. A pass
+        computes each recurrent state beside the one before.
         """
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
         windows = (size * min(steps, most) for size, most in self.windowed)
-        return self.of(tokens) + max(self.largest * steps, *windows, 0)
+        return self.of(tokens) + max(self.largest * steps, *windows, self.state)
 
     def snapshot(self, tokens: int) -> int:
         """Return the bytes of layers that cannot be truncated: recurrent state, sliding windows."""

@@ -243,7 +243,7 @@ class Planner:
             return -1
         if not plan.decode or len(self.sequences.by_number) > sum(plan.decode.values()):
             return -1
-        if self.masks.owed or self._other or self._files or self._claim:
+        if self._other or self._files or self._claim:
             return -1
         if self.entries.busy or self._texts.lacking:
             return -1
@@ -426,7 +426,7 @@ class Planner:
         arrived, self._arrived = self._arrived, []
         for sequence in filter(None, map(self.sequences.by_number.get, arrived)):
             sequence.width, sequence.least = min(sequence.width, 2), 1
-            needed = self._charges.admission(sequence, alone=True)
+            needed = self._charges.admission(sequence)
             sequence.width, sequence.least = sequence.arrived.width, SMALLEST_STEP
             if needed > self.limits.budget:
                 refused.append(self._refuse(sequence, needed))
@@ -465,9 +465,8 @@ class Planner:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
-        if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._budget:
-            # Not even the shortest sequence fits, including the copy while it joins a batch.
-            return starts, refused
+        if self.sequences.admitted and used + self.limits.cost.of(1) > self._budget:
+            return starts, refused  # not even the shortest sequence fits
         waiting = [
             sequence
             for sequence in self.sequences.of("waiting")
@@ -486,7 +485,7 @@ class Planner:
                 continue  # together, they would need the memory that was lacking
             # Memory is checked first because that is quick: in a long queue, most do not fit.
             sequence.width = sequence.arrived.width
-            needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+            needed = used + self._charges.admission(sequence)
             empty = not (self.sequences.admitted or storing)
             if needed > self._budget and sequence.width <= 2 and not empty:
                 if now - sequence.since > _PATIENCE:
@@ -499,10 +498,10 @@ class Planner:
                 continue
             while needed > self._budget and sequence.width > 2:
                 sequence.width = 1 + (sequence.width - 1) // 2
-                needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+                needed = used + self._charges.admission(sequence)
             if needed > self._budget and empty:
                 sequence.least = 1
-                needed = used + self._charges.admission(sequence, alone=not self.sequences.admitted)
+                needed = used + self._charges.admission(sequence)
                 if needed > self._budget:
                     self._drop_files(sequence)
             if needed > self._budget:

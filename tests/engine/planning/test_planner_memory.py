@@ -47,7 +47,7 @@ def arrived(number: int, tokens: list[int]) -> Arrived:
 
 def test_an_entry_that_a_sequence_starts_from_is_removed_in_a_later_step() -> None:
     stored = list(range(1, 1001))
-    planner = Planner(limits(3328 + 500))
+    planner = Planner(limits(2560 + 500))
     planner.entries.index.add(7, PrefixKey(stored), 1024)
     continued = arrived(1, [*stored[:600], *range(5000, 5100)])
     other = arrived(2, list(range(9000, 9700)))
@@ -74,7 +74,7 @@ def test_snapshots_of_running_sequences_are_charged() -> None:
 
 def test_snapshots_for_sequences_that_wait_for_a_prefix_take_only_memory_that_is_free() -> None:
     """Otherwise the sequence that computes the prefix would be preempted for them."""
-    budget = HYBRID.of(4000 + 512) + 9500
+    budget = HYBRID.of(4000 + 512) + HYBRID.fixed + 9500  # a pass has each state twice
     planner = Planner(limits(budget, cost=HYBRID, trims=False, slots=16))
     tokens = list(range(4000))
     plan = planner.plan(0.0, [arrived(1, tokens)])
@@ -118,7 +118,8 @@ def test_snapshots_of_an_entry_that_was_lost_are_forgotten() -> None:
 @pytest.mark.parametrize(("spare", "snapshots"), [(1999, 0), (2000, 1)])
 def test_snapshots_fit_beside_the_entry_that_is_copied(spare: int, snapshots: int) -> None:
     entry = 5000
-    planner = Planner(limits(HYBRID.of(600 + 512) + entry + spare, cost=HYBRID, trims=False))
+    budget = HYBRID.of(600 + 512) + HYBRID.fixed + entry + spare
+    planner = Planner(limits(budget, cost=HYBRID, trims=False))
     tokens = list(range(1000))
     planner.entries.index.add(7, PrefixKey(tokens), entry, positions=(500,))
     (start,) = planner.plan(0.0, [arrived(1, [*tokens[:500], *[3] * 100])]).start
@@ -361,3 +362,46 @@ def test_a_plan_holds_until_the_longest_of_a_batch_needs_more_kv() -> None:
         longest = max(one.charged for one in planner.sequences.of("decode"))
         assert planner.unused <= most - 8 * CacheCost(1, 0).of(longest)
     assert 2 <= len(plans) <= 4
+
+
+def _decoding(budget: int, *events: PlannerEvent, **changes: object) -> Planner:
+    """A planner whose only sequence decodes, after a prompt of 256 tokens and one more."""
+    planner = Planner(limits(budget, prompt_cache=0, **changes))
+    planner.plan(0.0, [replace(arrived(1, [1] * 256), limit=4096)])
+    planner.plan(0.0, [Started(1, 0), Prefilled(1, 256)])
+    planner.plan(0.0, [Generated({1: (1,)}), *events])
+    return planner
+
+
+@pytest.mark.parametrize(("lacking", "lasts"), [(0, True), (1, False)])
+def test_a_plan_lasts_if_the_growth_of_its_passes_fits(lacking: int, lasts: bool) -> None:
+    """254 more tokens need no more KV, but a pass attends to each of them, which takes a byte."""
+    planner = _decoding(1 << 20, passes=PassCost(per_pair=1.0))
+    budget = planner.limits.budget - planner.free_for_texts - lacking
+    planner.limits = replace(planner.limits, budget=budget)
+    planner.plan(0.0, [Generated({1: (1,)})])
+    assert planner.free_for_texts == (0 if lasts else 254 - lacking)
+    assert planner.lasts(254) is lasts
+
+
+def test_no_plan_lasts_while_a_text_waits_for_its_turn() -> None:
+    """Time alone can begin the turn."""
+    planner = _decoding(4000, OtherBytes(0, texts=3800))
+    assert planner.free_for_texts > 256
+    assert not planner.lasts(1)
+    assert planner.plan(2.0, [Generated({1: (1,)})]).preempt
+
+
+def test_a_plan_lasts_although_grammars_have_exceeded_their_share() -> None:
+    planner = _decoding(1 << 20, Masked(1, 5.0))
+    assert planner.masks.owed > 0
+    assert planner.lasts(1)
+
+
+def test_a_sequence_that_fits_beside_a_running_one_is_admitted() -> None:
+    """Its KV is copied array by array when it joins a batch, so no second copy has to fit."""
+    planner = Planner(limits(2 * 1024))
+    planner.plan(0.0, [arrived(1, [1] * 300)])
+    planner.plan(0.1, [Started(1, 0), Prefilled(1, 300)])
+    plan = planner.plan(0.2, [Generated({1: (1,)}), arrived(2, [2] * 300)])
+    assert [start.sequence for start in plan.start] == [2]
