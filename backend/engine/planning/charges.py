@@ -27,7 +27,7 @@ def longest_alone(
         kv = cost.copied(tokens) + (draft.copied(tokens) if draft else 0)
         masked = min(tokens, window and window + SMALLEST_STEP)
         prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
-        return kv + passes.chosen(1, tokens) + prefill
+        return kv + passes.chosen(1, tokens) + prefill + cost.fixed
 
     return bisect_right(range(1, most + 1), budget, key=needed)
 
@@ -129,7 +129,8 @@ class Charges:
         # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
         several = rows > 1 or sequence.arrived.scores
         masked = seen if several else min(seen, self._window and self._window + tokens)
-        nbytes = self._passes.of(rows * tokens, seen, masked)
+        # Each recurrent state exists twice: before and after the pass.
+        nbytes = self._passes.of(rows * tokens, seen, masked) + rows * self._cost.fixed
         if sequence.arrived.scores or sequence.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
         reads = any(sequence.filled < stop for _, stop in sequence.arrived.spans)

@@ -74,7 +74,7 @@ def test_snapshots_of_running_sequences_are_charged() -> None:
 
 def test_snapshots_for_sequences_that_wait_for_a_prefix_take_only_memory_that_is_free() -> None:
     """Otherwise the sequence that computes the prefix would be preempted for them."""
-    budget = HYBRID.of(4000 + 512) + 9500
+    budget = HYBRID.of(4000 + 512) + HYBRID.fixed + 9500  # a pass has each state twice
     planner = Planner(limits(budget, cost=HYBRID, trims=False, slots=16))
     tokens = list(range(4000))
     plan = planner.plan(0.0, [arrived(1, tokens)])
@@ -118,7 +118,8 @@ def test_snapshots_of_an_entry_that_was_lost_are_forgotten() -> None:
 @pytest.mark.parametrize(("spare", "snapshots"), [(1999, 0), (2000, 1)])
 def test_snapshots_fit_beside_the_entry_that_is_copied(spare: int, snapshots: int) -> None:
     entry = 5000
-    planner = Planner(limits(HYBRID.of(600 + 512) + entry + spare, cost=HYBRID, trims=False))
+    budget = HYBRID.of(600 + 512) + HYBRID.fixed + entry + spare
+    planner = Planner(limits(budget, cost=HYBRID, trims=False))
     tokens = list(range(1000))
     planner.entries.index.add(7, PrefixKey(tokens), entry, positions=(500,))
     (start,) = planner.plan(0.0, [arrived(1, [*tokens[:500], *[3] * 100])]).start
@@ -363,9 +364,9 @@ def test_a_plan_holds_until_the_longest_of_a_batch_needs_more_kv() -> None:
     assert 2 <= len(plans) <= 4
 
 
-def _decoding(room: int, *events: PlannerEvent, **changes: object) -> Planner:
+def _decoding(budget: int, *events: PlannerEvent, **changes: object) -> Planner:
     """A planner whose only sequence decodes, after a prompt of 256 tokens and one more."""
-    planner = Planner(limits(room, prompt_cache=0, **changes))
+    planner = Planner(limits(budget, prompt_cache=0, **changes))
     planner.plan(0.0, [replace(arrived(1, [1] * 256), limit=4096)])
     planner.plan(0.0, [Started(1, 0), Prefilled(1, 256)])
     planner.plan(0.0, [Generated({1: (1,)}), *events])
@@ -376,17 +377,17 @@ def _decoding(room: int, *events: PlannerEvent, **changes: object) -> Planner:
 def test_a_plan_lasts_if_the_growth_of_its_passes_fits(lacking: int, lasts: bool) -> None:
     """254 more tokens need no more KV, but a pass attends to each of them, which takes a byte."""
     planner = _decoding(1 << 20, passes=PassCost(per_pair=1.0))
-    room = planner.limits.budget - planner.lendable - lacking
-    planner.limits = replace(planner.limits, budget=room)
+    budget = planner.limits.budget - planner.free_for_texts - lacking
+    planner.limits = replace(planner.limits, budget=budget)
     planner.plan(0.0, [Generated({1: (1,)})])
-    assert planner.lendable == (0 if lasts else 254 - lacking)
+    assert planner.free_for_texts == (0 if lasts else 254 - lacking)
     assert planner.lasts(254) is lasts
 
 
 def test_no_plan_lasts_while_a_text_waits_for_its_turn() -> None:
     """Time alone can begin the turn."""
     planner = _decoding(4000, OtherBytes(0, texts=3800))
-    assert planner.lendable > 256
+    assert planner.free_for_texts > 256
     assert not planner.lasts(1)
     assert planner.plan(2.0, [Generated({1: (1,)})]).preempt
 
