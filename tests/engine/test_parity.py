@@ -188,7 +188,7 @@ def _play(
     cancelled: set[int] = set()
     planner, executor = rounds.scheduler.planner, rounds.scheduler.executor
     plenty = planner.limits
-    one = model.cost.copied(LONGEST)
+    one = model.cost.copied(LONGEST) + model.cost.fixed  # a pass has each recurrent state twice
     if model.drafting is not None and model.drafting.cost is not None:
         one += model.drafting.cost.copied(LONGEST)
     with (

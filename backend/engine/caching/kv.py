@@ -651,6 +651,12 @@ def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int
     return logits
 
 
+def padded(rows: Sequence[Sequence[int]]) -> mx.array:
+    """Return tokens as an array, [rows, tokens of the longest row], with zeros after the others."""
+    width = max(map(len, rows))
+    return mx.array([[*tokens, *[0] * (width - len(tokens))] for tokens in rows])
+
+
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:
     for layer in cache:
         inner = getattr(layer, "caches", None)

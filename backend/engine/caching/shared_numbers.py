@@ -42,9 +42,8 @@ class SharedNumbers:
         self._known: OrderedDict[tuple[int, ...], Numbers] = OrderedDict()
         self._by_array: OrderedDict[int, Numbers] = OrderedDict()  # by the id of the array
         self._sum: tuple[Numbers, int, Numbers] | None = None  # the latest
-        self._made: tuple[Numbers, dict[Any, mx.array]] | None = (
-            None  # the latest numbers, and their arrays
-        )
+        # the latest numbers, and their arrays
+        self._made: tuple[Numbers, dict[Any, mx.array]] | None = None
 
     def __call__(self, numbers: tuple[int, ...]) -> Numbers:
         """Return the numbers; equal numbers are the same object as long as they are remembered."""

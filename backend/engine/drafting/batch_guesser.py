@@ -129,7 +129,7 @@ class BatchGuesser:
         Returns the result after the last token of each, [sequences, 1, size].
         """
         width = max(map(len, fed))
-        tokens = mx.array([[*own, *[0] * (width - len(own))] for own in fed])
+        tokens = kv.padded(fed)
         beside = () if states is None else (padded(states, width),)
         found = self._head(tokens, *beside, cache=self._layers)
         self._cache.drop([width - len(own) for own in fed])

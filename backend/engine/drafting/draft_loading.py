@@ -142,13 +142,10 @@ def _own_head(
 ) -> Stages[Drafting | None]:
     """Load the model's prediction head; None if it has none that can be used."""
     required = order.settings.mtp
-
     try:
         return (yield from _with_head(order, main, projection, device, order.head))
-    except NoHeadError as fault:
-        why, missing = str(fault), True
     except (HeadError, ModelRejected) as fault:
-        why, missing = str(fault), False
+        why, missing = str(fault), isinstance(fault, NoHeadError)
     if required:
         raise InvalidRequest(
             f"option mtp is true, but model {shown(main.name)} has no head for multi-token"

@@ -312,7 +312,7 @@ class DecodeBatch(Rows):
         again, self._again = self._again, [[] for _ in self.sequences]
         counts = [len(own) + 1 for own in again]
         last = mx.array(counts)[:, None] - 1
-        fed = mx.array(_padded(again, max(counts)))
+        fed = kv.padded([[*own, 0] for own in again])
         fed = mx.put_along_axis(fed, last, last_tokens[:, None].astype(fed.dtype), axis=1)
         logits = self._run(fed, self.cache.begin(counts))
         self.cache.end(counts)
@@ -348,7 +348,7 @@ class DecodeBatch(Rows):
         fed = [[*tail, *own] for (_, tail), own in zip(known, draft_tokens, strict=True)]
         counts = list(map(len, fed))
         width = max(counts)
-        logits = self._run(mx.array(_padded(fed, width)), self.cache.begin(counts))
+        logits = self._run(kv.padded(fed), self.cache.begin(counts))
         mx.async_eval(logits)
         masks, allowed = self._masks(last_tokens, draft_tokens, chosen.faults)
         places = [
@@ -482,10 +482,6 @@ def _delivered(sampled: list[Sampled], *, fed: bool = False) -> list[Sampled]:
             if fault is None:
                 known.add(at)
     return [sample for at, sample in enumerate(sampled) if at not in known] if known else sampled
-
-
-def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
-    return [[*tokens, *[0] * (width - len(tokens))] for tokens in rows]
 
 
 def _past(sequence: ExecutorSequence, tokens: Sequence[int]) -> Past:

@@ -253,7 +253,7 @@ class PrefillPasses:
         counts = [len(text) for text in texts]
         width = max(counts)
         group.cache.reserve(width)
-        padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
+        padded = kv.padded(texts)
 
         def run() -> mx.array:
             with group.cache.prefill(counts) as layers, adapted(self._model, group.sequences):

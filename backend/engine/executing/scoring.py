@@ -126,8 +126,10 @@ class Scoring:
         start, last = rectangle.fed, max(map(len, texts)) - 1
         most = min(budget, longest_chunk(vocabulary)) // height
         end = min(start + max(most, 1), last)
-        logits = model(mx.array(_padded(texts, start, end)), cache=rectangle.cache.layers)
-        following = mx.array(_padded(texts, start + 1, end + 1))
+        tokens, following = (
+            kv.padded([text[at : at + end - start] for text in texts]) for at in (start, start + 1)
+        )
+        logits = model(tokens, cache=rectangle.cache.layers)
         values = mx.take_along_axis(_values(logits), following[..., None], axis=-1)[..., 0]
         mx.eval(values)
         kv.evaluate(rectangle.cache.layers)
@@ -153,9 +155,3 @@ def _values(logits: mx.array) -> mx.array:
 def _require_numbers(values: Sequence[float]) -> None:
     if any(map(math.isnan, values)):
         raise NotFinite
-
-
-def _padded(texts: Sequence[tuple[int, ...]], start: int, end: int) -> list[list[int]]:
-    """Return the tokens from `start` to `end` of each text, with zeros where it has none."""
-    lines = [list(text[start:end]) for text in texts]
-    return [line + [0] * (end - start - len(line)) for line in lines]

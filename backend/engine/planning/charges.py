@@ -27,7 +27,7 @@ def longest_alone(
         kv = cost.copied(tokens) + (draft.copied(tokens) if draft else 0)
         masked = min(tokens, window and window + SMALLEST_STEP)
         prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
-        return kv + passes.chosen(1, tokens) + prefill
+        return kv + passes.chosen(1, tokens) + prefill + cost.fixed
 
     return bisect_right(range(1, most + 1), budget, key=needed)
 
