@@ -227,7 +227,9 @@ AGENTS = {
         _qwen,
         least=24_000,
         note="Qwen Code leaves 23,000 tokens of a large window unused, but uses nearly all of a"
-        " window of\nat most 33,000 tokens. So `launch` sets 33,000 for a context of up to 54,000.",
+        " window of\nat most 33,000 tokens. So `launch` sets 33,000 for a context of up to 54,000."
+        " In that window\nit refuses a message of 9,000 words by its own estimate, even after it"
+        " has compressed the\nconversation.",
     ),
     "cline": Agent(
         *("Cline CLI", "cline", "npm install -g cline", "3.0.65"),
