@@ -55,6 +55,7 @@ class RerankRequest(Request):
     in_tei_form: Sent = Field(False, validation_alias="texts")
     return_text: bool | None = about("TEI's name of return_documents; off by default there.")
     top_n: int | None = about("Best documents to return; default: all.", ge=1)
+    top_k: int | None = about("Voyage's name of top_n.", ge=1)
     return_documents: bool | None = about("Whether results include their text; they do by default.")
     truncate: Truncate = about(TRUNCATE)
 
@@ -69,6 +70,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     )
     if with_text is None:
         with_text = not body.in_tei_form
+    most = agreed(("top_n", body.top_n), ("top_k", body.top_k)) or len(texts)
     config = gateway.supervisor.resolve(body.model)
 
     async def rank(lease: Lease) -> pb.RerankResult:
@@ -76,7 +78,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
             ModelIdentity=lease.identity,
             query=body.query,
             documents=texts,
-            top_n=min(body.top_n or len(texts), len(texts)),
+            top_n=min(most, len(texts)),
         )
         seconds = gateway.settings.request_timeout
         return await ask(lease.stub.Rerank, request, seconds, metadata=truncation(body.truncate))
@@ -84,7 +86,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank, body)
     read = reply.usage.prompt_tokens
     exchange.current().count_tokens(read, 0)
-    best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
+    best = sorted(reply.results, key=lambda result: -result.relevance_score)[:most]
     if body.in_tei_form:
         scored = [{"index": each.index, "score": each.relevance_score} for each in best]
         shown = [{"text": texts[each.index]} if with_text else {} for each in best]

@@ -131,6 +131,8 @@ def test_documents_are_returned_best_first(gateway: GatewayProcess) -> None:
     assert [set(result) for result in bare["results"]] == [{"index", "relevance_score"}] * 3
     assert ask(gateway, "rerank", **asked, return_text=False) == bare
     assert ask(gateway, "rerank", 400, **asked, top_n=0)["param"] == "top_n"
+    assert ask(gateway, "rerank", **asked, top_k=2)["results"] == answer["results"][:2]  # Voyage's
+    assert ask(gateway, "rerank", 400, **asked, top_n=1, top_k=2)["param"] == "top_k"
 
 
 def test_texts_are_ranked_in_the_form_of_tei(gateway: GatewayProcess) -> None:
