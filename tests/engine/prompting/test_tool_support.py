@@ -189,7 +189,11 @@ NEW = BARE.replace(
     "{% endfor %}{% else %}{{ m.content }}{% endif %}",
 ).replace("{% for m", "{{ tools }}{% for m", 1)
 HERMES = ChatFormat.named("hermes")
-ODD = NEW.replace('"input": {{', '"input" => {{')
+ODD = NEW.replace(
+    '{"name": "{{ c.function.name }}", "input": {{ c.function.arguments|tojson }}}',
+    "{{ c.function.name }}\n"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}\n{% endfor %}",
+)
 
 
 def test_a_call_format_that_nobody_wrote_down_is_derived(caplog: pytest.LogCaptureFixture) -> None:
