@@ -155,18 +155,16 @@ class Worker:
         """
         if block:
             return self._wait()
-        with contextlib.suppress(queue.Empty):
-            return self._inbox.get(block=False)
-        while self._only_waiting:
-            now = time.monotonic()
-            until = self._gather_until
-            if not self._announced:
-                until = min(until, self._linger_until)
-            if now >= until:
-                break
+        while True:
+            # Read first: a command is sent before its announcement is withdrawn.
+            until = self._gather_until if self._announced else self._linger_until
             with contextlib.suppress(queue.Empty):
-                return self._inbox.get(timeout=min(until - now, _CHECK_SECONDS))
-        return None
+                return self._inbox.get(block=False)
+            left = min(until, self._gather_until) - time.monotonic()
+            if left <= 0 or not self._only_waiting:
+                return None
+            with contextlib.suppress(queue.Empty):
+                return self._inbox.get(timeout=min(left, _CHECK_SECONDS))
 
     def _wait(self) -> Command:
         """Wait for the next command; meanwhile, do the remaining work of a load in stages."""

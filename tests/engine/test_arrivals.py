@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from backend.engine import device, worker
-from backend.engine.commands import Submit
+from backend.engine.commands import Cancel, Submit
 from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
@@ -94,6 +95,29 @@ async def test_prompts_that_arrive_together_start_in_one_step(
     assert all(isinstance(events[-1], Finished) for events in answers)
     starts = [len(plan.start) for plan in plans if plan.start]
     assert starts == [len(PROMPTS)]
+
+
+def test_a_command_is_not_missed_as_its_announcement_is_withdrawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Worker(lambda _: None, lambda _: None)
+
+    class Inbox(queue.Queue[Any]):
+        """The command comes immediately after the queue was found to be empty."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            try:
+                return super().get(block, timeout)
+            except queue.Empty:
+                self.put(Cancel(1))
+                made.withdraw(1)
+                raise
+
+    monkeypatch.setattr(Worker, "_only_waiting", True)
+    monkeypatch.setattr(made, "_inbox", Inbox())
+    made.announce(1)
+    made._gather_until = time.monotonic() + 60
+    assert made._next_command(block=False) == Cancel(1)
 
 
 def test_a_prompt_waits_only_if_another_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ UNEVEN = 1024  # tokens by which the lengths in a batch may differ, whatever the
 _SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
 # A step may have this multiple of the usual number of tokens if that completes all prefills.
 _LAST_STEP = 1.5
+# Share of the usual duration of a step for a long prompt alone: the next prompt waits for the step.
+_LONE = 0.5
 
 
 class PrefillTurns:
@@ -144,7 +146,8 @@ class PrefillTurns:
         most = min(round(_LAST_STEP * whole), self._longest)
         if whole < sum(remaining) <= most:
             return self._pace.seconds(min(len(remaining) * max(remaining), most), behind)
-        return self._pace.pause(running=False)
+        pause = self._pace.pause(running=False)
+        return pause * _LONE if len(order) == 1 and remaining[0] > most else pause
 
     def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
         """Move the shortest prompt forward, so that it gets half of the step.

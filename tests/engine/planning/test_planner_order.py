@@ -51,6 +51,31 @@ def test_a_new_prompt_does_not_wait_for_all_of_an_old_one(speed: int) -> None:
     assert before < filled[1] < LONG - 1
 
 
+@pytest.mark.parametrize(("length", "most"), [(60_000, 0.5), (780, 1.0), (1_100, 1.5)])
+def test_steps_of_a_long_prompt_alone_are_short_because_the_next_prompt_waits(
+    length: int, most: float
+) -> None:
+    """In seconds; what a slightly longer step completes is not cut."""
+    speed = 800
+    planner = Planner(
+        Limits(CacheCost(1, 0), 8, 1 << 40, 1 << 30, 0, prefill_chunk=2048, stall_ms=250)
+    )
+    events: list[PlannerEvent] = [PrefillTimed(size, size / speed) for size in (16, 128, 1024)]
+    events.append(_arrived(1, length))
+    steps: list[int] = []
+    filled = 0
+    while filled < length - 1:
+        plan = planner.plan(0.0, events)
+        events = [Started(start.sequence, 0) for start in plan.start]
+        for (part,) in plan.prefill:
+            tokens = part.end - filled
+            events += [Prefilled(1, part.end), PrefillTimed(tokens, tokens / speed)]
+            steps.append(tokens)
+            filled = part.end
+    longest = max(steps[:-1] or steps)
+    assert 0.6 * most < longest / speed <= most * 1.01
+
+
 class _Crowd:
     """A device that answers short prompts, whose passes take as long as 32 tokens do.
 
