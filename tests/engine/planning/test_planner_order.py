@@ -51,7 +51,7 @@ def test_a_new_prompt_does_not_wait_for_all_of_an_old_one(speed: int) -> None:
     assert before < filled[1] < LONG - 1
 
 
-@pytest.mark.parametrize(("length", "most"), [(60_000, 0.5), (780, 1.0), (1_100, 1.5)])
+@pytest.mark.parametrize(("length", "most"), [(60_000, 0.6), (780, 1.0), (1_100, 1.5)])
 def test_steps_of_a_long_prompt_alone_are_short_because_the_next_prompt_waits(
     length: int, most: float
 ) -> None:
