@@ -204,7 +204,7 @@ def test_a_model_without_audio_says_what_serves_it(served: Backend) -> None:
     code, details = refusal(served, asked(recording(1.0)))
     assert code == grpc.StatusCode.UNIMPLEMENTED
     assert details == (
-        "AudioTranscription is not served: the loaded model 'tiny_text' generates text and accepts"
+        "AudioTranscription is not served: the loaded model 'model' generates text and accepts"
         " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR, Voxtral, Granite"
         " Speech, GLM-ASR, Moonshine, Canary, SenseVoice), or a model that accepts audio"
     )

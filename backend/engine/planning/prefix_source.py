@@ -72,7 +72,9 @@ class PrefixSource:
             if length < self._pace.width + (0 if source is None or same else source.length):
                 continue
             if not self._limits.trims and length not in other.positions:
-                if self._limits.cost.snapshot(other.prompt) > free:
+                # The prompts may share tokens of an image that only `other` has.
+                inside = other.uncut(length) < length
+                if inside or self._limits.cost.snapshot(other.prompt) > free:
                     continue
                 other.positions.add(length)
             return True

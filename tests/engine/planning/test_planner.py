@@ -248,6 +248,11 @@ NEVER = Faults()
 SOMETIMES = Faults(short_start=0.3, short_prefill=0.1, unstored=0.1, lost=0.01, failed=0.01)
 
 
+def test_no_snapshot_for_another_prompt_is_inside_an_image() -> None:
+    """Its pass would end where it begins."""
+    random_course(94766)
+
+
 def random_course(seed: int, **limits: Any) -> World:
     dice = random.Random(seed)
     world = World(replace(random_limits(dice), **limits), dice, dice.choice([NEVER, SOMETIMES]))
