@@ -12,7 +12,7 @@ import grpc
 import pytest
 import soundfile
 
-from tests.acceptance.backend import ROOT, WAIT, Backend
+from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend
 from tests.acceptance.test_hearing import ONE, clip
 from tests.acceptance.test_hearing import sound as tone
 from tests.engine.speech.tiny_speech import (
@@ -201,10 +201,10 @@ def test_a_longer_recording_is_asked_about_in_pieces(omni: Backend) -> None:
 
 
 def test_a_model_without_audio_says_what_serves_it(served: Backend) -> None:
-    code, details = refusal(served, asked(recording(1.0)))
+    code, details = refusal(served.holding(TINY_TEXT), asked(recording(1.0)))
     assert code == grpc.StatusCode.UNIMPLEMENTED
     assert details == (
-        "AudioTranscription is not served: the loaded model 'model' generates text and accepts"
+        "AudioTranscription is not served: the loaded model 'tiny_text' generates text and accepts"
         " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR, Voxtral, Granite"
         " Speech, GLM-ASR, Moonshine, Canary, SenseVoice), or a model that accepts audio"
     )
