@@ -11,7 +11,7 @@ from common.formats.harmony import Harmony
 from common.formats.json_calls import read_bare_calls
 from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.shapes import JsonShape, Shape, TagShape
-from common.formats.tagged_calls import forms
+from common.formats.tag_spelling import forms
 from common.formats.tagged_text import TaggedText
 
 THINK = Tags("<think>", "</think>")

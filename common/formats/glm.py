@@ -10,7 +10,8 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
-from common.formats.tagged_calls import CallTags, forms
+from common.formats.tag_spelling import forms
+from common.formats.tagged_calls import CallTags
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import object_of
 

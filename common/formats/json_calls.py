@@ -12,13 +12,13 @@ from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
+from common.formats.string_literals import read_source
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
     object_of,
     parts,
-    read_source,
     read_value,
     string_of,
 )

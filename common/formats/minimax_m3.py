@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.reading import Reading
-from common.formats.tagged_calls import CallTags, ValueSender
+from common.formats.tagged_calls import CallTags
+from common.formats.value_sender import ValueSender
 from common.formats.values import object_of
 
 MARK = "]<]minimax[>["

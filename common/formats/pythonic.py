@@ -8,7 +8,8 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Unreadable, Wait
 from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.values import PYTHON, Pairs, object_of, parts, read_source, read_value
+from common.formats.string_literals import read_source
+from common.formats.values import PYTHON, Pairs, object_of, parts, read_value
 
 NAME = re.compile(r"[\w.:/-]*")
 _LANGUAGE = re.compile(r"\w*")

@@ -16,8 +16,10 @@ from common.formats.minimax_m3 import ElementTags
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
-from common.formats.tagged_calls import CallTags, Lines, closings
+from common.formats.tag_spelling import closings
+from common.formats.tagged_calls import CallTags
 from common.formats.tool_schema import Undeclared
+from common.formats.value_sender import Lines
 
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'

@@ -8,23 +8,22 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
-from common.formats.json_text import Send, escaped, json_string
+from common.formats.json_text import json_string
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
+from common.formats.tag_spelling import attributes_of, forms, respelt, spellings
 from common.formats.tool_schema import Undeclared
+from common.formats.value_sender import FIRST_BREAK, LAST_BREAK, Lines, QuotedMarkup, ValueSender
 from common.formats.values import Pairs, as_json, object_of
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{(]*")
-_BARE = re.compile(r"""(?:\s*[=:]\s*|\s+)(?:"([^"]*)"|'([^']*)'|([^"'=]*))""")
-"""A name or a key that is not in an attribute, as in `<function=NAME>`."""
 _WORD, _TEXT = re.compile(r"[\w:.|｜-]*"), re.compile(r"[^<>]*")
 _NAME_WORDS = frozenset({"name", "tool_name", "function_name", "function", "tool"})
 _STRAY = ("tool_call", "tool_calls", "function_calls", "function_call", "tool_response", "invoke")
@@ -32,144 +31,8 @@ _STRAY_CLOSINGS = tuple(
     f"</{word}>" for word in (*_STRAY, "function", "function_invocation", "parameter", "tools")
 )
 """What models write behind a call instead of the closing tag of its block, or before that tag."""
-_ATTRIBUTE = re.compile(
-    r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
-)
 _AROUND_ARGUMENTS = ("<parameters>", "</parameters>", "<arguments>", "</arguments>")
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
-
-Lines = Literal["kept", "dropped", "paired"]
-_BEHIND: Mapping[Lines, re.Pattern[str]] = {
-    "kept": re.compile(r"(?:\r?\n)?\r?\Z"),
-    "dropped": re.compile(r"(?:\r?\n)?\r?\Z"),
-    "paired": re.compile(r"(?:\r?\n){0,2}\r?\Z"),
-}
-"""The line breaks at the end of a value that may turn out not to belong to it."""
-_FIRST_BREAK, _LAST_BREAK = re.compile(r"\A\r?\n"), re.compile(r"\r?\n\Z")
-_TYPED_BY = 64  # a longer value whose type is still open is sent only when it is complete
-
-
-class _Quoted:
-    """The quoted markup inside a value that is open, by its closing tags."""
-
-    def __init__(self) -> None:
-        self._tags: list[str] = []
-        self._counts: Counter[str] = Counter()
-
-    def __bool__(self) -> bool:
-        return bool(self._tags)
-
-    def open(self, closing: str) -> None:
-        self._tags.append(closing)
-        self._counts[closing] += 1
-
-    def close(self, closing: str) -> bool:
-        """Close the latest element with this tag, and those inside it; returns whether any is."""
-        if not self._counts[closing]:
-            return False
-        latest = ""
-        while latest != closing:
-            latest = self._tags.pop()
-            self._counts[latest] -= 1
-        return True
-
-
-class ValueSender:
-    """Sends a value while it is read, as soon as it can only be a string."""
-
-    def __init__(self, send: Send, is_text: Callable[[str], bool], lines: Lines = "kept") -> None:
-        self._send = send
-        self._is_text = is_text
-        self.lines = lines
-        self._text = ""  # text that was read and not sent yet
-        self._streams_text: bool | None = None
-        self.sent = 0
-        self.quoted = _Quoted()
-        self.quotes = False  # whether a quoted call has begun
-        self.ends: tuple[str, ...] = ()  # closing tags of this value
-        self.given: Collection[str] = ()  # keys of the call so far, this value's included
-        self.declared: Collection[str] = ()  # keys that the tool declares
-
-    def add(self, text: str) -> None:
-        if self._streams_text is False:
-            return
-        self._text += text
-        if self._streams_text is None:
-            self._decide()
-        if self._streams_text:
-            end = len(self._text)
-            if behind := _BEHIND[self.lines].search(self._text):
-                end = behind.start()
-            self._put(escaped(self._text[:end]))
-            self._text = self._text[end:]
-
-    def stop(self) -> None:
-        """Stop sending text, because the following text may not belong to the value."""
-        self._streams_text = False
-
-    def whole(self, value: str) -> None:
-        """End the value, with its complete JSON."""
-        self._put(value[self.sent :])
-
-    def _decide(self) -> None:
-        if self.lines != "kept" and self._text == "\r":
-            return
-        if self._is_text(self._text):
-            self._streams_text = True
-            if self.lines != "kept":
-                self._text = _FIRST_BREAK.sub("", self._text)
-            self._put('"')
-        elif len(self._text) > _TYPED_BY:
-            self._streams_text = False
-
-    def _put(self, text: str) -> None:
-        self._send(text)
-        self.sent += len(text)
-
-
-def attributes_of(header: str, key: str) -> dict[str, str]:
-    """Return the attributes of a tag, without quotes, with the two escapes of templates decoded.
-
-    Text that is no attribute has this key. There are none if the header contains anything else;
-    then it is not a tag of the family.
-    """
-    if bare := _BARE.fullmatch(header.rstrip()):
-        text = (bare[1] or bare[2] or bare[3] or "").strip()
-        return {key: text} if text else {}
-    if _ATTRIBUTE.sub("", header).strip():
-        return {}
-    return {
-        key: (value[1:-1] if value[0] in "\"'" else value)
-        .replace("&quot;", '"')
-        .replace("&amp;", "&")
-        for key, value in _ATTRIBUTE.findall(header)
-    }
-
-
-def respelt(tag: str) -> tuple[str, ...]:
-    """Return a closing tag, and how models write it if they confuse its brackets."""
-    word = tag.strip("<>/|")
-    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>", "/{}>", "{}>")
-    return (tag, *(form.format(word) for form in forms)) if word else ()
-
-
-def closings(tag: str) -> tuple[str, ...]:
-    """Return a closing tag, and every other way in which models write it."""
-    return tuple(dict.fromkeys((*forms(tag), *respelt(tag)))) if tag else ()
-
-
-def forms(tag: str) -> tuple[str, ...]:
-    """Return a tag, also without its last or its first bracket."""
-    return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
-
-
-def _spellings(tag: str) -> tuple[str, ...]:
-    """Return the beginning of a tag, and how models also write it."""
-    stem = tag.removesuffix("=")
-    before, _, word = tag.rpartition("<")
-    if stem != tag:
-        return (tag, f"{stem} name=", f"{stem} =", f"{stem}: ")
-    return (tag, f"{before}{word}") if before else (tag,)
 
 
 class _Element(NamedTuple):
@@ -219,7 +82,7 @@ class CallTags:
     """The closing tag of a parameter, also without a bracket."""
 
     def __post_init__(self) -> None:
-        calls, parameters = _spellings(self.call), _spellings(self.parameter)
+        calls, parameters = spellings(self.call), spellings(self.parameter)
         object.__setattr__(self, "_calls", calls)
         bare = self.parameter.removeprefix("<")
         object.__setattr__(self, "_parameters", tuple(dict.fromkeys((*parameters, bare))))
@@ -595,8 +458,8 @@ class CallTags:
     ) -> Wait[str]:
         """Read a value and its closing tag; returns it as JSON."""
         text = yield from self._read_text(reading, value)
-        if value.lines == "dropped" or (value.lines == "paired" and _FIRST_BREAK.match(text)):
-            text = _LAST_BREAK.sub("", _FIRST_BREAK.sub("", text))
+        if value.lines == "dropped" or (value.lines == "paired" and FIRST_BREAK.match(text)):
+            text = LAST_BREAK.sub("", FIRST_BREAK.sub("", text))
         return self._typed(reading, name, text, attributes)
 
     def _typed(self, reading: Reading, name: str, text: str, attributes: Mapping[str, str]) -> str:
@@ -657,7 +520,7 @@ class CallTags:
         cursor = reading.cursor
         chunks: list[str] = []
         tags = markers_of(*self._tags, *value.ends)
-        value.quoted = _Quoted()
+        value.quoted = QuotedMarkup()
 
         def add(text: str) -> None:
             chunks.append(text)
@@ -678,7 +541,7 @@ class CallTags:
                 if cursor.take(len(marker) if marker in value.ends else 0):
                     cursor.take((yield from _repeated_name(cursor)))
                 else:
-                    text = text if self.lines == "dropped" else _LAST_BREAK.sub("", text)
+                    text = text if self.lines == "dropped" else LAST_BREAK.sub("", text)
                 return text
             add(cursor.take(len(marker)))
 

@@ -16,6 +16,14 @@ from typing import Protocol
 from common.formats.cursor import Cursor, Wait, complete, markers_of
 from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
 from common.formats.json_text import NUMBER, Send, escaped, json_string
+from common.formats.string_literals import (
+    at_literal,
+    read_literal,
+    read_literals,
+    read_quoted,
+    read_source,
+    read_typographic,
+)
 
 _PYTHON_NUMBER = re.compile(
     r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
@@ -23,25 +31,14 @@ _PYTHON_NUMBER = re.compile(
     r"(?:[eE][+-]?[0-9]{1,2})?"
 )
 """Numbers that Python has and JSON does not, or with zeros in front; they are finite."""
-_AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<", "`")
-_QUOTES = ('"""', "'''", '"', "'")
-_SQUARE_RUN, _ROUND_RUN = re.compile(r"[\]}]*"), re.compile(r"\)*")
 _DEEPEST_TERM = 8  # brackets inside more brackets are not looked at, so that time stays linear
-_METHOD_RUN = re.compile(r"\w*")
-_SOURCE_RUN = re.compile(r"[^,:()\[\]{}<`'\"\n]*")
-_LITERAL_RUN = re.compile(r"[^'\"\\\n]*")
-_LITERAL_BEGINS = re.compile(r"(?:^|\W)[bBfFrRuU]{0,2}\Z")
 _BASES = ("x", "o", "b")
+_METHOD_RUN = re.compile(r"\w*")
 _WORD_RUN = re.compile(r"[\w$-]*")
-_AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
-_STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _LINE = re.compile(r"[^\n]*")
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 
 
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.S)
-_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
-_LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
 _CLOSERS = {"{": "}", "[": "]", "(": ")", "set": "}"}
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
@@ -362,33 +359,18 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
     head = yield from cursor.peek()
     if head == "“" and (dialect.loose or dialect.python):
         add('"')
-        yield from _read_typographic(cursor, add)
+        yield from read_typographic(cursor, add)
         add('"')
         return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
     if head == "'":
         add('"')
-        yield from _read_literal(cursor, add)
+        yield from read_literal(cursor, add)
         add('"')
     else:
-        yield from _read_quoted(cursor, add, dialect.loose)
+        yield from read_quoted(cursor, add, dialect.loose)
     return True
-
-
-def _read_typographic(cursor: Cursor, add: Send) -> Wait[None]:
-    """Read a string between typographic quotes, of which it may contain more."""
-    cursor.take(1)
-    while True:
-        yield from cursor.inside(markers_of("”"), lambda text: add(escaped(text)))
-        with cursor.ahead():
-            cursor.take(1)
-            yield from cursor.space()
-            ends = (yield from cursor.peek()) in _AFTER_LITERAL
-        quote = cursor.take(1)
-        if ends:
-            return
-        add(quote)
 
 
 def _read_scalar(
@@ -401,9 +383,9 @@ def _read_scalar(
     if dialect.python and (yield from cursor.accept(dialect.fence)):
         yield from read_fenced(cursor, Place(dialect.fence, ends, depth=0), out.add)
         return
-    if dialect.python and (yield from _at_literal(cursor)):
+    if dialect.python and (yield from at_literal(cursor)):
         out.add('"')
-        quote = yield from _read_literals(cursor, out.add)
+        quote = yield from read_literals(cursor, out.add)
         rest = yield from read_source(cursor, ends, stops)
         out.add(escaped(quote + rest.rstrip() if rest.strip() else "") + '"')
         return
@@ -490,215 +472,6 @@ def _read_unquoted_scalar(
     if place.free and "\n" in space + text and value.startswith('"'):
         value = json_string(space + text)
     out.add(value)
-
-
-def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
-    """Return whether the quote that comes next is a part of a string whose end comes later.
-
-    Raises Cut if the text may have been cut inside the string.
-    """
-    with cursor.ahead():
-        cursor.take(1)
-        space = yield from cursor.space()
-        head = yield from cursor.peek()
-        inner = head.isalnum() or head in _AFTER_INNER_QUOTE
-        inner = inner and not ("\n" in space and (yield from cursor.at(["--"])))
-        if inner:
-            yield from cursor.until(markers_of('"'), lambda _text: None)
-        if (yield from cursor.more()):
-            return inner
-        if cursor.stopped:
-            return False
-        raise cursor.unreadable()
-
-
-def _read_quoted(cursor: Cursor, add: Send, loose: bool = False) -> Wait[None]:
-    add(cursor.take(1))
-    while True:
-        yield from cursor.run(_STRING_RUN, add)
-        head = yield from cursor.peek()
-        if head == '"':
-            if loose and (yield from _is_inner_quote(cursor)):
-                add(escaped(cursor.take(1)))
-                continue
-            add(cursor.take(1))
-            return
-        if head == "\\":
-            add((yield from _read_escape(cursor)))
-        elif head:
-            add(escaped(cursor.take(1)))
-        else:
-            raise cursor.unreadable()
-
-
-def _read_escape(cursor: Cursor) -> Wait[str]:
-    """Return an escape unchanged, or as two literal characters if it is not valid in JSON."""
-    pair = yield from cursor.peek(2)
-    if len(pair) < 2:
-        cursor.rest()
-        raise cursor.unreadable()
-    if pair[1] == "u":
-        whole = yield from cursor.peek(6)
-        if re.fullmatch(r"\\u[0-9a-fA-F]{4}", whole):
-            return cursor.take(6)
-        if len(whole) < 6 and re.fullmatch(r"\\u[0-9a-fA-F]*", whole):
-            cursor.rest()
-            raise cursor.unreadable()
-    elif pair[1] in '"\\/bfnrt':
-        return cursor.take(2)
-    cursor.take(1)
-    return "\\\\"
-
-
-def _read_literals(cursor: Cursor, add: Send) -> Wait[str]:
-    """Read string literals that follow each other, which Python reads as one.
-
-    Returns the last quote.
-    """
-    space, quote = 0, ""
-    while space >= 0:
-        cursor.take(space)
-        quote = yield from _read_literal(cursor, add, source=True)
-        with cursor.ahead():
-            space = len((yield from cursor.space()))
-            if not (yield from cursor.more()) and not cursor.stopped:
-                raise cursor.unreadable()
-            if not (yield from _at_literal(cursor)):
-                space = -1
-    return quote
-
-
-def _at_literal(cursor: Cursor) -> Wait[bool]:
-    """Return whether a string literal comes next, perhaps a raw one."""
-    head = yield from cursor.peek()
-    if head in ("r", "R"):
-        return (yield from cursor.peek(2))[1:] in ("'", '"', "")
-    return head in ("'", '"')
-
-
-def _read_literal(cursor: Cursor, add: Send, source: bool = False) -> Wait[str]:
-    """Read a string literal; its content is passed on as that of a JSON string.
-
-    A quote after which neither a delimiter nor another literal comes is part of the content.
-    source: the literal may be a part of an expression. Returns its quote.
-    """
-    raw = yield from cursor.accept("r", "R")
-    quote = yield from cursor.expect(*_QUOTES)
-    if quote in ('"', "'") and (yield from cursor.accept(quote)):
-        return quote
-    markers = markers_of(quote, "\\")
-    while True:
-        marker = yield from cursor.inside(markers, lambda text: add(escaped(text)))
-        if marker == quote:
-            with cursor.ahead():
-                cursor.take(len(quote))
-                yield from cursor.space()
-                head = yield from cursor.peek()
-                ends = len(quote) > 1 or head in _AFTER_LITERAL or (yield from _at_literal(cursor))
-                if source and len(quote) == 1:
-                    ends = yield from _ends_in_source(cursor, quote, ends)
-            text = cursor.take(len(quote))
-            if ends:
-                return quote
-            add(escaped(text))
-        elif raw:
-            yield from cursor.peek(2)
-            add(escaped(cursor.take(2)))
-        else:
-            add(escaped((yield from _decode_escape(cursor))))
-
-
-def _decode_escape(cursor: Cursor) -> Wait[str]:
-    """Decode the next escape; one that Python does not know is left unchanged."""
-    pair = yield from cursor.peek(2)
-    length = _LENGTHS.get(pair[1:], 2)
-    whole = yield from cursor.peek(length)
-    match = _ESCAPE.match(whole)
-    cut = len(whole) < length and (whole[2:].isalnum() or len(whole) == 2)
-    if match is None or cut:
-        cursor.rest()
-        raise cursor.unreadable()
-    cursor.take(match.end())
-    return _decoded(match)
-
-
-def _decoded(match: re.Match[str]) -> str:
-    code = match.group(1)
-    if code in _SIMPLE:
-        return _SIMPLE[code]
-    if code in ("\\", "'", '"'):
-        return code
-    if code[0] in "xuU" and len(code) > 1:
-        number = int(code[1:], 16)
-        return chr(number) if number < 0x110000 else match.group()
-    if code[0] in "01234567":
-        return chr(int(code, 8))
-    return match.group()
-
-
-def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
-    """Return whether a quote that was read, and the space after it, ends its literal.
-
-    A quote that other code in the string has, as in `"print("a")"`, has a bracket and then a quote
-    after it. An operator or a method ends the literal, and so does the lack of another quote.
-    """
-    if not (yield from cursor.more()):
-        if cursor.stopped:
-            return True
-        raise cursor.unreadable()
-    if delimited:
-        brackets = (yield from cursor.run(_SQUARE_RUN)) + (yield from cursor.run(_ROUND_RUN))
-        return not (brackets and (yield from cursor.at([quote])))
-    operator = yield from cursor.accept(".", "+", "%", "*", "[")
-    if operator == ".":
-        operator = yield from cursor.run(_METHOD_RUN)
-        operator = operator and (yield from cursor.accept("("))
-    return bool(operator) or not (yield from cursor.until(markers_of(quote), lambda _text: None))
-
-
-def read_source(
-    cursor: Cursor, ends: tuple[str, ...] = (), stops: tuple[str, ...] = (",",)
-) -> Wait[str]:
-    """Python source up to a stop or closing bracket outside all its brackets, or one of the ends.
-
-    Raises Cut if the text was cut.
-    """
-    chunks: list[str] = []
-    depth = 0
-    while True:
-        chunks.append((yield from cursor.run(_SOURCE_RUN)))
-        if not (yield from cursor.more()):
-            if cursor.stopped and not depth:
-                return "".join(chunks)
-            raise cursor.unreadable()
-        head = yield from cursor.peek()
-        over = head in stops or head in (")", "]", "}")
-        if (over and not depth) or (yield from cursor.at(ends)):
-            return "".join(chunks)
-        depth += (head in _CLOSERS) - (head in (")", "]", "}"))
-        if head in ("'", '"') and _LITERAL_BEGINS.search("".join(chunks[-6:])[-3:]):
-            yield from _read_literal_source(cursor, chunks.append)
-        else:
-            chunks.append(cursor.take(1))
-
-
-def _read_literal_source(cursor: Cursor, add: Send) -> Wait[None]:
-    """Read a string literal, which ends at the latest with its line if its quote is single."""
-    quote = yield from cursor.expect(*_QUOTES)
-    add(quote)
-    while True:
-        yield from cursor.run(_LITERAL_RUN, add)
-        if not (yield from cursor.more()):
-            raise cursor.unreadable()
-        if (yield from cursor.accept(quote)):
-            add(quote)
-            return
-        head = yield from cursor.peek()
-        if head == "\n" and len(quote) == 1:
-            return
-        add(cursor.take(1))
-        if head == "\\":
-            add(cursor.take(len((yield from cursor.peek()))))
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

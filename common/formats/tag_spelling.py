@@ -1,0 +1,56 @@
+"""The tags of calls: their attributes, and the other ways in which models write them."""
+
+from __future__ import annotations
+
+import re
+
+_BARE = re.compile(r"""(?:\s*[=:]\s*|\s+)(?:"([^"]*)"|'([^']*)'|([^"'=]*))""")
+"""A name or a key that is not in an attribute, as in `<function=NAME>`."""
+_ATTRIBUTE = re.compile(
+    r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
+)
+
+
+def attributes_of(header: str, key: str) -> dict[str, str]:
+    """Return the attributes of a tag, without quotes, with the two escapes of templates decoded.
+
+    Text that is no attribute has this key. There are none if the header contains anything else;
+    then it is not a tag of the family.
+    """
+    if bare := _BARE.fullmatch(header.rstrip()):
+        text = (bare[1] or bare[2] or bare[3] or "").strip()
+        return {key: text} if text else {}
+    if _ATTRIBUTE.sub("", header).strip():
+        return {}
+    return {
+        key: (value[1:-1] if value[0] in "\"'" else value)
+        .replace("&quot;", '"')
+        .replace("&amp;", "&")
+        for key, value in _ATTRIBUTE.findall(header)
+    }
+
+
+def respelt(tag: str) -> tuple[str, ...]:
+    """Return a closing tag, and how models write it if they confuse its brackets."""
+    word = tag.strip("<>/|")
+    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>", "/{}>", "{}>")
+    return (tag, *(form.format(word) for form in forms)) if word else ()
+
+
+def closings(tag: str) -> tuple[str, ...]:
+    """Return a closing tag, and every other way in which models write it."""
+    return tuple(dict.fromkeys((*forms(tag), *respelt(tag)))) if tag else ()
+
+
+def forms(tag: str) -> tuple[str, ...]:
+    """Return a tag, also without its last or its first bracket."""
+    return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
+
+
+def spellings(tag: str) -> tuple[str, ...]:
+    """Return the beginning of a tag, and how models also write it."""
+    stem = tag.removesuffix("=")
+    before, _, word = tag.rpartition("<")
+    if stem != tag:
+        return (tag, f"{stem} name=", f"{stem} =", f"{stem}: ")
+    return (tag, f"{before}{word}") if before else (tag,)
