@@ -106,11 +106,13 @@ def calls_of(
     *,
     strict: bool = False,
     aliases: Mapping[str, str] = _NO_ALIASES,
+    keyed: bool = False,
 ) -> list[Call]:
     """Return the calls in a JSON object or list.
 
     strict: whether the text must contain nothing else.
     aliases: a format's own keys, and the usual ones.
+    keyed: whether the name of a tool is the key of the arguments, so that any key is a name.
     """
     text = arguments_of(text) or text if text.startswith('"') else text
     members = _members(text)
@@ -121,12 +123,13 @@ def calls_of(
     if not items:
         raise Unreadable
     texts = [arguments_of(item) or "" if item.startswith('"') else item for item in items]
-    return [call for item in texts for call in _calls_in(_members(item, aliases), tools, strict)]
+    objects = [_members(item, aliases) for item in texts]
+    return [call for each in objects for call in _calls_in(each, tools, strict, keyed)]
 
 
-def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
+def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool, keyed: bool) -> list[Call]:
     """Return the call in an object, or the calls if its keys are the names of tools."""
-    named = len(members) == 1 and tools.named_by_keys and not members.keys() & _KEYS
+    named = keyed and len(members) == 1 and not members.keys() & _KEYS
     if members and not strict and (named or all(_is_tool(key, tools) for key in members)):
         given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
         if None in given.values():
@@ -324,7 +327,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     value = yield from read_value(
         reading.cursor, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
     )
-    for call in calls_of(value, reading.tools, aliases=reading.aliases):
+    for call in calls_of(value, reading.tools, aliases=reading.aliases, keyed=reading.keyed):
         reading.call(call)
 
 

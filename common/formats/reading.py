@@ -28,6 +28,7 @@ class Reading:
     broken: whether a malformed call has begun in the text.
     closing: the marker that closes the reasoning opened last.
     aliases: the keys of the format's JSON objects, and the usual keys that they stand for.
+    keyed: whether the name of a tool is the key of the arguments in the format's JSON objects.
     """
 
     cursor: Cursor
@@ -43,6 +44,7 @@ class Reading:
     broken: bool = False
     closing: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    keyed: bool = False
     reread: int = 0
     _name: str = ""
     _unsent: str | None = ""

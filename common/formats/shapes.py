@@ -49,7 +49,7 @@ def json_block(
 
     def read(reading: Reading) -> Wait[None]:
         cursor, reading.aliases = reading.cursor, aliases
-        reading.tools.named_by_keys = keyed
+        reading.keyed = keyed
         cursor.take(len(reading.opener.rstrip("[{")))
         yield from cursor.space()
         reading.begun = bool((yield from cursor.at(["```"])))

@@ -38,9 +38,6 @@ _ALIASES = {
 class ToolSchemas:
     """The tools of a request, by name."""
 
-    named_by_keys = False
-    """Whether the format writes the name of a tool as a key, so that any key is a name."""
-
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
