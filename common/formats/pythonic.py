@@ -31,7 +31,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
     alone = reading.answer.fresh
     certain = alone or not offered
     in_list = bool((yield from cursor.accept("[", "[[")))
-    held: list[Call] = []  # calls that count only if the whole list can be parsed
+    pending: list[Call] = []  # calls that count only if the whole list can be parsed
     count, unclosed = 0, False  # unclosed: the bracket at the end of the list is missing
     while True:
         yield from cursor.space()
@@ -47,7 +47,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
         if certain:
             reading.call(call)
         else:
-            held.append(call)
+            pending.append(call)
         reading.begun = certain and in_list
         with cursor.ahead():
             start = cursor.position
@@ -69,12 +69,12 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             cursor.take(length)
         if not in_list and not (another and ends):
             break
-    if offered and not all(call.name in reading.tools for call in held):
+    if offered and not all(call.name in reading.tools for call in pending):
         with cursor.ahead():
             yield from cursor.space()
             if not in_list or (yield from cursor.more()):
                 raise Unreadable
-    for call in held:
+    for call in pending:
         reading.call(call)
 
 

@@ -39,7 +39,7 @@ class Stored:
     earlier: tuple[Json, ...]  # the items of the responses before it
     given: tuple[Json, ...]
     named: frozenset[str] = frozenset()  # the ids in `given` that the gateway chose
-    held: int = 0  # bytes of `earlier` and `given`
+    input_bytes: int = 0  # bytes of `earlier` and `given`
     owner: str = field(default_factory=lambda: exchange.current().owner)
 
     def conversation(self) -> tuple[Json, ...]:
@@ -57,7 +57,7 @@ class Stored:
     @property
     def size(self) -> int:
         """Bytes of the conversation."""
-        return self.held + sum(map(_size, self.response["output"]))
+        return self.input_bytes + sum(map(_size, self.response["output"]))
 
 
 class Store:
@@ -250,8 +250,8 @@ def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
         for name, item in zip(named, given, strict=True)
     ]
     earlier, before = (previous.conversation(), previous.size) if previous else ((), 0)
-    held = before + sum(map(_size, items))
-    return Stored({}, earlier, tuple(items), frozenset(named), held)
+    input_bytes = before + sum(map(_size, items))
+    return Stored({}, earlier, tuple(items), frozenset(named), input_bytes)
 
 
 def _plain(value: Any) -> Any:

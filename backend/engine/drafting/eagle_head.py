@@ -67,8 +67,8 @@ class EagleHead(Module):
         mask = create_attention_mask(states, cache[0])
         first, *others = self.inner.layers
         states = first(embedded, states, mask, cache[0], None)
-        for layer, held in zip(others, cache[1:], strict=True):
-            states = layer(states, mask, held, None)
+        for layer, layer_cache in zip(others, cache[1:], strict=True):
+            states = layer(states, mask, layer_cache, None)
         return states
 
 

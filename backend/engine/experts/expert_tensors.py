@@ -137,14 +137,14 @@ class PlaceFinder:
                 blocks = math.prod(-(-size // _BLOCK) for size in weight.shape[1:])
                 found = own and own[0].size == blocks * scales[0].dtype.size
                 if found and weight.ndim == 3 and spans[0].size == size:
-                    held_scales = Place(own, scales[0].dtype, "whole")
-                    yield Place(tuple(spans), first.dtype, "whole", held_scales)
+                    scale_place = Place(own, scales[0].dtype, "whole")
+                    yield Place(tuple(spans), first.dtype, "whole", scale_place)
                 continue
             stored = first.dtype if _both_floating(first.dtype, weight.dtype) else weight.dtype
-            held = spans[0].size / stored.size
-            if held == size:
+            elements = spans[0].size / stored.size
+            if elements == size:
                 yield from _places(spans, first.dtype, ["whole"], weight, ["turned"])
-            elif held == 2 * size:
+            elif elements == 2 * size:
                 for half in range(2):
                     part = [_divided(span, 2)[half] for span in spans]
                     yield Place(tuple(part), first.dtype, "whole")

@@ -53,8 +53,8 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
     tied = any(part.get("tie_word_embeddings") for part in parts)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        held: Any = tree_flatten(self.parameters())
-        own: dict[str, mx.array] = dict(held)
+        found: Any = tree_flatten(self.parameters())
+        own: dict[str, mx.array] = dict(found)
         weights = {_own_name(name, model_type, own): each for name, each in weights.items()}
         if model_type == "deepseek_v3":
             # mlx-lm drops the head for multi-token prediction, which is one more layer, if its
