@@ -51,7 +51,7 @@ class SmallAttention:
         k, v: [rows, KV heads, columns, size].
         """
         rows, heads, tokens, _ = q.shape
-        if tokens == 1 or rows * heads * tokens * k.shape[2] > self._most:
+        if rest or tokens == 1 or rows * heads * tokens * k.shape[2] > self._most:
             return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
         return _plain(q, k, v, scale, mask, sinks)
 

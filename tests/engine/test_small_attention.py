@@ -49,7 +49,7 @@ def test_it_computes_what_mlx_does(
     assert mx.allclose(got, ATTEND(q, k, v, **named), atol=1e-5)
 
 
-def test_a_long_pass_and_a_single_token_use_mlxs_kernels() -> None:
+def test_a_long_pass_a_single_token_and_other_arguments_use_mlxs_kernels() -> None:
     seen: list[int] = []
 
     def noting(q: mx.array, *rest: Any, **named: Any) -> mx.array:
@@ -62,6 +62,9 @@ def test_a_long_pass_and_a_single_token_use_mlxs_kernels() -> None:
         q, k = mx.zeros((1, 2, tokens, 8)), mx.zeros((1, 2, places, 8))
         attend(q, k, k, scale=1.0)
     assert seen == [9, 8, 1]
+    q = mx.zeros((1, 2, 3, 8))
+    attend(q, q, q, scale=1.0, stream=mx.cpu)
+    assert seen == [9, 8, 1, 3]
 
 
 @pytest.mark.usefixtures("each_order")
