@@ -151,6 +151,11 @@ def _of_model(
                     theirs, ours = ask(rows)
                     counts = dict(zip(SIDES, (ours, theirs), strict=True))
                     found[f"kernels of a decode step, rows: {rows}", ""] = counts
+                for rows in sizes.widths:
+                    speeds = ask({"compiled": rows, "tokens": sizes.tokens})
+                    for kind, speed in zip(("plain", "compiled"), speeds, strict=True):
+                        figure = f"{kind} steps without a scheduler, rows: {rows}"
+                        found[figure, "tokens/s"] = {"mlx-lm": speed}
     return found
 
 

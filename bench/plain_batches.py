@@ -2,7 +2,8 @@
 
 Each line of standard input is JSON, and so is each line of output. A list of requests is served by
 BatchGenerator, with a cache of prompts, and an object with a prompt by `stream_generate`. A number
-N asks for the kernels in a decode step of N rows, of mlx-lm and of the backend.
+N asks for the kernels in a decode step of N rows, of mlx-lm and of the backend. An object with the
+number `compiled` asks for the speeds of so many rows in plain steps and in compiled ones.
 
 `python -m bench.plain_batches FOLDER CONFIG N` writes a checkpoint with random weights, which does
 not generate the first N tokens.
@@ -24,6 +25,7 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
+from bench import compiled_step
 from tests.engine.kernels import kernels
 
 
@@ -174,6 +176,8 @@ def main(folder: str, config: str = "", first: str = "") -> None:
         match asked:
             case int():
                 answer: Any = plain.kernels(asked)
+            case {"compiled": rows, "tokens": tokens}:
+                answer = compiled_step.speeds(plain.model, rows, tokens)[1:]
             case {"prompt": prompt, "tokens": tokens}:
                 answer = plain.alone(prompt, tokens)
             case _:
