@@ -182,6 +182,7 @@ def _try_kernels() -> None:
         "sigmoid": lambda score: 1 / (1 + math.exp(-score)),
         "tanh": math.tanh,
         "erf": math.erf,
+        "gelu_approx": lambda x: x * (1 + math.tanh(0.7978845608 * (x + 0.044715 * x**3))) / 2,
     }
     for name, function in functions.items():
         found = (ctypes.c_float * len(scores))(*scores)

@@ -9,16 +9,22 @@ Gradients do not pass through the kernels, which replace numbers that MLX has co
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx import nn
+from mlx.nn.layers import activations
 
 from backend.engine.small_attention import Attention, SmallAttention
 
-FUNCTIONS = ("sigmoid", "tanh", "erf")  # of mlx.core, besides softmax
+# Functions besides softmax, and the modules from which models call them.
+FUNCTIONS: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("sigmoid", "tanh", "erf"), (mx,)),
+    "gelu_approx": (nn, activations),
+}
 # Numbers of a call from which the kernels gain more than the wait for their input takes.
 _LEAST = 1 << 11
 # Selected experts from which mlx-lm's SwitchGLU sorts them, as one axis, before it computes them.
@@ -150,7 +156,7 @@ def _selects(mask: mx.array | str | None) -> bool:
 
 
 class CpuFunction:
-    """A function of mlx.core, with another one for many numbers in float32.
+    """One of FUNCTIONS, with another one for many numbers in float32.
 
     function: MLX's function, which computes everything else.
     name: one of FUNCTIONS.
@@ -212,8 +218,10 @@ def use_kernels(kernels: CpuKernels) -> None:
         return
     mx.fast.scaled_dot_product_attention = CpuAttention(attend, kernels)
     mx.softmax = CpuSoftmax(mx.softmax, kernels)
-    for name in FUNCTIONS:
-        setattr(mx, name, CpuFunction(getattr(mx, name), name, kernels))
+    for name, modules in FUNCTIONS.items():
+        function = CpuFunction(getattr(modules[0], name), name, kernels)
+        for module in modules:
+            setattr(module, name, function)
 
 
 def _of_experts(shape: tuple[int, ...]) -> bool:
@@ -236,14 +244,14 @@ def _computed(*arrays: mx.array) -> bool:
 @contextmanager
 def functions_of_mlx() -> Iterator[bool]:
     """Use MLX's own functions in the block; yields whether SmallAttention is used elsewhere."""
-    attend: Any = mx.fast.scaled_dot_product_attention
-    functions = {name: getattr(mx, name) for name in ("softmax", *FUNCTIONS)}
-    mx.fast.scaled_dot_product_attention = getattr(attend, "attend", attend)
-    for name, function in functions.items():
-        setattr(mx, name, getattr(function, "function", function))
+    places = [(mx.fast, "scaled_dot_product_attention"), (mx, "softmax")]
+    places += [(module, name) for name, modules in FUNCTIONS.items() for module in modules]
+    used = [getattr(module, name) for module, name in places]
+    for (module, name), function in zip(places, used, strict=True):
+        of_mlx = getattr(function, "attend", getattr(function, "function", function))
+        setattr(module, name, of_mlx)
     try:
-        yield isinstance(attend, SmallAttention)
+        yield isinstance(used[0], SmallAttention)
     finally:
-        mx.fast.scaled_dot_product_attention = attend
-        for name, function in functions.items():
-            setattr(mx, name, function)
+        for (module, name), function in zip(places, used, strict=True):
+            setattr(module, name, function)

@@ -118,6 +118,15 @@ VECTORISED static void error_functions(const float *numbers, float *results, lon
     }
 }
 
+/* Stores 0.5 x (1 + tanh(inner)) = x / (1 + exp(-2 inner)), the usual approximation of GELU. */
+VECTORISED static void approximate_gelus(const float *numbers, float *results, long count) {
+    for (long at = 0; at < count; at++) {
+        float x = numbers[at];
+        float inner = 0.7978845608f * (x + 0.044715f * x * x * x); /* sqrt(2 / pi) */
+        results[at] = x / (1.0f + power_of_two(inner * (-2.0f * LOG2_OF_E)));
+    }
+}
+
 typedef void Function(const float *numbers, float *results, long count);
 
 /* A call, and the part of it for one thread: the rows, or numbers, from `first` to `last`. */
@@ -209,4 +218,8 @@ void mlx_kernels_tanh(const float *numbers, float *results, long count, int thre
 
 void mlx_kernels_erf(const float *numbers, float *results, long count, int threads) {
     apply(error_functions, numbers, results, count, threads);
+}
+
+void mlx_kernels_gelu_approx(const float *numbers, float *results, long count, int threads) {
+    apply(approximate_gelus, numbers, results, count, threads);
 }
