@@ -117,6 +117,8 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
     fields: Json = {"model": body.model, "messages": [_message(turn) for turn in turns]}
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    elif body.top_logprobs:
+        exchange.current().ignore("top_logprobs")
     if isinstance(body, ChatRequest) and body.tools:
         fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     fields |= body.model_dump(include={"tool_choice"}, exclude_none=True)

@@ -318,9 +318,11 @@ def test_ignored_fields_are_listed(gateway: GatewayProcess) -> None:
         "messages": user_message("Hi"),
         "options": {"num_ctx": 1, "num_predict": 2},
     }
-    answer = gateway.client.post("/api/chat", json={**body, "stream": False, "truncate": True})
+    others = {"truncate": True, "top_logprobs": 2}  # alternatives need logprobs
+    answer = gateway.client.post("/api/chat", json={**body, "stream": False, **others})
     assert answer.json()["done_reason"] == "length"
-    assert set(answer.headers["x-ignored-fields"].split(",")) == {"options.num_ctx", "truncate"}
+    ignored = set(answer.headers["x-ignored-fields"].split(","))
+    assert ignored == {"options.num_ctx", *others}
 
 
 @pytest.mark.parametrize("path", ["chat", "generate", "raw"])
