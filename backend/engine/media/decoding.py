@@ -51,7 +51,8 @@ def decode(
         if len(items) > most:
             raise InvalidRequest(
                 f"{named(f'{kind}s')} has {len(items)} items, but a prompt may have {most}: send"
-                f" fewer, or load the model with a larger Limit{kind}PerPrompt"
+                f" fewer, or load the model with a larger limit_mm_per_prompt.{kind.lower()}"
+                f" (Limit{kind}PerPrompt)"
             )
     read = partial(item_bytes, most=limits.item_bytes, allow_paths=limits.allow_paths)
     pixels = limits.image_pixels * PICTURES_IN_ALL

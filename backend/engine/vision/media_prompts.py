@@ -106,7 +106,10 @@ class MediaPrompts:
         if frames:
             images += sum(len(video.frames) for video in media.videos)
         return [
-            [self._processor.prepare(part, f"{_FIELDS[kind]}[{index}]", images) for part in parts]
+            [
+                self._processor.prepare(part, named(f"{_FIELDS[kind]}[{index}]"), images)
+                for part in parts
+            ]
             for kind, sent in (
                 (IMAGE, [[picture] for picture in media.pictures]),
                 (VIDEO, [video.frames if frames else [video] for video in media.videos]),

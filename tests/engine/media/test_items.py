@@ -181,9 +181,9 @@ def test_items_come_in_order_and_are_counted() -> None:
     assert [picture.pixels.getpixel((0, 0)) for picture in media.pictures] == colours
     assert (len(media.sounds), bool(media)) == (1, True)
     assert not decode([], [], limits)
-    with pytest.raises(InvalidRequest, match=r"Images has 4 items.* larger LimitImagePerPrompt"):
+    with pytest.raises(InvalidRequest, match=r"Images has 4 items.* larger limit_mm_per_prompt.image \(LimitImagePerPrompt"):
         decode([*images, ""], [], limits)
-    with pytest.raises(InvalidRequest, match=r"Audios has 2 items.* larger LimitAudioPerPrompt"):
+    with pytest.raises(InvalidRequest, match=r"Audios has 2 items.* larger limit_mm_per_prompt.audio"):
         decode([], [wave, wave], limits)
     with pytest.raises(InvalidRequest, match=r"Audios\[0\] is in the format PNG"):
         decode([], images[:1], limits)

@@ -292,7 +292,7 @@ def test_videos_share_the_pixels_that_images_leave() -> None:
 
 
 def test_the_number_of_videos_of_a_request_is_limited() -> None:
-    sentence = "Videos has 2 items, but a prompt may have 1: .* a larger LimitVideoPerPrompt"
+    sentence = "Videos has 2 items, but a prompt may have 1: .* a larger limit_mm_per_prompt.video"
     with pytest.raises(InvalidRequest, match=sentence):
         decode([], [], MediaLimits(videos=1), [in_base64(CLIP)] * 2)
 

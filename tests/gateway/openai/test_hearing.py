@@ -92,6 +92,18 @@ def test_a_truncated_sound_is_refused_with_its_path(hearing: GatewayProcess) -> 
     assert answer.json()["error"]["param"] == "messages[0].content[1].input_audio"
 
 
+def test_a_sound_that_the_processor_refuses_is_refused_with_its_path(
+    hearing: GatewayProcess,
+) -> None:
+    short = sound("low")
+    one_sample = wav(play(random.Random("low"), "low", 0.7)[:1])
+    short["input_audio"]["data"] = base64.b64encode(one_sample).decode()
+    answer = chat(hearing, text("What is the sound like?"), short)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "messages[0].content[1].input_audio"
+    assert "Audios" not in answer.json()["error"]["message"]
+
+
 def test_a_sound_in_another_format_than_stated_is_refused(hearing: GatewayProcess) -> None:
     answer = chat(hearing, sound("low", "mp3"), text("What is the sound like?"))
     assert answer.status_code == 400
