@@ -52,7 +52,7 @@ from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.loading.row_adapters import RowAdapters
-    from backend.engine.loading.serving_trial import PlainPass
+    from backend.engine.loading.serving_trial import ReferencePass
     from backend.engine.vision.media_plan import MediaItem
     from backend.engine.vision.media_prefill import MediaReader
     from backend.engine.vision.media_prompts import MediaPrompts
@@ -77,7 +77,7 @@ class MediaInput:
     prompts: MediaPrompts
     tried: Sequence[MediaItem]
     end_tokens: frozenset[int]
-    plain: PlainPass
+    plain: ReferencePass
 
 
 OpenMediaInput = Callable[[LoadedModel, PromptBuilder, int], Stages[MediaInput]]
@@ -354,9 +354,9 @@ def _try(
     media_input: MediaInput | None,
 ) -> Stages[Verdict]:
     """Try how the model may be served, and restrict it to that. Raises ModelRejected."""
-    from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+    from backend.engine.loading.serving_trial import ServingTrial, reference_pass
 
-    plain = media_input.plain if media_input else plain_pass(loaded.model)
+    plain = media_input.plain if media_input else reference_pass(loaded.model)
     if order.ranks is not None:
         plain = order.ranks.on_all_ranks(plain)
     vocabulary = engine.vocabulary
