@@ -65,7 +65,6 @@ COVERED = {
     """,
     "engine/sampling/test_logits_head.py": "backend/engine/patching",
     "engine/sampling/test_penalties.py": "backend/engine/sampling/subset",
-    "engine/tekken/test_tekken.py": "backend/engine/loading/tekken_messages",
     "engine/test_loading_adapters.py": "backend/engine/loading/adapter_layers",
     "engine/test_loading_quirks.py": """
         backend/engine/loading/chat_templates backend/engine/loading/folder
