@@ -155,15 +155,15 @@ def build(
             )
     plan = device.memory_plan(here, settings, taken)
     if ranks is not None:
-        room = min(plan.limit - taken, traits.room)
-        stored = min(plan.prompt_cache, traits.room // 2)
-        plan = replace(plan, limit=taken + room, prompt_cache=stored)
+        budget = min(plan.limit - taken, traits.budget)
+        stored = min(plan.prompt_cache, traits.budget // 2)
+        plan = replace(plan, limit=taken + budget, prompt_cache=stored)
         ranks.shards = traits.shards
     if not request.context_size:
         draft = drafting.cost if drafting else None
-        room = plan.limit - taken
-        fits = longest_alone(traits.cost, traits.passes, draft, room, context_size)
-        context_size = _fitting(loaded.name, context_size, fits, room)
+        budget = plan.limit - taken
+        fits = longest_alone(traits.cost, traits.passes, draft, budget, context_size)
+        context_size = _fitting(loaded.name, context_size, fits, budget)
 
     yield "files"
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
@@ -326,12 +326,12 @@ def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stag
     return adapters
 
 
-def _fitting(name: str, own: int, fits: int, room: int) -> int:
+def _fitting(name: str, own: int, fits: int, budget: int) -> int:
     """Return the context size, in tokens, of a model for which none is configured.
 
     own: the model's context size.
     fits: the number of tokens whose KV fits into memory.
-    room: bytes that are left for KV; for the log message.
+    budget: bytes that are left for KV; for the log message.
     """
     context_size = min(own, max(fits, _LEAST_CONTEXT))
     if context_size < own:
@@ -341,7 +341,7 @@ def _fitting(name: str, own: int, fits: int, room: int) -> int:
             shown(name),
             context_size,
             own,
-            room // MIB,
+            budget // MIB,
         )
     return context_size
 
