@@ -57,8 +57,8 @@ test-models: install-dev ## try every architecture in a small size, and write th
 	  failed=$$?; \
 	  $(PYTHON_ENV) -m tests.architectures.known build/models.xml >build/models-known.md && \
 	  mv build/models-known.md docs/ && \
-	  $(PYTHON_ENV) -m tests.architectures.known verdicts build/models.xml >build/verdicts.py && \
-	  mv build/verdicts.py backend/engine/loading/family_verdicts.py && exit $$failed
+	  $(PYTHON_ENV) -m tests.architectures.known verdicts build/models.xml >build/verdicts.json && \
+	  mv build/verdicts.json backend/engine/loading/family_verdicts.json && exit $$failed
 
 lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .

@@ -51,7 +51,7 @@ COVERED = {
     "engine/executing/test_executor_faults.py": "backend/engine/executing/failure",
     "engine/test_engine.py": "backend/engine/prompting/text_calls",
     "engine/executing/test_scoring.py": "backend/engine/executing/kept_entries",
-    "engine/media/test_sounds.py": "backend/engine/media/sound_process",
+    "engine/media/test_sounds.py": "backend/engine/media/audio_process",
     "engine/media/test_videos.py": "backend/engine/media/child backend/engine/media/video_process",
     "engine/planning/test_planner.py": """
         backend/engine/planning/prefix_source backend/engine/planning/sequence_table
@@ -65,7 +65,6 @@ COVERED = {
     """,
     "engine/sampling/test_logits_head.py": "backend/engine/patching",
     "engine/sampling/test_penalties.py": "backend/engine/sampling/subset",
-    "engine/tekken/test_tekken.py": "backend/engine/loading/tekken_messages",
     "engine/test_loading_adapters.py": "backend/engine/loading/adapter_layers",
     "engine/test_loading_quirks.py": """
         backend/engine/loading/chat_templates backend/engine/loading/folder

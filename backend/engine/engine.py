@@ -284,7 +284,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def recording(self, recording: str) -> AsyncIterator[np.ndarray]:
-        """Decode a recording to samples: one channel at SOUND_RATE per second.
+        """Decode a recording to samples: one channel at AUDIO_RATE per second.
 
         The samples are counted until the context ends. Cancelling the caller cancels the request.
         recording: a path, base64 or a data URI.

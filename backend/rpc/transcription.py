@@ -45,7 +45,7 @@ async def transcribe(
     engine: Engine, request: pb.TranscriptRequest
 ) -> AsyncGenerator[str | pb.TranscriptResult, None]:
     """Yield the text in pieces, and the result at the end. Raises WrongKind, InvalidRequest, …."""
-    from backend.engine.media.items import SOUND_RATE
+    from backend.engine.media.items import AUDIO_RATE
 
     served = engine.require_model()
     if served.speech is None and AUDIO not in served.media:
@@ -76,7 +76,7 @@ async def transcribe(
                 elif delta := piece if text else piece.lstrip():
                     text += delta
                     yield delta
-        seconds = len(samples) / SOUND_RATE
+        seconds = len(samples) / AUDIO_RATE
     yield pb.TranscriptResult(
         segments=_on_the_wire(segments, seconds), text=text, language=language, duration=seconds
     )
@@ -111,7 +111,7 @@ async def _by_prompts(
     samples: np.ndarray,
 ) -> AsyncGenerator[str | Transcribed, None]:
     """Ask for a transcript of each piece in llama.cpp's words, or in those of the request."""
-    from backend.engine.media.items import SOUND_RATE
+    from backend.engine.media.items import AUDIO_RATE
     from backend.engine.speech.windows import windows
 
     asked = request.prompt or "Transcribe audio to text"
@@ -134,7 +134,7 @@ async def _by_prompts(
                 text += delta
                 yield delta
         yield Transcribed(
-            (Segment(start / SOUND_RATE, end / SOUND_RATE, text),) if text.strip() else ()
+            (Segment(start / AUDIO_RATE, end / AUDIO_RATE, text),) if text.strip() else ()
         )
 
 
@@ -170,10 +170,10 @@ def _wav(samples: np.ndarray) -> str:
     """Return the base64 of a WAV file with these samples, unchanged."""
     import soundfile
 
-    from backend.engine.media.items import SOUND_RATE
+    from backend.engine.media.items import AUDIO_RATE
 
     file = BytesIO()
-    soundfile.write(file, samples, SOUND_RATE, "FLOAT", format="WAV")
+    soundfile.write(file, samples, AUDIO_RATE, "FLOAT", format="WAV")
     return base64.b64encode(file.getvalue()).decode()
 
 

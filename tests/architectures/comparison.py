@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+from backend.engine.loading.serving_trial import ServingTrial, reference_pass
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.loads import at_once
@@ -57,7 +57,7 @@ class Compared:
 def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     """Load the model as the backend would, and compare its answers."""
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)))
-    verdict = at_once(ServingTrial(name, plain_pass(model), list(_WORDS), ()).run(served))
+    verdict = at_once(ServingTrial(name, reference_pass(model), list(_WORDS), ()).run(served))
     if not served.batches:
         served.slots, served.batches = 1, False
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]

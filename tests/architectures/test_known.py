@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from backend.engine.loading.family_verdicts import SEEING_ON_CPU, TEXT_ON_CPU
-from backend.engine.loading.serving_verdict import WAYS
+from backend.engine.loading.serving_verdict import SEEING_ON_CPU, TEXT_ON_CPU, WAYS
 from tests.architectures import known
 from tests.architectures.shapes import UNBUILT, architectures
 
@@ -51,10 +51,9 @@ def test_the_verdicts_are_those_of_families_that_passed(
     (tmp_path / "models.xml").write_text(_REPORT)
     monkeypatch.setattr(sys, "argv", ["known", "verdicts", str(tmp_path / "models.xml")])
     known.main()
-    module: dict[str, object] = {}
-    exec(capsys.readouterr().out, module)
-    assert module["TEXT_ON_CPU"] == {"llama": "in turn"}
-    assert module["SEEING_ON_CPU"] == {"mistral3": "in turn"}
+    tables = json.loads(capsys.readouterr().out)
+    assert tables["text"] == {"llama": "in turn"}
+    assert tables["seeing"] == {"mistral3": "in turn"}
 
 
 def test_every_family_that_can_be_built_has_a_verdict() -> None:

@@ -22,7 +22,7 @@ from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.speculation import Speculation
-from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+from backend.engine.loading.serving_trial import ServingTrial, reference_pass
 from backend.engine.loading.serving_verdict import Verdict
 from backend.engine.model import EngineModel
 from tests.architectures.comparison import TOKENS, compare
@@ -41,7 +41,7 @@ WORDS = range(1, 60)
 def tried(model: Any, **changes: Any) -> tuple[EngineModel, Verdict]:
     """A model after its trial, and the verdict."""
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)), **changes)
-    return served, at_once(ServingTrial("it", plain_pass(model), WORDS, ()).run(served))
+    return served, at_once(ServingTrial("it", reference_pass(model), WORDS, ()).run(served))
 
 
 @pytest.mark.parametrize("model_type", FAIL_IN_COMPANY)

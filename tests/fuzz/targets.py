@@ -21,9 +21,9 @@ from backend.engine.constraints.schema import read_schema
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import EngineError, Incomplete, InvalidRequest, NotQuick
 from backend.engine.loading.shards import read_header
+from backend.engine.media.audio import decode_audio
+from backend.engine.media.image import decode_image
 from backend.engine.media.items import BadItem
-from backend.engine.media.picture import decode_picture
-from backend.engine.media.sound import decode_sound
 from backend.engine.settings import Settings
 from backend.rpc.load_options import load_request, parse_settings
 from backend.rpc.requests import generation_request
@@ -132,12 +132,12 @@ def yaml(given: bytes) -> None:
 
 def picture(given: bytes) -> None:
     with contextlib.suppress(BadItem):
-        decode_picture(given, _MOST_PIXELS, _MOST_PIXELS)
+        decode_image(given, _MOST_PIXELS, _MOST_PIXELS)
 
 
 def sound(given: bytes) -> None:
     with contextlib.suppress(BadItem):
-        decode_sound(given, _MOST_SECONDS, _MOST_SECONDS)
+        decode_audio(given, _MOST_SECONDS, _MOST_SECONDS)
 
 
 def predict(given: bytes) -> None:

@@ -1,7 +1,7 @@
 """Finds a checkpoint's chat template, in any file where transformers or mlx-lm stores templates.
 
 A few families have no template, because their processors write the prompt around one question.
-This module has templates for them.
+`templates/` has templates for them.
 """
 
 from __future__ import annotations
@@ -13,42 +13,15 @@ from typing import Any
 from backend.engine.errors import Unusable
 from backend.engine.loading.json_files import read_object
 
-# PaliGemma has no roles.
-_PALIGEMMA = r"""
-{{- messages | map(attribute="content") | select | join("\n") }}
-"""
-# GOT-OCR was trained with one question after this system message, and no line breaks between turns.
-_GOT = r"""
-{%- if messages[0].role != "system" %}
-  {{- "<|im_start|>system\n        You should follow the instructions carefully and explain" }}
-  {{- " your answers in detail.<|im_end|>" }}
-{%- endif %}
-{%- for message in messages %}
-  {{- "<|im_start|>" + message.role + "\n" }}
-  {%- if message.content is string %}
-    {{- message.content }}
-  {%- else %}
-    {%- for part in message.content or [] %}
-      {%- if part.type == "image" %}
-        {{- "<img><imgpad></img>\n" }}
-      {%- elif part.type == "text" %}
-        {{- part.text }}
-      {%- endif %}
-    {%- endfor %}
-  {%- endif %}
-  {{- "<|im_end|>" }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  {{- "<|im_start|>assistant\n" }}
-{%- endif %}
-"""
 # Settings that name a module of mlx-lm, and the package of that module.
 _MODULES = {
     "chat_template_type": "mlx_lm.chat_templates",
     "tool_parser_type": "mlx_lm.tool_parsers",
 }
 _OF_PROCESSORS = ("chat_template.json", "processor_config.json")
-_TEMPLATES = {"got": _GOT.strip(), "paligemma": _PALIGEMMA.strip()}
+# PaliGemma has no roles. GOT-OCR was trained with one question after its system message.
+_TEMPLATES = Path(__file__).parent / "templates"
+_OF_FAMILIES = ("got", "paligemma")
 
 
 def has_template(path: Path) -> bool:
@@ -68,7 +41,9 @@ def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
         if name and not (str(name).isidentifier() and find_spec(f"{package}.{name}")):
             arguments[key] = None
     if not _tokenizer_has_template(path):
-        template = _template_of_processor(path) or _TEMPLATES.get(model_type.lower())
+        template = _template_of_processor(path)
+        if not template and model_type.lower() in _OF_FAMILIES:
+            template = (_TEMPLATES / f"{model_type.lower()}.jinja").read_text().strip()
         arguments |= {"chat_template": template} if template else {}
     return arguments
 

@@ -1,7 +1,7 @@
 """Tries whether batching and stored KV change a model's answers.
 
-A separate scheduler runs a few requests: one that starts alone, two of other lengths that join the
-batch, one with an image if the model accepts images, and next turns that start from stored KV. The
+A separate scheduler runs a few conversations: one that starts alone, two of other lengths that join
+the batch, and one with an item of each kind of media. The next turns start from stored KV. The
 log-probabilities of the answers are compared with a reference forward pass. All requests together
 take about as long as twenty tokens.
 
@@ -40,6 +40,7 @@ from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
+from common.prefixes import common_prefix
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 # Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or audio
 # with which the tokens begin; the third is how many of the tokens are the first prompt.
-PlainPass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
+ReferencePass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
 
 # Tokens of a prompt that is just long enough to be stored with its answer.
 _STORED = LEAST_STORED - 5
@@ -65,18 +66,25 @@ _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may 
 # number of epsilons.
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
-_GUESSES = 2  # draft tokens of each row in a step
+_DRAFTED = 2  # draft tokens of each row in a step
 
 
 @dataclass(slots=True)
-class _Answer:
-    """A request with its answer so far."""
+class _Turn:
+    """A request of a conversation, with its answer so far.
+
+    limit: tokens to generate.
+    item: the image or audio with which the prompt begins.
+    more: tokens of the next turn's message; empty if there is no next turn.
+    failed: whether the model failed on this request.
+    """
 
     prompt: tuple[int, ...]
-    limit: int  # tokens to generate
-    item: MediaItem | None = None  # the image or audio at the beginning of the prompt
+    limit: int
+    item: MediaItem | None = None
+    more: tuple[int, ...] = ()
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    failed: bool = False  # whether the model failed on this request
+    failed: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -87,51 +95,14 @@ class _Answer:
         return len(self.logprobs) == self.limit
 
 
-@dataclass(slots=True)
-class _Talk:
-    """A request, and the next turn of its conversation if there is one."""
-
-    first: _Answer
-    after: int = 0  # number of steps before the request is submitted
-    more: tuple[int, ...] = ()  # tokens of the next turn's message; empty if there is no next turn
-    next_limit: int = 0  # tokens to generate in the next turn
-    # Whether a step has passed since the answer's end, so that its KV is stored.
-    waited: bool = False
-    # The answers of the turns that were submitted.
-    answers: list[_Answer] = field(default_factory=list)
-
-    def submitted(self, step: int, turns: int) -> _Answer | None:
-        """Return the turn to submit in this step, if there is one."""
-        if not self.answers:
-            return self._began(self.first) if self.after <= step else None
-        if not self.unfinished(turns) or not self.answers[-1].complete:
-            return None
-        if not self.waited:
-            self.waited = True
-            return None
-        prompt = (*self.first.prompt, *self.first.tokens, *self.more)
-        return self._began(_Answer(prompt, self.next_limit, self.first.item))
-
-    def unfinished(self, turns: int) -> bool:
-        """Return whether another turn follows.
-
-        turns: the maximum number of turns.
-        """
-        latest = self.answers[-1:]
-        if not latest:
-            return True
-        return bool(self.more) and len(self.answers) < turns and latest[0].complete
-
-    def _began(self, answer: _Answer) -> _Answer:
-        self.answers.append(answer)
-        return answer
+_Talk = list[_Turn]  # the turns of a conversation that were submitted
 
 
 class ServingTrial:
     """The trial of one loaded model.
 
     name: the model's name, for messages.
-    plain: computes the reference logits.
+    reference: computes the reference logits.
     words: tokens of ordinary text, for prompts and answers.
     items: one item of each kind of media that the model accepts.
     """
@@ -139,12 +110,12 @@ class ServingTrial:
     def __init__(
         self,
         name: str,
-        plain: PlainPass,
+        reference: ReferencePass,
         words: Sequence[int],
         items: Sequence[MediaItem],
     ) -> None:
         self._name = name
-        self._plain = plain
+        self._reference = reference
         self._words = list(dict.fromkeys(words))
         self._items = items
         self._fault = ""  # why the latest request failed, for the log
@@ -171,9 +142,9 @@ class ServingTrial:
 
     def _draft(self, model: EngineModel, drafting: Drafting, verdict: Verdict) -> Stages[Verdict]:
         """Complete the verdict by whether the answers with draft tokens are right."""
-        guesser = _Recalling(self._answered, self._words)
-        known = replace(drafting, most=_GUESSES, new_guessers=lambda: [guesser], cost=None)
-        talks = yield from self._converse(model, self._talks(1), known)
+        drafter = _Recalling(self._answered, self._words)
+        known = replace(drafting, most=_DRAFTED, new_guessers=lambda: [drafter], cost=None)
+        talks = yield from self._converse(model, self._first_turns(1), known)
         complete = _complete(talks)
         right = yield from self._all_right(talks, model)
         return replace(
@@ -183,17 +154,14 @@ class ServingTrial:
         )
 
     def _run(self, model: EngineModel) -> Stages[Verdict]:
-        talks = yield from self._converse(model, self._talks(1))
-        self._answered = [
-            (*answer.prompt, *answer.tokens) for answers in talks for answer in answers
-        ]
+        talks = yield from self._converse(model, self._first_turns(1))
+        self._answered = [(*turn.prompt, *turn.tokens) for turns in talks for turn in turns]
         if (yield from self._all_right(talks, wrong=0)):
             return self._tried(talks)
         fault = self._fault
         by_itself = replace(model, **WAYS["in turn, not stored"])
-        right = yield from self._all_right(
-            (yield from self._converse(by_itself, self._talks(_SECOND_LOOK)))
-        )
+        talks = yield from self._converse(by_itself, self._first_turns(_SECOND_LOOK))
+        right = yield from self._all_right(talks)
         if not right:
             _log.warning(
                 "model %s: a request alone does not get the answer of a reference forward pass%s",
@@ -206,54 +174,51 @@ class ServingTrial:
                 continue
             verdict = replace(verdict, way=way)
             tried = replace(model, **changes)
-            talks = yield from self._converse(tried, self._talks(_SECOND_LOOK))
+            talks = yield from self._converse(tried, self._first_turns(_SECOND_LOOK))
             if (yield from self._all_right(talks, tried)):
                 break
         self._fault = fault
         return verdict
 
-    def _tried(self, talks: Sequence[Sequence[_Answer]]) -> Verdict:
+    def _tried(self, talks: Sequence[_Talk]) -> Verdict:
         """Return the verdict on answers without a fault.
 
         What could not be tried, because memory was short, is not allowed.
         """
         if _complete(talks):
             return Verdict()
-        batched = all(answers[0].complete for answers in talks)
+        batched = all(turns[0].complete for turns in talks)
         stored = len(talks[0]) > 1 and talks[0][1].complete
         way = "not stored" if batched else "in turn" if stored else "in turn, not stored"
         return Verdict(way, complete=False)
 
-    def _talks(self, look: int) -> list[_Talk]:
-        """Return the requests of the trial.
+    def _first_turns(self, look: int) -> list[_Turn]:
+        """Return the first requests: a text that is stored, two that share a pass, and the items.
 
-        The first request runs alone at the beginning. Then all others join: two texts that share a
-        prefill pass, and one request for each item. The first request and the items' requests have
-        a next turn.
-
-        look: a factor on the lengths of answers, and on the step at which requests join.
+        look: a factor on the lengths of answers.
         """
-        join, long, short = look * _JOIN, look * 5, look * 3
-
-        def asked(item: MediaItem) -> _Talk:
-            first = _Answer((*item.whole, *self._text(5, 2)), long, item)
-            return _Talk(first, join, self._text(_MORE, 6), short)
-
+        long, short = look * 5, look * 3
         return [
-            _Talk(_Answer(self._text(_STORED, 1), long), 0, self._text(_MORE, 3), short),
-            _Talk(_Answer(self._text(5, 7), short), join),
-            _Talk(_Answer(self._text(9, 4), long), join),
-            *map(asked, self._items),
+            _Turn(self._text(_STORED, 1), long, more=self._text(_MORE, 3)),
+            _Turn(self._text(5, 7), short),
+            _Turn(self._text(9, 4), long),
+            *(
+                _Turn((*item.whole, *self._text(5, 2)), long, item, self._text(_MORE, 6))
+                for item in self._items
+            ),
         ]
 
     def _converse(
-        self, model: EngineModel, talks: Sequence[_Talk], drafting: Drafting | None = None
-    ) -> Stages[Sequence[Sequence[_Answer]]]:
-        """Run the conversations in a separate scheduler, and return the answers of each.
+        self, model: EngineModel, first: Sequence[_Turn], drafting: Drafting | None = None
+    ) -> Stages[list[_Talk]]:
+        """Run conversations in a separate scheduler, and return their turns.
+
+        The first request starts alone, and the others join it. When all are answered, the next
+        turns start together.
 
         drafting: proposes draft tokens for every step; None for a trial without drafting.
         """
-        submitted: list[_Answer] = []
+        submitted: list[_Turn] = []
 
         def receive(ticket: int, event: Undelivered | EngineError) -> None:
             # Not a method: the KV must be freed with the scheduler, without the garbage collector.
@@ -267,63 +232,67 @@ class ServingTrial:
                 case EngineError():
                     submitted[ticket].failed = True
 
-        turns = 2 if model.prompt_cache_bytes else 1
         bias = tuple((word, 1e3) for word in self._words)
         separate = replace(model, disk=None, drafting=drafting, repetition_guard=0)
         scheduler = Scheduler(separate, receive, self._failed, Gauges())
         if drafting is not None:
-            scheduler.planner.widths = _EveryStep(_GUESSES)
-        step = 0
-        while scheduler.busy or any(talk.unfinished(turns) for talk in talks):
+            scheduler.planner.widths = _EveryStep(_DRAFTED)
+
+        def submit(turns: Sequence[_Turn]) -> None:
+            for turn in turns:
+                scheduler.submit(_request(len(submitted), turn, bias))
+                submitted.append(turn)
+
+        submit(first[:1])
+        for _ in range(_JOIN):
             yield "engine"
-            for answer in filter(None, [talk.submitted(step, turns) for talk in talks]):
-                scheduler.submit(_request(len(submitted), answer, bias))
-                submitted.append(answer)
             scheduler.step()
-            step += 1
-        return [talk.answers for talk in talks]
+        submit(first[1:])
+        yield from _until_idle(scheduler)
+        talks = [[turn] for turn in first]
+        for talk in talks if model.prompt_cache_bytes else ():
+            turn = talk[0]
+            if turn.more and turn.complete:
+                prompt = (*turn.prompt, *turn.tokens, *turn.more)
+                talk.append(_Turn(prompt, turn.limit * 3 // 5, turn.item))
+        submit([turn for talk in talks for turn in talk[1:]])
+        yield from _until_idle(scheduler)
+        return talks
 
     def _all_right(
-        self,
-        talks: Sequence[Sequence[_Answer]],
-        model: EngineModel | None = None,
-        wrong: float = _WRONG,
+        self, talks: Sequence[_Talk], model: EngineModel | None = None, wrong: float = _WRONG
     ) -> Stages[bool]:
-        """Return whether all answers equal the reference.
+        """Return whether all answers equal a reference forward pass over the conversation.
 
         model: if given, an answer may also equal this model's answer to the request alone.
         wrong: the share of an answer's positions that may differ.
         """
-        for answers in talks:
+        for turns in talks:
             yield "engine"
-            for answer, right in zip(answers, self._right(answers, wrong), strict=True):
-                if not (
-                    right or (model is not None and (yield from self._as_alone(model, answer)))
-                ):
+            if any(turn.failed for turn in turns):
+                return False
+            for turn, off in zip(turns, self._off(turns), strict=True):
+                right = off < max(wrong * len(turn.logprobs), 1)
+                if not (right or (model is not None and (yield from self._as_alone(model, turn)))):
                     return False
         return True
 
-    def _right(self, answers: Sequence[_Answer], wrong: float) -> list[bool]:
-        """Return which answers equal a reference forward pass over the conversation."""
-        if any(answer.failed for answer in answers):
-            return [not answer.failed for answer in answers]
-        sampled = [sample for answer in answers for sample in answer.logprobs]
+    def _off(self, turns: _Talk) -> list[int]:
+        """Return at how many positions each answer differs from the reference forward pass."""
+        sampled = [sample for turn in turns for sample in turn.logprobs]
         if not sampled:
-            return [True] * len(answers)
-        expected, rounding, allowed = self._expected(answers)
+            return [0] * len(turns)
+        expected, rounding, allowed = self._expected(turns)
         values = mx.array(
             [[sample.logprob, *(value for _, value in sample.top)] for sample in sampled]
         )
         error = mx.abs(values - expected).max(axis=1)
         if bool((error <= rounding).all().item()):  # saves the pass that `allowed` needs
-            return [True] * len(answers)
+            return [0] * len(turns)
         off = iter(cast(list[bool], (~(error <= allowed)).tolist()))
-        return [
-            sum(itertools.islice(off, len(answer.logprobs))) < max(wrong * len(answer.logprobs), 1)
-            for answer in answers
-        ]
+        return [sum(itertools.islice(off, len(turn.logprobs))) for turn in turns]
 
-    def _as_alone(self, model: EngineModel, answer: _Answer) -> Stages[bool]:
+    def _as_alone(self, model: EngineModel, turn: _Turn) -> Stages[bool]:
         """Return whether an answer equals the answer to the same prompt alone.
 
         If it does, neither the batch nor stored KV is at fault for the difference from the
@@ -331,59 +300,55 @@ class ServingTrial:
         prompt than in an answer once its window is full. The chosen tokens are compared, up to the
         first token that differs.
         """
-        talk = _Talk(_Answer(answer.prompt, answer.limit, answer.item))
-        ((alone,),) = yield from self._converse(model, [talk])
-        if not (answer.complete and alone.complete):
+        ((alone,),) = yield from self._converse(model, [_Turn(turn.prompt, turn.limit, turn.item)])
+        if not (turn.complete and alone.complete):
             return False
         yield "engine"
         _, _, allowed = self._expected([alone])
-        pairs = list(
-            zip(alone.logprobs, answer.logprobs, cast(list[float], allowed.tolist()), strict=True)
-        )
-        same = next(
-            (at for at, (own, other, _) in enumerate(pairs) if own.token != other.token), len(pairs)
-        )
-        compared = pairs[: same + 1]
+        same = common_prefix(alone.tokens, turn.tokens)
+        compared = list(
+            zip(alone.logprobs, turn.logprobs, cast(list[float], allowed.tolist()), strict=True)
+        )[: same + 1]
         off = sum(not abs(own.logprob - other.logprob) <= most for own, other, most in compared)
         return off < _WRONG * len(compared)
 
-    def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
+    def _expected(self, turns: Sequence[_Turn]) -> tuple[mx.array, mx.array, mx.array]:
         """Compute the reference log-probabilities of the tokens in a conversation's answers.
 
         Returns the log-probabilities, [positions, tokens], and two bounds for each position:
         differences up to the first bound are certainly rounding, and differences up to the second
         bound may be rounding.
         """
-        answers = [answer for answer in answers if answer.logprobs]
-        tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]
-        expected, rounding, exact = self._of_plain(tokens, answers)
-        for answer in answers:
-            at = len(answer.prompt) - _OTHER_TOKEN
+        turns = [turn for turn in turns if turn.logprobs]
+        tokens = [*turns[-1].prompt, *turns[-1].tokens[:-1]]
+        expected, rounding, exact = self._of_reference(tokens, turns)
+        for turn in turns:
+            at = len(turn.prompt) - _OTHER_TOKEN
             tokens[at] = next(word for word in self._words if word != tokens[at])
-        changed, _, _ = self._of_plain(tokens, answers)
+        changed, _, _ = self._of_reference(tokens, turns)
         changes = mx.abs(changed - expected).max(axis=1)
         share = _OF_CHANGE if exact else _OF_CHANGE_IN_HALF
         allowed = []
-        for answer in answers:
-            count = len(answer.logprobs)
+        for turn in turns:
+            count = len(turn.logprobs)
             change, changes = mx.sort(changes[:count])[count // 2], changes[count:]
             allowed.append(mx.broadcast_to(mx.maximum(change * share, rounding), (count,)))
         return expected, rounding, mx.concatenate(allowed)
 
-    def _of_plain(
-        self, tokens: Sequence[int], answers: Sequence[_Answer]
+    def _of_reference(
+        self, tokens: Sequence[int], turns: Sequence[_Turn]
     ) -> tuple[mx.array, mx.array, bool]:
         """Compute reference log-probabilities, [positions, tokens].
 
         Also returns the size of rounding errors, and whether the model computes in float32.
         """
+        first = turns[0]
         positions = [
-            len(answer.prompt) - 1 + at for answer in answers for at in range(len(answer.logprobs))
+            len(turn.prompt) - 1 + at for turn in turns for at in range(len(turn.logprobs))
         ]
-        sampled = [sample for answer in answers for sample in answer.logprobs]
+        sampled = [sample for turn in turns for sample in turn.logprobs]
         ids = mx.array([[sample.token, *(token for token, _ in sample.top)] for sample in sampled])
-        first = answers[0]
-        logits = self._plain(tokens, first.item, len(first.prompt))[mx.array(positions)]
+        logits = self._reference(tokens, first.item, len(first.prompt))[mx.array(positions)]
         precise = logits.astype(mx.float32)
         values = precise - mx.logsumexp(precise, axis=-1, keepdims=True)
         exact = logits.dtype == mx.float32
@@ -404,33 +369,39 @@ class ServingTrial:
         return tuple(words[(start + 7 * at * at + at) % len(words)] for at in range(count))
 
 
-def _complete(talks: Sequence[Sequence[_Answer]]) -> bool:
-    return all(answer.complete for answers in talks for answer in answers)
+def _until_idle(scheduler: Scheduler) -> Stages[None]:
+    while scheduler.busy:
+        yield "engine"
+        scheduler.step()
 
 
-def _request(ticket: int, answer: _Answer, bias: tuple[tuple[int, float], ...]) -> Submit:
+def _complete(talks: Sequence[_Talk]) -> bool:
+    return all(turn.complete for turns in talks for turn in turns)
+
+
+def _request(ticket: int, turn: _Turn, bias: tuple[tuple[int, float], ...]) -> Submit:
     """Return the command that submits a turn.
 
     bias: added to logits, so that only tokens of ordinary text are sampled.
     """
     media = None
-    if (item := answer.item) is not None:
-        media = MediaPlan(answer.prompt, [Span(item.first, item)])
+    if (item := turn.item) is not None:
+        media = MediaPlan(turn.prompt, [Span(item.first, item)])
     request = GenerationRequest(
         f"trial {ticket}",
-        TokenPrompt(answer.prompt),
+        TokenPrompt(turn.prompt),
         Sampling(logit_bias=bias),
         ignore_eos=True,
         logprobs=_ALTERNATIVES,
     )
-    return Submit(0, ticket, request, list(answer.prompt), answer.limit, media=media)
+    return Submit(0, ticket, request, list(turn.prompt), turn.limit, media=media)
 
 
 class _EveryStep(DraftWidth):
     """A width policy that lets every step check draft tokens, even if that saves no time."""
 
     def choose(self, rows: int, longest: int, most: int) -> int:  # noqa: ARG002, always as many
-        return min(most, _GUESSES)
+        return min(most, _DRAFTED)
 
 
 class _Recalling:
@@ -446,21 +417,21 @@ class _Recalling:
         self._words = words
 
     def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
-        return [self._guesses(tuple(request.tokens), request.most) for request in asked]
+        return [self._draft(tuple(request.tokens), request.most) for request in asked]
 
     def forget(self, sequences: Collection[int]) -> None:
         """Do nothing, because the known texts belong to no sequence."""
 
-    def _guesses(self, tokens: Sequence[int], most: int) -> list[int]:
+    def _draft(self, tokens: Sequence[int], most: int) -> list[int]:
         known = len(tokens)
         following = next((text[known:] for text in self._texts if text[:known] == tokens), ())
-        right = following[: known % _GUESSES]
+        right = following[: known % _DRAFTED]
         actual = following[len(right) :]
         wrong = next(word for word in self._words if word not in actual[:1])
         return [*right, wrong][:most]
 
 
-def plain_pass(model: Any) -> PlainPass:
+def reference_pass(model: Any) -> ReferencePass:
     """Return a text model's reference forward pass: all tokens at once, with an empty cache."""
 
     def run(

@@ -4,22 +4,23 @@ Most models give the same answers with this project's batched caches as with mlx
 others raise no error but answer wrongly, for example because they use one position for all rows of
 a batch.
 
-`family_verdicts` has the verdicts that `make test-models` has found on a CPU. A model that has no
-verdict there is tried once (`serving_trial`), during the load, and the verdict is stored with the
-findings of the checkpoint. What could not be tried is not allowed.
+`family_verdicts.json` has the verdicts that `make test-models` has found on a CPU. A model that has
+no verdict there is tried once (`serving_trial`), during the load, and the verdict is stored with
+the findings of the checkpoint. What could not be tried is not allowed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.device import Device
 from backend.engine.loading.architectures import aliases
 from backend.engine.loading.earlier_fields import in_mlx_lm
-from backend.engine.loading.family_verdicts import SEEING_ON_CPU, TEXT_ON_CPU
 from backend.engine.ranks.member import Value
 from common.wording import shown
 
@@ -56,6 +57,9 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "in turn": _ALONE,
     "in turn, not stored": {**_ALONE, **_NO_STORE},
 }
+_TABLES = json.loads(Path(__file__).with_name("family_verdicts.json").read_text())
+TEXT_ON_CPU: Mapping[str, str] = _TABLES["text"]  # model type → key of `WAYS`
+SEEING_ON_CPU: Mapping[str, str] = _TABLES["seeing"]
 _UNTRIED = " or could not be tried"
 _NOT_DRAFTING = (
     "its answers with draft tokens differ from those without%s, so it is served without drafting"

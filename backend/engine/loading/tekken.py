@@ -7,84 +7,22 @@ format of conversations; this module follows its instruct tokenizers v3 to v13
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from backend.engine.loading.chat_templates import has_template
-from backend.engine.loading.tekken_messages import settled_messages, settled_tools
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# For messages and tools that `tekken_messages` has normalised.
-_TEMPLATE = """
-{%- macro text(content) %}
-  {%- if content is string %}{{- content }}
-  {%- else %}
-    {%- for part in content or [] %}
-      {%- if part.type == "text" %}{{- part.text }}
-      {%- elif part.type == "image" %}{{- "[IMG]" }}
-      {%- else %}{{- raise_exception("content of type " + part.type + " is not supported") }}
-      {%- endif %}
-    {%- endfor %}
-  {%- endif %}
-{%- endmacro %}
-{%- set found = namespace(first=-1, last=-1) %}
-{%- for message in messages %}
-  {%- if message.role == "user" %}
-    {%- set found.last = loop.index0 %}
-    {%- if found.first < 0 %}{%- set found.first = loop.index0 %}{%- endif %}
-  {%- endif %}
-{%- endfor %}
-{{- bos_token }}
-{%- for message in messages %}
-  {%- if message.role in ("system", "developer") %}
-    {%- if VERSION >= 7 %}
-      {{- "[SYSTEM_PROMPT]" + text(message.content) + "[/SYSTEM_PROMPT]" }}
-    {%- endif %}
-  {%- elif message.role == "user" %}
-    {%- if tools and loop.index0 == (found.first if VERSION >= 13 else found.last) %}
-      {{- "[AVAILABLE_TOOLS]" + tools | tojson + "[/AVAILABLE_TOOLS]" }}
-    {%- endif %}
-    {{- "[INST]" }}
-    {%- if VERSION < 7 and loop.index0 == found.last and messages[0].role == "system" %}
-      {{- text(messages[0].content) + "\n\n" }}
-    {%- endif %}
-    {{- text(message.content) + "[/INST]" }}
-  {%- elif message.role == "assistant" %}
-    {{- text(message.content) }}
-    {%- if message.tool_calls and VERSION >= 11 %}
-      {%- for call in message.tool_calls %}
-        {{- "[TOOL_CALLS]" + call.function.name }}
-        {%- if VERSION < 13 and call.id %}{{- "[CALL_ID]" + call.id }}{%- endif %}
-        {{- "[ARGS]" + call.function.arguments | tojson }}
-      {%- endfor %}
-    {%- elif message.tool_calls %}
-      {{- "[TOOL_CALLS][" }}
-      {%- for call in message.tool_calls %}
-        {{- '{"name": ' + call.function.name | tojson }}
-        {{- ', "arguments": ' + call.function.arguments | tojson }}
-        {%- if call.id %}{{- ', "id": ' + call.id | tojson }}{%- endif %}
-        {{- "}" + ("" if loop.last else ", ") }}
-      {%- endfor %}
-      {{- "]" }}
-    {%- endif %}
-    {{- eos_token }}
-  {%- elif message.role == "tool" %}
-    {%- if VERSION < 7 %}
-      {{- '[TOOL_RESULTS]{"content": ' + message.content | tojson }}
-      {{- ', "call_id": ' + message.tool_call_id | tojson + "}[/TOOL_RESULTS]" }}
-    {%- elif VERSION < 13 %}
-      {{- "[TOOL_RESULTS]" + message.tool_call_id + "[TOOL_CONTENT]" }}
-      {{- text(message.content) + "[/TOOL_RESULTS]" }}
-    {%- else %}
-      {{- "[TOOL_RESULTS]" + text(message.content) + "[/TOOL_RESULTS]" }}
-    {%- endif %}
-  {%- else %}
-    {{- raise_exception("role " + message.role + " is not one of system, user, assistant, tool") }}
-  {%- endif %}
-{%- endfor %}
-"""
+_TEMPLATE = Path(__file__).parent / "templates" / "tekken.jinja"
+_APART = "\n\n"  # between merged texts or messages
+_SORTS = 11  # from this version on, results are sorted in the order of their calls
+_SEVENTH = 7  # before this version, the system prompt is in the last question, and results are JSON
+
+Message = dict[str, Any]
 
 
 def of_tekken(path: Path) -> dict[str, Any]:
@@ -93,7 +31,7 @@ def of_tekken(path: Path) -> dict[str, Any]:
     They are empty if the folder has a `tokenizer.json`, or no `tekken.json`. Raises ValueError for
     a file of the oldest format.
     """
-    tekken = _read(path)
+    tekken = _tekken(path)
     if tekken is None:
         return {}
     if "special_tokens" not in tekken:
@@ -101,13 +39,13 @@ def of_tekken(path: Path) -> dict[str, Any]:
     known = _special(tekken)
     arguments: dict[str, Any] = {name: text for name, text in _NAMES.items() if text in known}
     if _is_written_here(path, known):
-        arguments["chat_template"] = _TEMPLATE.replace("VERSION", str(_version(tekken)))
+        arguments["chat_template"] = _TEMPLATE.read_text().replace("VERSION", str(_version(tekken)))
     return arguments
 
 
 def settle_chats(tokenizer: Any, path: Path) -> None:
     """Let a tokenizer of mlx-lm that uses this module's template render as mistral-common does."""
-    tekken = _read(path)
+    tekken = _tekken(path)
     if tekken is None or not _is_written_here(path, _special(tekken)):
         return
     version = _version(tekken)
@@ -122,7 +60,7 @@ def settle_chats(tokenizer: Any, path: Path) -> None:
     tokenizer._chat_template = render
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _tekken(path: Path) -> dict[str, Any] | None:
     file = path / "tekken.json"
     if (path / "tokenizer.json").exists() or not file.is_file():
         return None
@@ -141,3 +79,104 @@ def _version(tekken: dict[str, Any]) -> int:
 
 def _is_written_here(path: Path, special: set[str]) -> bool:
     return "[INST]" in special and not has_template(path)
+
+
+def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> list[Message]:
+    """Return the messages in the order and form in which mistral-common renders them.
+
+    It merges neighbouring messages of the same role, gives JSON uniform spacing, and writes only
+    some fields of tools.
+    """
+    settled: list[Message] = []
+    for role, group in itertools.groupby(messages, lambda message: message.get("role")):
+        together = list(group)
+        if role == "user":
+            settled.append({"role": role, "content": _content(together)})
+        elif role == "assistant":
+            settled.append(_assistant(together))
+        elif role == "tool":
+            calls = settled[-1].get("tool_calls") if settled else None
+            settled += _results(together, calls or (), version)
+        elif version >= _SEVENTH:
+            settled += [{**message, "content": _content([message])} for message in together]
+        else:
+            settled += map(dict, together)
+    if version >= _SEVENTH:
+        return settled
+    system = [message for message in settled if message.get("role") in ("system", "developer")]
+    texts = [text for message in system if (text := _content([message]))]
+    first = [{"role": "system", "content": _APART.join(map(str, texts))}] if texts else []
+    return [*first, *(message for message in settled if message not in system)]
+
+
+def settled_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return the tools with only the fields that mistral-common writes, in the same order."""
+    if not tools:
+        return None
+    functions = [tool.get("function") or {} for tool in tools]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": function.get("name"),
+                "description": function.get("description") or "",
+                "parameters": function.get("parameters") or {},
+            },
+        }
+        for function in functions
+    ]
+
+
+def _content(messages: Sequence[Mapping[str, Any]]) -> str | list[Any]:
+    """Merge the contents of messages: to a string, or to parts if a part is not text."""
+    parts: list[Any] = []
+    for message in messages:
+        content = message.get("content") or ()
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            text = part.get("text") if part.get("type") == "text" else None
+            if text is None:
+                parts.append(part)
+            elif text and parts and parts[-1].get("type") == "text":
+                parts[-1] = {"type": "text", "text": parts[-1]["text"] + _APART + text}
+            elif text:
+                parts.append({"type": "text", "text": text})
+    if all(part.get("type") == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _assistant(messages: Sequence[Mapping[str, Any]]) -> Message:
+    content = _content(messages)
+    if isinstance(content, str):
+        content = content.rstrip(" ")
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
+        for message in messages
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    arguments = function.get("arguments")
+    return _read(arguments or "{}") if isinstance(arguments, str | None) else arguments
+
+
+def _results(
+    messages: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]], version: int
+) -> list[Message]:
+    results = [{**message, "content": _content([message])} for message in messages]
+    if version < _SEVENTH:  # a result is embedded in JSON text
+        results = [{**result, "content": _read(result["content"] or "{}")} for result in results]
+    if version >= _SORTS:
+        order = {call.get("id"): at for at, call in enumerate(calls)}
+        results.sort(key=lambda result: order.get(result.get("tool_call_id"), len(order)))
+    return results
+
+
+def _read(text: Any) -> Any:
+    """Return the value of a JSON string; the argument itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return text

@@ -52,7 +52,7 @@ from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.loading.row_adapters import RowAdapters
-    from backend.engine.loading.serving_trial import PlainPass
+    from backend.engine.loading.serving_trial import ReferencePass
     from backend.engine.vision.media_plan import MediaItem
     from backend.engine.vision.media_prefill import MediaReader
     from backend.engine.vision.media_prompts import MediaPrompts
@@ -77,7 +77,7 @@ class MediaInput:
     prompts: MediaPrompts
     tried: Sequence[MediaItem]
     end_tokens: frozenset[int]
-    plain: PlainPass
+    plain: ReferencePass
 
 
 OpenMediaInput = Callable[[LoadedModel, PromptBuilder, int], Stages[MediaInput]]
@@ -155,15 +155,15 @@ def build(
             )
     plan = device.memory_plan(here, settings, taken)
     if ranks is not None:
-        room = min(plan.limit - taken, traits.room)
-        stored = min(plan.prompt_cache, traits.room // 2)
-        plan = replace(plan, limit=taken + room, prompt_cache=stored)
+        budget = min(plan.limit - taken, traits.budget)
+        stored = min(plan.prompt_cache, traits.budget // 2)
+        plan = replace(plan, limit=taken + budget, prompt_cache=stored)
         ranks.shards = traits.shards
     if not request.context_size:
         draft = drafting.cost if drafting else None
-        room = plan.limit - taken
-        fits = longest_alone(traits.cost, traits.passes, draft, room, context_size)
-        context_size = _fitting(loaded.name, context_size, fits, room)
+        budget = plan.limit - taken
+        fits = longest_alone(traits.cost, traits.passes, draft, budget, context_size)
+        context_size = _fitting(loaded.name, context_size, fits, budget)
 
     yield "files"
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
@@ -326,12 +326,12 @@ def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stag
     return adapters
 
 
-def _fitting(name: str, own: int, fits: int, room: int) -> int:
+def _fitting(name: str, own: int, fits: int, budget: int) -> int:
     """Return the context size, in tokens, of a model for which none is configured.
 
     own: the model's context size.
     fits: the number of tokens whose KV fits into memory.
-    room: bytes that are left for KV; for the log message.
+    budget: bytes that are left for KV; for the log message.
     """
     context_size = min(own, max(fits, _LEAST_CONTEXT))
     if context_size < own:
@@ -341,7 +341,7 @@ def _fitting(name: str, own: int, fits: int, room: int) -> int:
             shown(name),
             context_size,
             own,
-            room // MIB,
+            budget // MIB,
         )
     return context_size
 
@@ -354,9 +354,9 @@ def _try(
     media_input: MediaInput | None,
 ) -> Stages[Verdict]:
     """Try how the model may be served, and restrict it to that. Raises ModelRejected."""
-    from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+    from backend.engine.loading.serving_trial import ServingTrial, reference_pass
 
-    plain = media_input.plain if media_input else plain_pass(loaded.model)
+    plain = media_input.plain if media_input else reference_pass(loaded.model)
     if order.ranks is not None:
         plain = order.ranks.on_all_ranks(plain)
     vocabulary = engine.vocabulary

@@ -9,8 +9,8 @@ one set of figures, because rank 0 plans for all ranks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend.engine.blas_threads import one_blas_thread
@@ -36,7 +36,7 @@ _SMALL_BYTES = 2 * GIB  # weights that one thread reads in a fifth of a second
 class Traits:
     """The fields of `EngineModel` with these names.
 
-    room: bytes of MLX's memory limit that the weights leave, on the rank that has the least left.
+    budget: bytes of MLX's memory limit that the weights leave, on the rank with the fewest.
     shards: for each rank, the fields of its `Shard`, and the size of its weights as `bytes`.
     bounded: whether `passes` is an upper bound, which `measure_passes` replaces.
     """
@@ -48,7 +48,7 @@ class Traits:
     batches: bool
     trims: bool
     together: bool
-    room: int = 0
+    budget: int = 0
     shards: tuple[Value, ...] = ()
     bounded: bool = False
 
@@ -62,16 +62,6 @@ class Traits:
             "passes": asdict(self.passes),
             "together": self.together,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How a model stores KV."""
-
-    batches: bool  # whether rows can be batched
-    trims: bool  # whether KV can always be cut to a shorter prefix
-    stateless: bool  # whether no layer has a recurrent state
-    known: bool  # whether the size of every layer's KV can be measured with one token
 
 
 def measure_passes(model: Any, traits: Traits) -> None:
@@ -99,58 +89,27 @@ def measure(
     try:
         yield "engine"
         use_cache_kind(model, kind)
-        row = kv.new_row(model)
-        form = _Form(
-            kv.can_batch(row), kv.always_trims(row), not kv.keeps_states(row), kv.known_sizes(row)
-        )
+        form = _form(kv.new_row(model))
         if member is not None:
-            forms = member.agree(asdict(form))
-            form = _Form(**{name: all(form[name] for form in forms) for name in forms[0]})
-            if not form.known:
+            forms = member.agree(form)
+            form = {name: all(form[name] for form in forms) for name in form}
+            if not form["known"]:
                 raise Unusable(
                     f"a model of type {loaded.model_type} stores its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
-        figures = (
-            _known_figures(model, known)
-            if known is not None
-            else _figures(model, form, hurried=member is None)
+        stages = (
+            _measured(model, form, hurried=member is None)
+            if known is None
+            else _known(model, form, known)
         )
         if loaded.weights_bytes < _SMALL_BYTES:
-            figures = _on_one_thread(figures)
+            stages = _on_one_thread(stages)
         # With several ranks, all stages run at once: if the load ended between two stages on one
         # rank, the others would wait in a collective for ever.
-        cost, together, vocabulary, head, passes, bounded = (
-            at_once(figures) if member is not None else (yield from figures)
-        )
-        room, shards = limit - loaded.weights_bytes, ()
-        if member is not None:
-            assert loaded.shard is not None
-            report = {
-                "together": together,
-                "cost": asdict(cost),
-                "passes": asdict(passes),
-                "room": room,
-                "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
-            }
-            reports = member.agree(report)
-            room = min(report["room"] for report in reports)
-            shards = tuple(report["shard"] for report in reports)
-            together = all(report["together"] for report in reports)
-            cost = _largest_cost([_cost_of(report["cost"]) for report in reports])
-            passes = _largest_pass([PassCost(**report["passes"]) for report in reports])
-        return Traits(
-            vocabulary,
-            head,
-            cost,
-            passes,
-            form.batches,
-            form.trims,
-            together,
-            room,
-            shards,
-            bounded,
-        )
+        traits = at_once(stages) if member is not None else (yield from stages)
+        traits = replace(traits, budget=limit - loaded.weights_bytes)
+        return traits if member is None else _agreed(traits, loaded, member)
     except EngineError:
         raise
     except Exception as fault:
@@ -158,30 +117,44 @@ def measure(
         raise Unusable(f"it failed on its first token: {reason_of(fault)}") from None
 
 
-def _on_one_thread(stages: Stages[_Figures]) -> Stages[_Figures]:
+def _form(row: list[Any]) -> dict[str, bool]:
+    """Return how a model stores KV.
+
+    batches: whether rows can be batched.
+    trims: whether KV can always be cut to a shorter prefix.
+    stateless: whether no layer has a recurrent state.
+    known: whether the size of every layer's KV can be measured with one token.
+    """
+    return {
+        "batches": kv.can_batch(row),
+        "trims": kv.always_trims(row),
+        "stateless": not kv.keeps_states(row),
+        "known": kv.known_sizes(row),
+    }
+
+
+def _on_one_thread(stages: Stages[Traits]) -> Stages[Traits]:
     """Run each stage on one BLAS thread, because its passes are too short to notice busy cores."""
     while True:
         with one_blas_thread():
             try:
                 thread = next(stages)
             except StopIteration as end:
-                figures: _Figures = end.value
-                return figures
+                traits: Traits = end.value
+                return traits
         yield thread
 
 
-_Figures = tuple[CacheCost, bool, int, LogitsHead, PassCost, bool]
-
-
-def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
-    """Return the figures of an earlier load."""
+def _known(model: Any, form: Mapping[str, bool], known: Value) -> Stages[Traits]:
+    """Return the traits with the figures of an earlier load."""
     yield "engine"
     head = LogitsHead(model, known["vocabulary"], known["head"])
     cost, passes = _cost_of(known["cost"]), PassCost(**known["passes"])
-    return cost, known["together"], known["vocabulary"], head, passes, False
+    batches, trims = form["batches"], form["trims"]
+    return Traits(known["vocabulary"], head, cost, passes, batches, trims, known["together"])
 
 
-def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
+def _measured(model: Any, form: Mapping[str, bool], *, hurried: bool) -> Stages[Traits]:
     """Measure the figures that need forward passes.
 
     hurried: whether an upper bound of the cost of passes is enough for now.
@@ -191,7 +164,7 @@ def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
     vocabulary = first.logits.shape[-1]
     cost = kv.cost(model, first.row)
     yield "engine"
-    together = form.batches and kv.can_prefill_together(model, tried=not form.stateless)
+    together = form["batches"] and kv.can_prefill_together(model, tried=not form["stateless"])
     yield "engine"
     head = LogitsHead(model, vocabulary, first=first.logits)
     if not head.finite:
@@ -199,7 +172,25 @@ def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
     yield "engine"
     bounded = hurried and first.ordinary
     passes = pass_cost(model, vocabulary, first, all_logits=not head.found, bounded=bounded)
-    return cost, together, vocabulary, head, passes, bounded
+    batches, trims = form["batches"], form["trims"]
+    return Traits(
+        vocabulary, head, cost, passes, batches, trims, together=together, bounded=bounded
+    )
+
+
+def _agreed(traits: Traits, loaded: LoadedModel, member: Member) -> Traits:
+    """Return the traits of the divided model, on which all ranks agree."""
+    assert loaded.shard is not None
+    shard = asdict(loaded.shard) | {"bytes": loaded.weights_bytes}
+    reports = member.agree(traits.figures | {"budget": traits.budget, "shard": shard})
+    return replace(
+        traits,
+        together=all(report["together"] for report in reports),
+        cost=_cost_of(_largest([report["cost"] for report in reports])),
+        passes=PassCost(**_largest([report["passes"] for report in reports])),
+        budget=min(report["budget"] for report in reports),
+        shards=tuple(report["shard"] for report in reports),
+    )
 
 
 def _cost_of(value: Value) -> CacheCost:
@@ -207,14 +198,10 @@ def _cost_of(value: Value) -> CacheCost:
     return CacheCost(**{**value, "windowed": windowed})
 
 
-def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
-    """Return a cost that is at least the cost of a row on any rank."""
-    windowed = max((cost.windowed for cost in costs), key=lambda all_: sum(s * m for s, m in all_))
-    figures = [asdict(cost) | {"windowed": ()} for cost in costs]
-    largest = {name: max(figure[name] for figure in figures) for name in figures[0]}
-    return CacheCost(**{**largest, "windowed": windowed})
+def _largest(costs: Sequence[Value]) -> Value:
+    """Return a cost that is at least the cost on any rank."""
 
+    def size(value: Any) -> float:
+        return float(sum(s * m for s, m in value) if isinstance(value, list | tuple) else value)
 
-def _largest_pass(passes: Sequence[PassCost]) -> PassCost:
-    figures = [asdict(cost) for cost in passes]
-    return PassCost(**{name: max(row[name] for row in figures) for name in figures[0]})
+    return {name: max((cost[name] for cost in costs), key=size) for name in costs[0]}

@@ -233,10 +233,10 @@ def _offload(
         return None
     from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload
 
-    room = max(limit - (size - expert_bytes(model)), 0)
-    budget = room * 3 // 4 if wanted is None else wanted * MIB
+    free = max(limit - (size - expert_bytes(model)), 0)
+    budget = free * 3 // 4 if wanted is None else wanted * MIB
     try:
-        return (yield from offload(model, checkpoint.name, checkpoint.path, budget, room))
+        return (yield from offload(model, checkpoint.name, checkpoint.path, budget, free))
     except NotOffloadedError as error:
         why = str(error)
     if wanted is None:
@@ -334,13 +334,13 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
         return False
     dtype = getattr(mx, dtype_of(model))
     size = bytes_of(model) + dense_growth(layers, dtype)
-    room = dense_budget(device, limit, mx.get_active_memory())
-    if size > room:
+    budget = dense_budget(device, limit, mx.get_active_memory())
+    if size > budget:
         _log.info(
             "model %s stays quantised: dense weights need %d MiB, but may use only %d MiB",
             shown(name),
             size // MIB,
-            room // MIB,
+            budget // MIB,
         )
         return False
     make_dense(model, layers, dtype)

@@ -13,17 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from backend.engine.errors import InvalidRequest
+from backend.engine.media.audio import decode_audio
+from backend.engine.media.image import decode_image
 from backend.engine.media.item_bytes import item_bytes
-from backend.engine.media.items import BadItem, Media, Picture, Sound, Video
+from backend.engine.media.items import BadItem, Media
 from backend.engine.media.limits import (
+    IMAGES_IN_ALL,
     LEAST_PIXELS,
-    PICTURES_IN_ALL,
     RECORDING_SECONDS,
     VIDEO_CPU_SECONDS,
     MediaLimits,
 )
-from backend.engine.media.picture import decode_picture
-from backend.engine.media.sound import decode_sound
 from backend.engine.media.video import decode_video
 from common.field_names import named
 
@@ -41,7 +41,7 @@ def decode(
     """Decode every item of a request. Raises InvalidRequest, which names the item.
 
     images, audios, videos: the items as they are on the wire.
-    used: as for `decode_picture`.
+    used: as for `decode_image`.
     """
     for kind, items, most in (
         ("Image", images, limits.images),
@@ -55,15 +55,15 @@ def decode(
                 f" (Limit{kind}PerPrompt)"
             )
     read = partial(item_bytes, most=limits.item_bytes, allow_paths=limits.allow_paths)
-    pixels = limits.image_pixels * PICTURES_IN_ALL
-    left, cpu_seconds, sound_left = pixels, float(VIDEO_CPU_SECONDS), float(limits.audio_seconds)
-    pictures: list[Picture] = []
+    pixels = limits.image_pixels * IMAGES_IN_ALL
+    left, cpu_seconds, seconds = pixels, float(VIDEO_CPU_SECONDS), float(limits.audio_seconds)
+    media = Media([], [], [])
     for index, text in enumerate(images):
         most = min(limits.image_pixels, left)
         with _naming(f"Images[{index}]"):
-            pictures.append(decode_picture(read(text), most, limits.image_pixels, used))
-        left -= pictures[-1].width * pictures[-1].height
-    films: list[Video] = []
+            image = decode_image(read(text), most, limits.image_pixels, used)
+        media.images.append(image)
+        left -= image.width * image.height
     for index, text in enumerate(videos):
         most = min(limits.image_pixels, left // (len(videos) - index))
         with _naming(f"Videos[{index}]"):
@@ -72,15 +72,16 @@ def decode(
                     f"has {most} pixels left of the {pixels} that the images and videos of a"
                     " request may have: send fewer or smaller items"
                 )
-            films.append(decode_video(read(text), most, limits, cpu_seconds))
-        left -= sum(frame.width * frame.height for frame in films[-1].frames)
-        cpu_seconds -= films[-1].cost
-    sounds: list[Sound] = []
+            video = decode_video(read(text), most, limits, cpu_seconds)
+        media.videos.append(video)
+        left -= sum(frame.width * frame.height for frame in video.frames)
+        cpu_seconds -= video.cost
     for index, text in enumerate(audios):
         with _naming(f"Audios[{index}]"):
-            sounds.append(decode_sound(read(text), sound_left, limits.audio_seconds))
-        sound_left -= len(sounds[-1].samples) / sounds[-1].rate
-    return Media(tuple(pictures), tuple(films), tuple(sounds))
+            audio = decode_audio(read(text), seconds, limits.audio_seconds)
+        media.audios.append(audio)
+        seconds -= len(audio.samples) / audio.rate
+    return media
 
 
 def decode_recording(text: str, limits: MediaLimits) -> np.ndarray:
@@ -90,7 +91,7 @@ def decode_recording(text: str, limits: MediaLimits) -> np.ndarray:
     """
     with _naming("dst"):
         content = item_bytes(text, limits.item_bytes, allow_paths=True)
-        samples: np.ndarray = decode_sound(content, RECORDING_SECONDS, 0).samples
+        samples: np.ndarray = decode_audio(content, RECORDING_SECONDS, 0).samples
         return samples
 
 

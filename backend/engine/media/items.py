@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SOUND_RATE = 16_000
+AUDIO_RATE = 16_000
+MAX_CHANNELS = 8
+RATES = range(4_000, 192_001)
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class DecodedImage:
     """A decoded image: upright, RGB, with transparency replaced by white.
 
     digest: SHA-256 of size and pixels. Equal images from different files have equal digests.
@@ -25,7 +27,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class DecodedAudio:
     """Decoded audio.
 
     samples: float32, (n,), one channel.
@@ -49,7 +51,7 @@ class Video:
     cost: processor time that decoding took, in seconds.
     """
 
-    frames: tuple[Picture, ...]
+    frames: tuple[DecodedImage, ...]
     places: tuple[int, ...]
     count: int
     rate: float
@@ -57,17 +59,32 @@ class Video:
     cost: float = 0.0
 
 
+MediaContent = DecodedImage | DecodedAudio | Video
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """A request's decoded media, each kind in the order of the request."""
 
-    pictures: tuple[Picture, ...] = ()
-    videos: tuple[Video, ...] = ()
-    sounds: tuple[Sound, ...] = ()
+    images: list[DecodedImage]
+    videos: list[Video]
+    audios: list[DecodedAudio]
 
     def __bool__(self) -> bool:
-        return bool(self.pictures or self.videos or self.sounds)
+        return bool(self.images or self.videos or self.audios)
 
 
 class BadItem(Exception):
     """An item cannot be used. The error's text continues a message about the item."""
+
+
+def require_form(channels: int, rate: int) -> None:
+    """Raise BadItem for too many channels, or an unusual number of samples per second."""
+    if channels > MAX_CHANNELS:
+        raise BadItem(
+            f"has {channels} channels, but at most {MAX_CHANNELS} are mixed: send fewer channels"
+        )
+    if rate not in RATES:
+        raise BadItem(
+            f"has {rate} samples per second: send audio with {RATES.start} to {RATES.stop - 1}"
+        )

@@ -12,11 +12,11 @@ from backend.engine.units import MIB
 DEFAULT_COUNT = 16
 MAX_SIDE = 16_384
 MAX_RATIO = 200
-PICTURES_IN_ALL = 4
+IMAGES_IN_ALL = 4
 LEAST_PIXELS = 32 * 32  # a smaller video frame is accepted by no processor
 RECORDING_SECONDS = 7200  # maximum length of a recording to transcribe
-SOUND_CPU_SECONDS: Final = 60
-SOUND_MEMORY: Final = 512 * MIB
+AUDIO_CPU_SECONDS: Final = 60
+AUDIO_MEMORY: Final = 512 * MIB
 VIDEO_CPU_SECONDS: Final = 30
 VIDEO_WALL_SECONDS: Final = 120
 VIDEO_MEMORY: Final = 1024 * MIB
@@ -30,7 +30,7 @@ class MediaLimits:
     item_bytes: maximum size of an item's file.
     image_pixels: maximum number of pixels of an image, of a stored video frame, and of all frames
         together that are used of a video. All images and videos of a request together may have
-        `PICTURES_IN_ALL` times as many.
+        `IMAGES_IN_ALL` times as many.
     video_frames: maximum number of frames that are used of a video.
     video_seconds: maximum length of a video.
     audio_seconds: maximum length of all audio of a request together.

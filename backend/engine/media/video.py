@@ -14,6 +14,7 @@ from dataclasses import asdict
 from PIL import Image
 
 from backend.engine.media.child import answer_of
+from backend.engine.media.image import image_of
 from backend.engine.media.items import Video
 from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import (
@@ -22,7 +23,6 @@ from backend.engine.media.limits import (
     VIDEO_WALL_SECONDS,
     MediaLimits,
 )
-from backend.engine.media.picture import picture_of
 from backend.engine.media.video_process import FORMATS, Found, Task
 from backend.engine.units import MIB
 
@@ -60,7 +60,7 @@ def decode_video(
     found = Found(**answer)
     each = 3 * found.width * found.height
     frames = tuple(
-        picture_of(Image.frombytes("RGB", (found.width, found.height), pixels[at : at + each]))
+        image_of(Image.frombytes("RGB", (found.width, found.height), pixels[at : at + each]))
         for at in range(0, each * len(found.places), each)
     )
     digest = hashlib.sha256(f"{found.places} {found.count} {found.rate}".encode())

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend.engine.media.items import BadItem
 from backend.engine.media.limits import VIDEO_MEMORY, shape_problem
 from common.bounded_process import limit_own_process
 
@@ -84,10 +85,6 @@ class Found:
     cost: float
 
 
-class RefusedError(Exception):
-    """A file is refused. The error's text continues a message about the file."""
-
-
 def main() -> None:
     import PIL.Image  # noqa: F401 # before the limit, which is for the video's memory alone
 
@@ -107,7 +104,7 @@ def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -
 
     try:
         head, rest = decode()
-    except RefusedError as refusal:
+    except BadItem as refusal:
         head, rest = {"refusal": str(refusal)}, ()
     except (av.FFmpegError, MemoryError):
         head, rest = {"refusal": BROKEN}, ()
@@ -120,7 +117,7 @@ def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -
 def opened(
     medium: Literal["audio", "video"], demuxer: str, codecs: Sequence[str], usual: str
 ) -> tuple[InputContainer, Any]:
-    """Open the file on standard input, and its main stream of a medium. Raises RefusedError.
+    """Open the file on standard input, and its main stream of a medium. Raises BadItem.
 
     usual: codecs that the client may use instead of another.
     """
@@ -141,21 +138,21 @@ def opened(
         )
         stream: Any = file.streams.best(medium)
     except av.FFmpegError:
-        raise RefusedError("cannot be decoded: it is broken or cut off") from None
+        raise BadItem("cannot be decoded: it is broken or cut off") from None
     if stream is None and len(file.streams):
-        raise RefusedError(f"cannot be decoded: it has no {medium}")
+        raise BadItem(f"cannot be decoded: it has no {medium}")
     if stream is None:
-        raise RefusedError("cannot be decoded: it is broken or cut off")
+        raise BadItem("cannot be decoded: it is broken or cut off")
     codec = stream.codec_context
     if codec is None or codec.name not in codecs:
         name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
-        raise RefusedError(f"has {name}, which this backend does not decode: send {usual}")
+        raise BadItem(f"has {name}, which this backend does not decode: send {usual}")
     codec.thread_count = 1
     return file, stream
 
 
 def _extract(task: Task) -> tuple[Found, list[Image]]:
-    """Return evenly spaced frames, including the first and the last. Raises RefusedError."""
+    """Return evenly spaced frames, including the first and the last. Raises BadItem."""
     video, stream = _opened(task)
     packets = _packets(video, stream)
     times = sorted(packet.pts for packet in packets if not packet.is_discard)
@@ -164,7 +161,7 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
     stated = float(stream.duration * stream.time_base) if stream.duration else 0.0
     stated = stated or (video.duration or 0) / 1e6  # the file states microseconds
     if max(stated, seconds) > task.seconds:
-        raise RefusedError(
+        raise BadItem(
             f"lasts longer than {task.seconds} seconds: send a part of it, or load the model with"
             " a larger max_video_seconds"
         )
@@ -181,19 +178,19 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
         frames = [_image(frame, share) for at, frame in shown if at in chosen]
     width, height = frames[0].size
     if any(frame.size != (width, height) for frame in frames):
-        raise RefusedError("has frames of different sizes: encode it with one frame size")
+        raise BadItem("has frames of different sizes: encode it with one frame size")
     return Found(width, height, places, count, rate, time.process_time()), frames
 
 
 def _opened(task: Task) -> tuple[InputContainer, Any]:
-    """Open the video on standard input, and its main stream. Raises RefusedError."""
+    """Open the video on standard input, and its main stream. Raises BadItem."""
     usual = "H.264, HEVC, VP8, VP9 or MPEG-4"
     video, stream = opened("video", _DEMUXERS[task.kind], _CODECS, usual)
     codec = stream.codec_context
     if problem := shape_problem(codec.width, codec.height):
-        raise RefusedError(problem)
+        raise BadItem(problem)
     if codec.width * codec.height > task.pixels:
-        raise RefusedError(
+        raise BadItem(
             f"is {codec.width} x {codec.height} pixels, but a frame may have {task.pixels} in all:"
             " send it smaller, or load the model with a larger max_image_pixels"
         )
@@ -208,9 +205,9 @@ def _even(count: int, most: int) -> list[int]:
 
 def _require_whole(found: int, count: int) -> None:
     if not found:
-        raise RefusedError(BROKEN)
+        raise BadItem(BROKEN)
     if found < _WHOLE * count:
-        raise RefusedError(f"is truncated: it has {found} of {count} frames")
+        raise BadItem(f"is truncated: it has {found} of {count} frames")
 
 
 def _packets(video: InputContainer, stream: Any) -> list[Any]:

@@ -34,7 +34,6 @@ _CONSTANT = 1 << 24  # characters of all values that are computed while a templa
 _MOST_BITS = 1 << 12
 _MOST_ITEMS = 1 << 17
 _MOST_SOURCE = 1 << 20  # characters of the template's source
-_DEEPEST = 100  # generators in a chain; CPython crashes on long chains
 _AT_ONCE = 64  # iterations between two checks of the time, and additions between two checks
 # A format string with such a width, or with a width among its arguments, could write gigabytes.
 _WIDTH = re.compile(r"\d{5}|(?:^|[^%])(?:%%)*%[-+ #.\d]*\*")
@@ -45,8 +44,6 @@ _GROWING = frozenset(
     "batch center expandtabs format format_map indent join ljust replace rjust slice split rsplit"
     " splitlines tojson wordwrap zfill".split()
 )
-# Filters that return before they process their items.
-_LAZY = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
 # Methods that make many characters of one, or values that are not strings.
 _UNSAFE = frozenset(("encode", "from_bytes", "to_bytes", "translate"))
 _CHECKED = _GROWING | _UNSAFE
@@ -201,11 +198,13 @@ class _Filters(dict[str, Any]):
 
         @wraps(work)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            if name in _LAZY:
-                return work(*args[:first], _timed(args[first]), *args[first + 1 :], **kwargs)
             if name in _GROWING:
                 _require_small(name, args[first], (*args[first + 1 :], *kwargs.values()))
-            return _counted(work(*args, **kwargs))
+            value = work(*args, **kwargs)
+            if type(value) is GeneratorType:
+                # Not lazily: CPython crashes on a long chain of generators.
+                return iter(_counted(list(_timed(value))))
+            return _counted(value)
 
         super().__setitem__(name, limited)
 
@@ -243,18 +242,18 @@ def _check_time() -> None:
 
 
 def _timed(items: Any) -> Any:
-    """Return the items of a loop or a lazy filter, and check the time meanwhile."""
+    """Return the items of a loop or a filter, and check the time meanwhile."""
     _check_time()
     if not items or (type(items) in _UNITS and len(items) <= _AT_ONCE):
         return items
 
-    def each(items: Any) -> Iterator[Any]:  # `_require_shallow` sees this local variable
+    def each() -> Iterator[Any]:
         for index, item in enumerate(items):
             if index % _AT_ONCE == 0:
                 _check_time()
             yield item
 
-    return each(items)
+    return each()
 
 
 def _counted(value: Any) -> Any:
@@ -266,19 +265,7 @@ def _counted(value: Any) -> Any:
         budget.left -= size
         if size > _LONGEST or budget.left < 0:
             raise CostlyTemplate(_GROWS)
-    elif type(value) is GeneratorType:
-        _require_shallow(value)
     return value
-
-
-def _require_shallow(items: Any) -> None:
-    """Raise CostlyTemplate if a generator reads from a long chain of generators."""
-    for _ in range(_DEEPEST):
-        sources = items.gi_frame.f_locals.values() if items.gi_frame else ()
-        items = next((source for source in sources if isinstance(source, GeneratorType)), None)
-        if items is None:
-            return
-    raise CostlyTemplate("its filters are nested too deeply")
 
 
 def _weighed(value: Any) -> Any:

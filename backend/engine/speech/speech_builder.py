@@ -20,7 +20,7 @@ from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.shards import weight_files
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of, too_large
-from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.items import AUDIO_RATE
 from backend.engine.model import Built
 from backend.engine.prompting.chat import chat_format
 from backend.engine.served_model import ServedModel
@@ -183,7 +183,7 @@ def _needs(config: dict[str, Any], speech: Speech) -> int:
     )
     positions = _WINDOW_FRAMES // 2
     activations = 4 * heads * positions**2 * _FLOAT
-    seconds = max(len(speech.samples) / SOUND_RATE, MOST_SECONDS)
+    seconds = max(len(speech.samples) / AUDIO_RATE, MOST_SECONDS)
     spectrum = 2 * int(seconds * _FRAMES_PER_SECOND) * _MELS * _FLOAT
     return activations + spectrum + len(speech.samples) * _FLOAT
 
@@ -198,7 +198,7 @@ def _prove(transcribe: Callable[[Speech], Any], name: str) -> None:
     This also compiles kernels before the first request.
     """
     try:
-        for _ in transcribe(Speech(np.zeros(SOUND_RATE, np.float32), temperature=1e-3)):
+        for _ in transcribe(Speech(np.zeros(AUDIO_RATE, np.float32), temperature=1e-3)):
             pass
     except EngineError:
         raise

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.items import AUDIO_RATE
 from backend.engine.speech import whisper
 from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed, Word
 from backend.engine.speech.windows import windows
@@ -75,7 +75,7 @@ def _in_windows(
     transcribe: Callable[[Speech, mx.array], Result], speech: Speech
 ) -> Iterator[Transcribed]:
     for start, end in windows(speech.samples):
-        offset = start / SOUND_RATE
+        offset = start / AUDIO_RATE
         segments, language = transcribe(speech, mx.array(speech.samples[start:end]))
         begun = " " if start else ""  # windows are separated by a space
         shifted = tuple(
@@ -123,7 +123,7 @@ def _qwen3_asr(model: Any, speech: Speech, audio: mx.array) -> Result:
     )
     named = result.language[0] if result.language else ""
     code = next((code for code, name in names.items() if name == named), "")
-    return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), code
+    return (Segment(0.0, len(audio) / AUDIO_RATE, result.text),), code
 
 
 def _voxtral(model: Any, speech: Speech, audio: mx.array) -> Result:
@@ -164,7 +164,7 @@ def _generated(model: Any, speech: Speech, audio: mx.array, **options: Any) -> R
         mx.pad(audio, (0, max(_LEAST_SAMPLES - len(audio), 0))),
         **{"temperature": speech.temperature, "max_tokens": _MOST_TOKENS} | options,
     )
-    return (Segment(0.0, len(audio) / SOUND_RATE, result.text),), result.language or ""
+    return (Segment(0.0, len(audio) / AUDIO_RATE, result.text),), result.language or ""
 
 
 def _dtype(model: Any) -> Any:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """A recording to transcribe: float32 samples of one channel, at SOUND_RATE per second.
+    """A recording to transcribe: float32 samples of one channel, at AUDIO_RATE per second.
 
     language: a code such as `en`; '' lets the model detect it.
     prompt: earlier text, or words that the recording is likely to contain.

@@ -18,7 +18,7 @@ import numpy as np
 
 from backend.engine.errors import Unusable
 from backend.engine.loading.json_files import read_object
-from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.items import AUDIO_RATE
 
 _ENDS = (2, 4, 11)  # </s>, [/INST] and <pad>, as in mlx-audio
 _BEGIN, _END = ("<s>", "[INST]", "[BEGIN_AUDIO]"), "[/INST]"
@@ -63,7 +63,7 @@ class Processor:
         """Return the prompt and the spectrum of a recording of at most 30 seconds."""
         # The tokenizer divides text before punctuation.
         known = [*self._encode("lang"), *self._encode(f":{language}")] if language else []
-        features = self._features(np.array(audio), sampling_rate=SOUND_RATE, return_tensors="np")
+        features = self._features(np.array(audio), sampling_rate=AUDIO_RATE, return_tensors="np")
         prompt = [*self._begin, *known, self._ask]
         return {"input_ids": [prompt], "input_features": features["input_features"]}
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.items import AUDIO_RATE
 
 MOST_SECONDS = 30
 _SEARCHED_SECONDS = 10  # at the end of a window: where the quietest point is looked for
-_FRAME = SOUND_RATE // 50
+_FRAME = AUDIO_RATE // 50
 
 
 def windows(samples: np.ndarray, most_seconds: float = MOST_SECONDS) -> Iterator[tuple[int, int]]:
@@ -19,8 +19,8 @@ def windows(samples: np.ndarray, most_seconds: float = MOST_SECONDS) -> Iterator
     A window ends in the middle of the quietest 20 ms of its last third, so that no word is cut if
     the speaker pauses.
     """
-    most = int(most_seconds * SOUND_RATE)
-    searched = min(_SEARCHED_SECONDS * SOUND_RATE, most // 3)
+    most = int(most_seconds * AUDIO_RATE)
+    searched = min(_SEARCHED_SECONDS * AUDIO_RATE, most // 3)
     start = 0
     while len(samples) - start > most:
         tail = samples[start + most - searched : start + most]

@@ -102,7 +102,7 @@ class MediaPrompts:
             lambda: self._processor.used_pixels,
         )
         frames = self._shows_frames
-        images = len(media.pictures)
+        images = len(media.images)
         if frames:
             images += sum(len(video.frames) for video in media.videos)
         return [
@@ -111,9 +111,9 @@ class MediaPrompts:
                 for part in parts
             ]
             for kind, sent in (
-                (IMAGE, [[picture] for picture in media.pictures]),
+                (IMAGE, [[image] for image in media.images]),
                 (VIDEO, [video.frames if frames else [video] for video in media.videos]),
-                (AUDIO, [[sound] for sound in media.sounds]),
+                (AUDIO, [[audio] for audio in media.audios]),
             )
             for index, parts in enumerate(sent)
         ]

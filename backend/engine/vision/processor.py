@@ -27,9 +27,9 @@ from PIL import Image
 from backend.engine.errors import InvalidRequest
 from backend.engine.loading.json_files import read_object
 from backend.engine.loading.tokenizer import despite_checks, remember_no_words
-from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
-from backend.engine.media.picture import picture_of
-from backend.engine.media.sound import resampled
+from backend.engine.media.audio import resampled
+from backend.engine.media.image import image_of
+from backend.engine.media.items import AUDIO_RATE, DecodedAudio, DecodedImage, MediaContent, Video
 from backend.engine.patching import patch
 from backend.engine.recent import Recent
 from backend.engine.vision.families import family_of
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _CHANNELS, _FLOAT = 3, 4  # values of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # a token whose embedding is replaced by the encoder's
-_KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
+_KINDS = {DecodedImage: IMAGE, Video: VIDEO, DecodedAudio: AUDIO}
 # DeepSeek-VL2's output with the tiles of each image. mlx-vlm reads as many entries as there are
 # tiles, beyond the array's end, unless it finds an entry of 0.
 _CROPS = "images_spatial_crop"
@@ -169,7 +169,7 @@ class ItemProcessor:
         self._recent = Recent[MediaItem](most_bytes)
         self._lock = threading.Lock()
 
-    def prepare(self, given: Picture | Video | Sound, name: str, images: int = 1) -> MediaItem:
+    def prepare(self, given: MediaContent, name: str, images: int = 1) -> MediaItem:
         """Prepare an item.
 
         Raises InvalidRequest.
@@ -209,7 +209,7 @@ class ItemProcessor:
             return stated
         try:
             with self._lock:
-                item = self._prepared(picture_of(Image.new("RGB", _PROBE)))
+                item = self._prepared(image_of(Image.new("RGB", _PROBE)))
         except Exception:
             _log.info(
                 "large JPEGs are decoded at full size: a large image cannot be prepared",
@@ -261,7 +261,7 @@ class ItemProcessor:
         # Features and KV depend on the number.
         return _changed(item, number.to_bytes(4), whole=whole, count=count)
 
-    def _prepared(self, given: Picture | Video | Sound) -> MediaItem:
+    def _prepared(self, given: MediaContent) -> MediaItem:
         from mlx_vlm.utils import prepare_inputs
 
         kind = _KINDS[type(given)]
@@ -317,14 +317,14 @@ def _changed(item: MediaItem, change: bytes, **fields: Any) -> MediaItem:
     return replace(item, digest=hashlib.sha256(item.digest + change).digest(), **fields)
 
 
-def _mlx_vlm_arguments(given: Picture | Video | Sound, processor: Any) -> dict[str, Any]:
+def _mlx_vlm_arguments(given: MediaContent, processor: Any) -> dict[str, Any]:
     """Return mlx-vlm's arguments for an item. A video is [frames, channels, height, width]."""
     match given:
-        case Picture():
+        case DecodedImage():
             return {"images": [given.pixels]}
-        case Sound():  # mlx-vlm does not resample arrays
+        case DecodedAudio():  # mlx-vlm does not resample arrays
             rate = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", None)
-            rate = rate if isinstance(rate, int) and rate > 0 else SOUND_RATE
+            rate = rate if isinstance(rate, int) and rate > 0 else AUDIO_RATE
             return {"audio": [resampled(given.samples, given.rate, rate)]}
     from mlx_vlm.utils import VideoMetadata
 

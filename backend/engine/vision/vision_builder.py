@@ -27,8 +27,8 @@ from backend.engine.loading.json_files import OF_MEDIA, first_fault
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, reason_of
-from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
-from backend.engine.media.picture import picture_of
+from backend.engine.media.image import image_of
+from backend.engine.media.items import AUDIO_RATE, DecodedAudio, MediaContent, Video
 from backend.engine.model import Built
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
@@ -248,17 +248,17 @@ def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
 
-def _sample(kind: str) -> Picture | Video | Sound:
+def _sample(kind: str) -> MediaContent:
     if kind == AUDIO:
-        tone = np.sin(np.arange(SOUND_RATE // 2) * 0.17).astype(np.float32) / 4
-        return Sound(tone, SOUND_RATE, hashlib.sha256(tone.tobytes()).digest())
+        tone = np.sin(np.arange(AUDIO_RATE // 2) * 0.17).astype(np.float32) / 4
+        return DecodedAudio(tone, AUDIO_RATE, hashlib.sha256(tone.tobytes()).digest())
     from PIL import Image
 
     radial, linear = Image.radial_gradient("L"), Image.linear_gradient("L")
     if kind == IMAGE:
-        return picture_of(radial.convert("RGB"))
+        return image_of(radial.convert("RGB"))
     small = (image.convert("RGB").resize((128, 128)) for image in (radial, linear, radial, linear))
-    frames = tuple(map(picture_of, small))
+    frames = tuple(map(image_of, small))
     digest = hashlib.sha256(b"".join(frame.digest for frame in frames)).digest()
     return Video(frames, (0, 1, 2, 3), 4, 1.0, digest)
 

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import soundfile
 
-from backend.engine.media.sound_process import DEMUXERS
+from backend.engine.media.audio_process import DEMUXERS
 from tests.engine.media.clips import plain, saved
 
 RATE = 16_000

@@ -59,7 +59,7 @@ def test_the_samples_cover_the_cases_they_are_meant_for() -> None:
 )
 def test_every_encoding_gives_the_same_bytes(text: str) -> None:
     assert item_bytes(text, MIB, allow_paths=False) == PNG
-    assert decode([text], [], LIMITS).pictures[0].width == 9
+    assert decode([text], [], LIMITS).images[0].width == 9
 
 
 @given(
@@ -136,7 +136,7 @@ def test_paths_are_accepted_if_the_load_allows_them(tmp_path: Path) -> None:
     file = tmp_path / "staged image.png"
     file.write_bytes(PNG)
     allowed = media_limits(Settings(allow_media_paths=True), 0, 0)
-    assert decode([str(file)], [], allowed).pictures[0].width == 9
+    assert decode([str(file)], [], allowed).images[0].width == 9
     with pytest.raises(InvalidRequest, match=r"Images\[0\] is a path or not base64") as caught:
         decode([str(file)], [], LIMITS)
     assert str(tmp_path) not in str(caught.value)
@@ -165,7 +165,7 @@ def test_only_regular_files_within_the_limit_are_read(tmp_path: Path) -> None:
 
 def test_no_item_is_larger_than_the_load_allows() -> None:
     limits = MediaLimits(item_bytes=len(PNG))
-    assert decode([STANDARD], [], limits).pictures
+    assert decode([STANDARD], [], limits).images
     limits = MediaLimits(item_bytes=len(PNG) - 1)
     for text in (STANDARD, f"data:image/png,{quote_from_bytes(PNG)}"):
         with pytest.raises(InvalidRequest, match="larger max_media_mib"):
@@ -178,8 +178,8 @@ def test_items_come_in_order_and_are_counted() -> None:
     wave = base64.b64encode(sound_corpus.save(sound_corpus.tone())).decode()
     limits = media_limits(Settings(), 3, 1)
     media = decode(images, [wave], limits)
-    assert [picture.pixels.getpixel((0, 0)) for picture in media.pictures] == colours
-    assert (len(media.sounds), bool(media)) == (1, True)
+    assert [picture.pixels.getpixel((0, 0)) for picture in media.images] == colours
+    assert (len(media.audios), bool(media)) == (1, True)
     assert not decode([], [], limits)
     with pytest.raises(InvalidRequest, match=r"Images has 4 items.* larger limit_mm_per_prompt.image \(LimitImagePerPrompt"):
         decode([*images, ""], [], limits)
@@ -194,11 +194,11 @@ def test_items_come_in_order_and_are_counted() -> None:
 def test_a_whole_request_is_limited() -> None:
     image = base64.b64encode(save(plain(size=(100, 10)), "PNG")).decode()
     limits = MediaLimits(image_pixels=1000)
-    assert len(decode([image] * 4, [], limits).pictures) == 4
+    assert len(decode([image] * 4, [], limits).images) == 4
     with pytest.raises(InvalidRequest, match=r"Images\[4\] .*may have 4000 in all, of which 0"):
         decode([image] * 5, [], limits)
     second = base64.b64encode(sound_corpus.save(sound_corpus.tone(seconds=1))).decode()
-    assert len(decode([], [second] * 2, MediaLimits(audio_seconds=2)).sounds) == 2
+    assert len(decode([], [second] * 2, MediaLimits(audio_seconds=2)).audios) == 2
     with pytest.raises(InvalidRequest, match=r"Audios\[2\] .*may have 2 together"):
         decode([], [second] * 3, MediaLimits(audio_seconds=2))
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from backend.engine.media.image import decode_image
 from backend.engine.media.items import BadItem
 from backend.engine.media.limits import MediaLimits
-from backend.engine.media.picture import decode_picture
 from backend.engine.units import MIB
 
 ROOT = Path(__file__).parents[3]
@@ -22,11 +22,11 @@ SIDES = 12_000, 9_000
 MOST = MediaLimits().image_pixels
 READ = """
 import json, sys
-from backend.engine.media.picture import decode_picture
+from backend.engine.media.image import decode_image
 from common.peak_memory import peak_memory
 content, most, used = open(sys.argv[1], "rb").read(), *json.loads(sys.argv[2])
 before = peak_memory()
-picture = decode_picture(content, most, most, lambda: used)
+picture = decode_image(content, most, most, lambda: used)
 print(json.dumps([picture.width, picture.height, peak_memory() - before]))
 """
 
@@ -69,7 +69,7 @@ def test_a_photo_of_108_million_pixels_costs_only_what_is_used(photo: Path) -> N
 @pytest.mark.parametrize(("used", "size"), [(100 * 100, (300, 250)), (None, (2400, 2000))])
 def test_the_decoded_picture_looks_the_same(used: int | None, size: tuple[int, int]) -> None:
     content = saved(2400, 2000)
-    picture = decode_picture(content, MOST, MOST, lambda: used)
+    picture = decode_image(content, MOST, MOST, lambda: used)
     assert (picture.width, picture.height) == size
     whole = Image.open(BytesIO(content)).convert("RGB")
     small = (100, 80)
@@ -86,24 +86,24 @@ def saved(width: int, height: int, **how: bool) -> bytes:
 
 def test_a_format_that_cannot_be_decoded_by_rows_is_refused() -> None:
     with pytest.raises(BadItem, match="is 2400 x 2000 pixels, but an image may have 1000000"):
-        decode_picture(saved(2400, 2000, progressive=True), 1_000_000, 1_000_000)
+        decode_image(saved(2400, 2000, progressive=True), 1_000_000, 1_000_000)
     parts = bytearray(saved(2400, 2000))
     at = parts.index(b"\xff\xda")
     assert parts[at + 4] == 3
     parts[at + 3 : at + 12] = b"\x08\x01" + parts[at + 5 : at + 7] + parts[at + 11 : at + 14]
     with pytest.raises(BadItem, match="an image may have 1000000"):
-        decode_picture(bytes(parts), 1_000_000, 1_000_000)
+        decode_image(bytes(parts), 1_000_000, 1_000_000)
 
 
 def test_the_pixels_left_to_a_request_count() -> None:
     content = saved(2400, 2000)
-    assert decode_picture(content, 400_000, MOST).width == 600
+    assert decode_image(content, 400_000, MOST).width == 600
     with pytest.raises(BadItem, match="of which 1000 are left"):
-        decode_picture(content, 1000, MOST)
+        decode_image(content, 1000, MOST)
 
 
 def test_the_model_is_not_asked_about_an_image_of_usual_size() -> None:
     def unasked() -> int:
         raise AssertionError("the model was asked about an image of usual size")
 
-    assert decode_picture(saved(1200, 900), MOST, MOST, unasked).width == 1200
+    assert decode_image(saved(1200, 900), MOST, MOST, unasked).width == 1200

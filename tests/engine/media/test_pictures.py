@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from backend.engine.media.items import BadItem, Picture
+from backend.engine.media.image import decode_image
+from backend.engine.media.items import BadItem, DecodedImage
 from backend.engine.media.limits import MediaLimits
-from backend.engine.media.picture import decode_picture
 from tests.engine.media.picture_corpus import BAD, GOOD, RED, Bad, Good, plain, save
 
 pytestmark = pytest.mark.filterwarnings(r"ignore::UserWarning:PIL\..*")
 MOST = MediaLimits().image_pixels
 
 
-def read(content: bytes) -> Picture:
-    return decode_picture(content, MOST, MOST)
+def read(content: bytes) -> DecodedImage:
+    return decode_image(content, MOST, MOST)
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
@@ -55,11 +55,11 @@ def test_the_digest_is_of_the_pixels_and_not_of_the_file() -> None:
 
 def test_a_limit_may_be_reached_and_not_exceeded() -> None:
     exact = save(plain(size=(50, 20)), "PNG")
-    assert decode_picture(exact, 1000, 1000).width == 50
+    assert decode_image(exact, 1000, 1000).width == 50
     with pytest.raises(BadItem, match="is 50 x 20 pixels, but an image may have 999 in all"):
-        decode_picture(exact, 999, 999)
+        decode_image(exact, 999, 999)
     with pytest.raises(BadItem, match="may have 4000 in all, of which 999 are left"):
-        decode_picture(exact, 999, 1000)
+        decode_image(exact, 999, 1000)
 
 
 def test_concurrent_threads_get_the_same_pictures() -> None:

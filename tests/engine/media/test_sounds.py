@@ -9,17 +9,17 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from backend.engine.media.items import BadItem, Sound
+from backend.engine.media.audio import decode_audio
+from backend.engine.media.items import BadItem, DecodedAudio
 from backend.engine.media.limits import MediaLimits
-from backend.engine.media.sound import decode_sound
 from backend.engine.units import MIB
 from tests.engine.media.sound_corpus import BAD, GOOD, LEVEL, TONE, BadSound, GoodSound, save, tone
 
 MOST = MediaLimits().audio_seconds
 
 
-def read(content: bytes) -> Sound:
-    return decode_sound(content, MOST, MOST)
+def read(content: bytes) -> DecodedAudio:
+    return decode_audio(content, MOST, MOST)
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
@@ -55,9 +55,9 @@ def test_a_bad_sound_is_refused_with_its_reason(
 
 def test_a_limit_may_be_reached_and_not_exceeded() -> None:
     second = save(tone(seconds=1))
-    assert len(decode_sound(second, 1, 1).samples) == 16_000
+    assert len(decode_audio(second, 1, 1).samples) == 16_000
     with pytest.raises(BadItem, match=r"is longer than 0\.95 seconds.* may have 1 together"):
-        decode_sound(second, 0.95, 1)
+        decode_audio(second, 0.95, 1)
 
 
 def test_a_damaged_frame_does_not_end_an_mp3() -> None:

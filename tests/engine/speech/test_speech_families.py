@@ -17,7 +17,7 @@ from mlx_audio.stt import load
 
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.checkpoint import inspect_config
-from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.items import AUDIO_RATE
 from backend.engine.settings import Settings
 from backend.engine.speech import speech_families
 from backend.engine.speech.speech_builder import open_model
@@ -54,7 +54,7 @@ def test_the_sentences_of_parakeet_have_words_with_times(parakeet: Any) -> None:
         assert [segment.tokens for segment in each.segments] == [
             tuple(token.id for token in sentence.tokens) for sentence in sentences
         ]
-        offset = start / SOUND_RATE
+        offset = start / AUDIO_RATE
         for segment, sentence in zip(each.segments, sentences, strict=True):
             assert segment.start == pytest.approx(sentence.start + offset)
             assert "".join(word.text for word in segment.words) == sentence.text
@@ -71,7 +71,7 @@ def test_the_pieces_of_qwen_are_those_of_mlx_audio(qwen: Any) -> None:
         )
         assert "".join(segment.text for segment in each.segments).strip() == theirs.text.strip()
         assert each.language == "de"
-        assert all(segment.start == start / SOUND_RATE for segment in each.segments)
+        assert all(segment.start == start / AUDIO_RATE for segment in each.segments)
 
 
 def test_each_family_says_what_it_reads(parakeet: Any, qwen: Any) -> None:
@@ -127,8 +127,8 @@ def test_the_text_of_a_window_is_that_of_mlx_audio(model_type: str, tmp_path: Pa
         audio = mx.array(samples[start:end])
         text = theirs.generate(audio, **LIMITS.get(model_type, {"max_tokens": 1024})).text
         assert "".join(segment.text for segment in each.segments).strip() == text.strip()
-        assert all(segment.start == start / SOUND_RATE for segment in each.segments)
-        assert all(segment.end == end / SOUND_RATE for segment in each.segments)
+        assert all(segment.start == start / AUDIO_RATE for segment in each.segments)
+        assert all(segment.end == end / AUDIO_RATE for segment in each.segments)
         texts.append(text.strip())
     assert any(texts)
 

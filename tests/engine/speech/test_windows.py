@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.items import AUDIO_RATE
 from backend.engine.speech.windows import windows
 from tests.long import examples
 
@@ -18,11 +18,11 @@ def test_windows_follow_each_other_and_are_bounded(size: int, most: float, seed:
     found = list(windows(samples, most))
     assert [start for start, _ in found] == [0, *(end for _, end in found[:-1])]
     assert found[-1][1] == size
-    assert all(0 < end - start <= most * SOUND_RATE for start, end in found if size)
+    assert all(0 < end - start <= most * AUDIO_RATE for start, end in found if size)
 
 
 def test_a_window_ends_in_a_pause() -> None:
-    samples = np.ones(40 * SOUND_RATE, np.float32)
-    samples[25 * SOUND_RATE : 26 * SOUND_RATE] = 0.0
+    samples = np.ones(40 * AUDIO_RATE, np.float32)
+    samples[25 * AUDIO_RATE : 26 * AUDIO_RATE] = 0.0
     (_, end), _ = windows(samples)
-    assert 25 * SOUND_RATE <= end <= 26 * SOUND_RATE
+    assert 25 * AUDIO_RATE <= end <= 26 * AUDIO_RATE

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from backend.engine.media import decoding
-from backend.engine.media.items import Picture
-from backend.engine.media.picture import decode_picture
+from backend.engine.media.image import decode_image
+from backend.engine.media.items import DecodedImage
 from backend.engine.request import Attachments
 from tests.engine.vision.families import write_family
 from tests.engine.vision.seeing import TINY_VISION, answer_to, asking, seeing
@@ -32,13 +32,13 @@ def _encoded(form: str) -> str:
 async def test_a_jpeg_of_twelve_million_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    decoded: list[Picture] = []
+    decoded: list[DecodedImage] = []
 
-    def watched(*given: Any) -> Picture:
-        decoded.append(decode_picture(*given))
+    def watched(*given: Any) -> DecodedImage:
+        decoded.append(decode_image(*given))
         return decoded[-1]
 
-    monkeypatch.setattr(decoding, "decode_picture", watched)
+    monkeypatch.setattr(decoding, "decode_image", watched)
     native = family == "qwen3_vl"
     path = TINY_VISION if native else write_family(tmp_path / family, family)
     async with seeing(path) as engine:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine.media.items import Sound
+from backend.engine.media.items import DecodedAudio
 from backend.engine.vision.features import frozen, thawed
 from backend.engine.vision.processor import ItemProcessor, end_tokens, load_processor
 from tests.engine.vision.checkpoint_files import read, write
@@ -42,7 +42,7 @@ def test_a_processor_gets_a_sound_at_its_own_rate(tmp_path: Path) -> None:
     processor = _muse_spark(tmp_path)
     samples = samples_of(1000)
     item = ItemProcessor(processor, None, {"audio": "<|audio|>"}, (), 0).prepare(
-        Sound(samples, 16_000, b"1"), "the first"
+        DecodedAudio(samples, 16_000, b"1"), "the first"
     )
     assert item.arrays["audio_lengths"] == [len(samples) * 3 // 2]
     processed = item.arrays["input_values"][0, 100:-2000]

@@ -1,4 +1,4 @@
-"""The program that decodes the audio of one file, run as a child process; see `sound`.
+"""The program that decodes the audio of one file, run as a child process; see `audio`.
 
 It decodes formats that libsndfile does not: recordings of telephones and browsers, and the audio of
 videos. Standard input is the file; the first argument is `Task` as JSON. The program writes one
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from backend.engine.media.items import SOUND_RATE
-from backend.engine.media.limits import SOUND_MEMORY
-from backend.engine.media.video_process import BROKEN, RefusedError, opened, write_answer
+from backend.engine.media.items import AUDIO_RATE, BadItem, require_form
+from backend.engine.media.limits import AUDIO_CPU_SECONDS, AUDIO_MEMORY
+from backend.engine.media.video_process import BROKEN, opened, write_answer
 from common.bounded_process import limit_own_process
 
 DEMUXERS = {
@@ -37,18 +37,14 @@ _CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to decode, and the limits.
+    """What to decode.
 
     kind: a key of `DEMUXERS`.
     seconds: maximum length. If the audio is longer, one more sample is written.
-    channels: maximum number of channels.
-    cpu_seconds: maximum processor time.
     """
 
     kind: str
     seconds: float
-    channels: int
-    cpu_seconds: int
 
 
 def main() -> None:
@@ -56,24 +52,20 @@ def main() -> None:
     import av.audio.resampler  # noqa: F401 # before the limit, which is for the file's memory alone
     import numpy as np  # noqa: F401
 
-    limit_own_process(task.cpu_seconds, SOUND_MEMORY)
+    limit_own_process(AUDIO_CPU_SECONDS, AUDIO_MEMORY)
     write_answer(lambda: _decoded(task))
 
 
 def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
     file, stream = opened("audio", DEMUXERS[task.kind], _CODECS, "AAC, Opus, MP3 or FLAC")
     codec = stream.codec_context
-    if codec.channels > task.channels:
-        raise RefusedError(
-            f"has {codec.channels} channels, but at most {task.channels} are mixed: send fewer"
-            " channels"
-        )
+    require_form(codec.channels, codec.sample_rate)
     # At most the rate that models need, because hours of samples are in memory at the same time.
-    rate = min(int(codec.sample_rate), SOUND_RATE)
+    rate = min(int(codec.sample_rate), AUDIO_RATE)
     parts = _parts(file, stream, rate)
     first = next(parts, None)
     if first is None:
-        raise RefusedError(BROKEN)
+        raise BadItem(BROKEN)
     return {"rate": rate}, _within(chain([first], parts), int(task.seconds * rate) + 1)
 
 

@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
-from backend.engine.media.items import BadItem, Picture
+from backend.engine.media.items import BadItem, DecodedImage
 from backend.engine.media.kinds import require_format
-from backend.engine.media.limits import PICTURES_IN_ALL, shape_problem
+from backend.engine.media.limits import IMAGES_IN_ALL, shape_problem
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 LARGE = 4 << 20  # pixels; larger JPEGs may be decoded at a reduced size
@@ -40,9 +40,9 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 
-def decode_picture(
+def decode_image(
     content: bytes, most: int, allowed: int, used: Callable[[], int | None] = lambda: None
-) -> Picture:
+) -> DecodedImage:
     """Decode the image in a file.
 
     most: pixels that this request may still use.
@@ -62,17 +62,17 @@ def decode_picture(
         # Pillow does not document what a broken file raises: OSError, SyntaxError, ValueError,
         # struct.error, KeyError and MemoryError have been seen.
         raise BadItem(f"is a {name} image that cannot be decoded: {_why(fault)}") from None
-    return picture_of(pixels)
+    return image_of(pixels)
 
 
-def picture_of(pixels: Image.Image) -> Picture:
+def image_of(pixels: Image.Image) -> DecodedImage:
     """Return an RGB image with its size and digest."""
     width, height = pixels.size
     digest = hashlib.sha256(f"{width}x{height}:".encode())
     rows = max(_STRIP // (3 * width), 1)
     for top in range(0, height, rows):
         digest.update(pixels.crop((0, top, width, min(top + rows, height))).tobytes())
-    return Picture(pixels, digest.digest(), width, height)
+    return DecodedImage(pixels, digest.digest(), width, height)
 
 
 def _opened(
@@ -151,7 +151,7 @@ def _require_size(width: int, height: int, most: int, allowed: int) -> None:
         )
     if width * height > most:
         raise BadItem(
-            f"{size}, but the images of a request may have {allowed * PICTURES_IN_ALL} in all, of"
+            f"{size}, but the images of a request may have {allowed * IMAGES_IN_ALL} in all, of"
             f" which {most} are left: send fewer or smaller images"
         )
 

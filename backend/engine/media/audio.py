@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import asdict
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
+from backend.engine.media.audio_process import DEMUXERS
 from backend.engine.media.child import answer_of
-from backend.engine.media.items import SOUND_RATE, BadItem, Sound
+from backend.engine.media.items import AUDIO_RATE, BadItem, DecodedAudio, require_form
 from backend.engine.media.kinds import require_format
-from backend.engine.media.limits import SOUND_CPU_SECONDS, SOUND_MEMORY
-from backend.engine.media.sound_process import DEMUXERS, Task
+from backend.engine.media.limits import AUDIO_CPU_SECONDS, AUDIO_MEMORY
 from backend.engine.units import MIB
 
 _HERE = ("WAV", "FLAC", "OGG", "MP3", "AIFF")  # libsndfile decodes these in this process
 FORMATS = tuple(dict.fromkeys((*_HERE, *DEMUXERS)))
-RATES = range(4_000, 192_001)
-MAX_CHANNELS = 8
 _BLOCK = 1 << 16
-_PROGRAM = "backend.engine.media.sound_process"
-_SLOW = f"takes more than {SOUND_CPU_SECONDS} seconds to decode: send a part of the audio"
-_LARGE = f"takes more than {SOUND_MEMORY // MIB} MiB of memory to decode: send the audio as MP3"
+_PROGRAM = "backend.engine.media.audio_process"
+_SLOW = f"takes more than {AUDIO_CPU_SECONDS} seconds to decode: send a part of the audio"
+_LARGE = f"takes more than {AUDIO_MEMORY // MIB} MiB of memory to decode: send the audio as MP3"
 
 
-def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
+def decode_audio(content: bytes, most: float, allowed: int) -> DecodedAudio:
     """Decode the audio in a file.
 
     most: seconds that this request may still use.
@@ -42,12 +39,12 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     name = require_format(content, "audio", FORMATS)
     samples = (_read if name in _HERE else _read_in_child)(content, name, most, allowed)
     if not len(samples):
-        raise BadItem(f"is too short: it has no sample at {SOUND_RATE} per second")
+        raise BadItem(f"is too short: it has no sample at {AUDIO_RATE} per second")
     if not np.isfinite(samples).all():
         raise BadItem("has samples that are not finite numbers or are too large to be mixed")
-    digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
+    digest = hashlib.sha256(f"{AUDIO_RATE}:".encode())
     digest.update(samples)
-    return Sound(samples, SOUND_RATE, digest.digest())
+    return DecodedAudio(samples, AUDIO_RATE, digest.digest())
 
 
 class _File(BytesIO):
@@ -64,7 +61,7 @@ class _File(BytesIO):
 
 
 def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
-    """Return the samples: all channels mixed to one, at SOUND_RATE."""
+    """Return the samples: all channels mixed to one, at AUDIO_RATE."""
     import soundfile
     import soxr
 
@@ -74,23 +71,18 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
         with soundfile.SoundFile(_File(content)) as file:
             rate: int = file.samplerate
             declared: int = file.frames
-            _require_rate(rate)
-            if file.channels > MAX_CHANNELS:
-                raise BadItem(
-                    f"has {file.channels} channels, but at most {MAX_CHANNELS} are mixed: send"
-                    " fewer channels"
-                )
-            stream = soxr.ResampleStream(rate, SOUND_RATE, 1, "float32")
+            require_form(file.channels, rate)
+            stream = soxr.ResampleStream(rate, AUDIO_RATE, 1, "float32")
             while True:
                 block = file.read(_BLOCK, dtype="float32", always_2d=True)
                 found += len(block)
                 if found > most * rate:
                     raise _too_long(most, allowed)
-                if time.thread_time() - began > SOUND_CPU_SECONDS:
+                if time.thread_time() - began > AUDIO_CPU_SECONDS:
                     raise BadItem(_SLOW)
                 with np.errstate(over="ignore", invalid="ignore"):
                     mixed = block.mean(axis=1, dtype=np.float32)
-                if rate != SOUND_RATE:
+                if rate != AUDIO_RATE:
                     mixed = stream.resample_chunk(mixed, last=not len(block))
                 samples += mixed.data
                 if not len(block):
@@ -110,28 +102,19 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
 
 def _read_in_child(content: bytes, name: str, most: float, allowed: int) -> Any:
     """Return the same as `_read` for a file that FFmpeg decodes, in a child process."""
-    task = Task(name, most, MAX_CHANNELS, SOUND_CPU_SECONDS)
-    wall = 2 * SOUND_CPU_SECONDS
+    task, wall = {"kind": name, "seconds": most}, 2 * AUDIO_CPU_SECONDS
     try:
-        answer, samples = answer_of(_PROGRAM, asdict(task), content, wall, "audio", _SLOW, _LARGE)
+        answer, samples = answer_of(_PROGRAM, task, content, wall, "audio", _SLOW, _LARGE)
     except BadItem as bad:
         broken = str(bad).startswith("cannot")
         raise BadItem(f"is {name} audio that {bad}") if broken else bad from None
     rate: int = answer["rate"]
-    _require_rate(rate)
     mixed = np.frombuffer(samples, np.float32)
     if not len(mixed):
         raise BadItem(f"is {name} audio without any samples")
     if len(mixed) > most * rate:
         raise _too_long(most, allowed)
     return resampled(mixed, rate)
-
-
-def _require_rate(rate: int) -> None:
-    if rate not in RATES:
-        raise BadItem(
-            f"has {rate} samples per second: send audio with {RATES.start} to {RATES.stop - 1}"
-        )
 
 
 def _too_long(most: float, allowed: int) -> BadItem:
@@ -143,7 +126,7 @@ def _too_long(most: float, allowed: int) -> BadItem:
     )
 
 
-def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:
+def resampled(mixed: Any, rate: int, target_rate: int = AUDIO_RATE) -> Any:
     """Return samples of one channel at another rate, in float32."""
     if rate == target_rate:
         return mixed
