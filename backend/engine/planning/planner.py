@@ -506,6 +506,8 @@ class Planner:
                     self._drop_files(sequence)
             if needed > self._budget:
                 if empty:
+                    if sequence.on_disk:
+                        self._files = self._read  # does not start, so its KV from disk stays
                     if needed > self.limits.budget or self._disk_hangs:
                         refused.append(self._refuse(sequence, needed))
                 elif now - sequence.since > _PATIENCE:
