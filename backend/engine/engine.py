@@ -20,7 +20,7 @@ from backend.engine.blas_threads import most_blas_threads
 from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.readers import Reader
-from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
+from backend.engine.engine_state import EngineState, EngineStatus, Gauges
 from backend.engine.errors import (
     InvalidRequest,
     NotLoaded,
@@ -365,18 +365,11 @@ class Engine:
         measurement.add_done_callback(remember)
         return measurement
 
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> Gauges:
         """Return the totals since the start. Requests that are being prepared count as queued."""
         gauges = self._worker.gauges
-        return EngineMetrics(
-            running=gauges.running,
-            queued=max(len(self._generations) - gauges.running, 0),
-            tokens_generated=gauges.tokens_generated,
-            prompt_tokens_processed=gauges.prompt_tokens_processed,
-            tokens_per_second=gauges.tokens_per_second,
-            drafting=gauges.drafting,
-            experts=gauges.experts,
-        )
+        gauges.queued = max(len(self._generations) - gauges.running, 0)
+        return gauges
 
     async def stop(self, grace: float) -> None:
         """Refuse new work, cancel running work and end the thread, within `grace` seconds.

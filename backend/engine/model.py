@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError
-from backend.engine.gauges import Gauges
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.sampling.logits_head import LogitsHead

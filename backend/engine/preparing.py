@@ -103,7 +103,7 @@ class Preparer:
                 yield "video" if request.attachments.videos else "media"
             elif _characters(request.prompt) > _LONG:
                 yield "long"
-            with about(_field(request.prompt)):
+            with about(request.prompt.field_name):
                 prompt = served.prompts.build(
                     request.prompt, request.attachments, counted=request.count_only
                 )
@@ -266,11 +266,10 @@ class Preparer:
 
 def _constraint(
     served: ServedModel, request: GenerationRequest, tail: str, *, quick: bool
-) -> Constraint | None:
+) -> Constraint:
     """Compile the request's constraint. Raises what `ConstraintCompiler.compile` raises."""
-    if request.constraint is None:
-        return None
     assert served.constraints is not None, "only text models get requests with a constraint"
+    assert request.constraint is not None
     arguments = getattr(request.prompt, "template_arguments", {})
     with about("Tools" if request.constraint.kind == "calls" else "Grammar"):
         return served.constraints.compile(
@@ -280,19 +279,6 @@ def _constraint(
             thinking=arguments.get("enable_thinking"),
             quick=quick,
         )
-
-
-def _field(prompt: Prompt) -> str:
-    """Return the field of PredictOptions that holds the prompt."""
-    match prompt:
-        case RawPrompt():
-            return "Prompt"
-        case TokenPrompt():
-            return "Metadata mlx.prompt_token_ids"
-        case InfillPrompt():
-            return "Metadata mlx.infill"
-        case ChatPrompt():
-            return "Messages"
 
 
 def _within_budget(

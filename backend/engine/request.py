@@ -21,9 +21,13 @@ _NEVER_OPENS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text that the model continues; a BOS token is added only if the text has none."""
+    """Text that the model continues; a BOS token is added only if the text has none.
+
+    field_name: the field of PredictOptions that holds the prompt, here as in the other prompts.
+    """
 
     text: str
+    field_name: ClassVar[str] = "Prompt"
     continues: ClassVar[bool] = True
 
 
@@ -32,6 +36,7 @@ class TokenPrompt:
     """A raw prompt in token ids; nothing is added."""
 
     tokens: tuple[int, ...]
+    field_name: ClassVar[str] = "Metadata mlx.prompt_token_ids"
     continues: ClassVar[bool] = True
 
 
@@ -45,6 +50,7 @@ class InfillPrompt:
     prefix: str
     suffix: str
     files: tuple[tuple[str, str], ...] = ()
+    field_name: ClassVar[str] = "Metadata mlx.infill"
     continues: ClassVar[bool] = True
 
 
@@ -62,6 +68,7 @@ class ChatPrompt:
     tools: tuple[Mapping[str, Any], ...] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = False
+    field_name: ClassVar[str] = "Messages"
 
 
 Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt

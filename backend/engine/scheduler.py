@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from backend.engine.commands import Submit
-from backend.engine.engine_state import DraftReport
+from backend.engine.engine_state import DraftReport, Gauges
 from backend.engine.errors import (
     EngineError,
     EngineFailed,
@@ -32,7 +32,6 @@ from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.failure import Failure
 from backend.engine.executing.scoring import Scoring
-from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
 from backend.engine.planning.plan import (

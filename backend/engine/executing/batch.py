@@ -39,10 +39,12 @@ from backend.engine.executing.choosing import (
     Sampled,
     accept,
     combined,
+    fill_mask,
     fitting,
     grammar_ended,
     masking,
     most_grammar_seconds,
+    read_early,
     sampled_of,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
@@ -181,19 +183,8 @@ class DecodeBatch(Rows):
         return _delivered(sampled_of(fed, tokens), fed=fed.fed)
 
     def read_early(self) -> list[Sampled]:
-        """Wait for the tokens that the launched step computes; the next `read` omits them.
-
-        Tokens of postponed sequences were sampled without their grammars, and are dropped.
-        """
-        if self.ahead is None or self._chosen is None:
-            return []
-        tokens = self._chosen.read()
-        for sequence, token in zip(self.sequences, tokens, strict=True):
-            if not sequence.postponed:
-                accept(sequence, token, self._chosen.faults)
-                sequence.first_delivered = True
-        sampled = sampled_of(self._chosen, tokens)
-        return [sample for sample in sampled if not sample[0].postponed]
+        """Wait for the tokens that the launched step computes; the next `read` omits them."""
+        return [] if self.ahead is None or self._chosen is None else read_early(self._chosen)
 
     def remove_before_read(self, sequence: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
@@ -396,18 +387,8 @@ class DecodeBatch(Rows):
             allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
             possible = 0
             with masking(sequence):
-                if not sequence.first_delivered:
-                    accept(sequence, token, faults)
-                if id(sequence) not in faults and not rule.ended:
-                    sequence.postponed = spent > most
-                if not (id(sequence) in faults or rule.ended or sequence.postponed):
-                    try:
-                        rule.fill(allowed[0])
-                    except Exception as fault:
-                        faults[id(sequence)] = fault
-                        allowed[0] = 0xFFFFFFFF
-                    else:
-                        possible = _looked_ahead(rule, own, allowed[1:])
+                if fill_mask(sequence, token, allowed[0], faults, late=spent > most):
+                    possible = _looked_ahead(rule, own, allowed[1:])
             spent += sequence.mask_seconds
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])

@@ -65,14 +65,11 @@ class Executor:
         self._entries = KeptEntries(positions=model.leader is not None and not model.trims)
         self._batches: dict[int, DecodeBatch] = {}
         self._launched_batches: list[DecodeBatch] = []
-        self._prefills: Sequence[Sequence[Prefill]] = ()
-        self._scores: Sequence[Score] = ()
         self._plan = StepPlan(0)  # the latest
         self._early: list[Sampled] = []
         self.withholds = False
         self._withheld: list[PrefillPass] = []  # passes whose first tokens are not due yet
         self._guessed: list[PlannerEvent] = []
-        self._only_decodes = False  # whether the step only decodes
         self._other = OtherBytes(0)
         self.lacking_bytes = 0  # working memory for which a batch of texts to embed waits
         self.sequences: dict[int, ExecutorSequence] = {}
@@ -171,8 +168,6 @@ class Executor:
             if number in self._batches:
                 self._allow(self._batches[number], number, plan)
         self._start_copies()
-        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
-        self._prefills, self._scores = plan.prefill, plan.score
         self._passes.ahead = plan.ahead
 
     def _delaying_seconds(self) -> float | None:
@@ -325,8 +320,11 @@ class Executor:
     def _break(self, rows: Rows, fault: Exception) -> None:
         """End rows of which a pass or a copy failed: the KV of all their sequences is undefined."""
         broken, rows.sequences = rows.sequences, []
-        self._batches = {n: other for n, other in self._batches.items() if other is not rows}
+        self._drop_empty_batches()
         self._failed(broken, "decode" if isinstance(rows, DecodeBatch) else "prefill", fault)
+
+    def _drop_empty_batches(self) -> None:
+        self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
     # Prefill.
 
@@ -369,9 +367,9 @@ class Executor:
 
     def _count_guesses(self) -> None:
         """Report how many draft tokens of this step were accepted, and how long the step took."""
-        batches = self._launched_batches
+        batches, plan = self._launched_batches, self._plan
         steady: tuple[object, ...] = ()
-        if self._only_decodes and len(batches) == 1:
+        if plan.only_decodes and not (plan.join or plan.score) and len(batches) == 1:
             steady = (id(batches[0]), len(batches[0].sequences))
         seconds = self._times.since_same_step(steady)
         for batch in batches:
@@ -396,7 +394,7 @@ class Executor:
         idle: whether no sequence decodes.
         """
         events, self._guessed = self._guessed, []
-        for group in self._prefills:
+        for group in self._plan.prefill:
             self._passes.grammar_seconds = self._delaying_seconds()
             self._prefill(group, events)
         events += map(DecodeTimed, self._times.take_decoded())
@@ -407,7 +405,7 @@ class Executor:
         if self._passes.in_flight:
             for launched in self._passes.due(idle=idle):
                 self._finish_pass(launched, events)
-        for score in self._scores:
+        for score in self._plan.score:
             self._score(score, events)
         if self._entries.unsettled:
             self.failures += self._entries.settle(events)
@@ -499,7 +497,7 @@ class Executor:
                 rows.leave(gone)
             except Exception as fault:
                 self._break(rows, fault)
-        self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
+        self._drop_empty_batches()
 
     def _keep(self, sequence: ExecutorSequence, number: int | None) -> None:
         """Store a leaving sequence's KV as a cached prefix, unless its last step lost the KV."""
@@ -532,8 +530,7 @@ class Executor:
                 self._early += batch.remove_before_read(sequence)
             except Exception as fault:
                 self._break(batch, fault)
-            if not batch.sequences:
-                self._batches = {n: b for n, b in self._batches.items() if b is not batch}
+            self._drop_empty_batches()
         self._reset(sequence)
 
     def _reset(self, sequence: ExecutorSequence) -> None:
@@ -569,8 +566,8 @@ class Executor:
         self.sequences.clear()
         self._with_grammar.clear()
         self._passes.clear()
-        self._launched_batches = []
-        self._early, self._withheld, self._prefills, self._scores = [], [], (), ()
+        self._plan, self._launched_batches = StepPlan(0), []
+        self._early, self._withheld = [], []
         if self._model.media is not None:
             self._model.media.features.clear()
 

@@ -16,9 +16,8 @@ from backend.engine.executing import prompt_logprobs
 from backend.engine.executing.choosing import (
     Chosen,
     Sampled,
-    accept,
     first_tokens,
-    sampled_of,
+    read_early,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.prefix_files import PrefixFiles
@@ -76,21 +75,12 @@ class PrefillPass:
     def read_first(self) -> list[Sampled]:
         """Return the first tokens of sequences that wait to join their batch.
 
-        They are read before the batch's step is launched, because a launch takes time. Tokens of
-        postponed sequences were sampled without their grammars, and are dropped.
+        They are read before the batch's step is launched, because a launch takes time.
         """
         chosen = self.chosen
         if chosen is None or all(sequence.first is not chosen for sequence in self.sequences):
             return []
-        tokens = chosen.read()
-        for sequence, token in zip(chosen.sequences, tokens, strict=True):
-            if sequence.first is chosen and not sequence.postponed:
-                accept(sequence, token, chosen.faults)
-                sequence.first_delivered = True
-        sampled = sampled_of(chosen, tokens)
-        return [
-            sample for sample in sampled if sample[0].first is chosen and not sample[0].postponed
-        ]
+        return read_early(chosen, lambda sequence: sequence.first is chosen)
 
 
 class PrefillPasses:

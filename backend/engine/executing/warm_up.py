@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 
 from backend.engine.commands import Submit
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import Cancelled, EngineError, NotFinite
 from backend.engine.events import Undelivered
-from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt

@@ -254,7 +254,9 @@ class Planner:
             sequence.arrived.draft_tokens for sequence in self.sequences.admitted.values()
         ):
             # While drafting is paused, the plan stays valid until the next step that is reported.
-            steps = self.widths.skip_rest(*plan.decode.values()) if len(plan.decode) == 1 else 0
+            if len(plan.decode) > 1:
+                return -1
+            steps = self.widths.skip(*plan.decode.values(), most=tokens)
             if not steps:
                 return -1
             tokens = min(tokens, steps)
@@ -308,8 +310,8 @@ class Planner:
                 self.masks.masked(seconds)
                 if sequence := self.sequences.by_number.get(number):
                     sequence.mask_seconds, sequence.postponed = seconds, postponed
-            case Drafted(rows, longest, width, proposed, right, seconds, behind):
-                self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
+            case Drafted():
+                self.widths.learn(event)
             case OtherBytes(nbytes, features, files, texts):
                 if nbytes != self._other:
                     self._written_at = now
@@ -668,7 +670,7 @@ class Planner:
                 continue  # the model cannot process several tokens of several sequences in one pass
             wanted = max(sequence.arrived.draft_tokens for sequence in members)
             most = min(wanted, self.limits.draft_tokens)
-            if not most or self.widths.skips_drafting(len(members)):
+            if not most or self.widths.skip(len(members)):
                 continue
             longest = max(sequence.total for sequence in members)
             while most and self._charges.draft_tokens(len(members), most, longest) > left:
