@@ -9,7 +9,7 @@ MLX: times are arguments, so the same events always give the same widths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backend.engine.engine_state import DraftReport
