@@ -20,10 +20,7 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The engine's state, and its memory in bytes as MLX reports it.
-
-    ranks: one line of text per rank.
-    """
+    """The engine's state, its memory in bytes as MLX reports it, and a line of text per rank."""
 
     state: EngineState
     total_bytes: int
@@ -58,8 +55,7 @@ class ExpertCounts:
     hits: experts that a layer used in a pass and that were in memory.
     misses: experts that a layer used in a pass and that had to be read.
     ahead_hits: those of the misses whose reads had begun before the layer selected them.
-    read_bytes: bytes that were read.
-    wasted_bytes: those of experts that were read ahead and not used.
+    wasted_bytes: bytes of experts that were read ahead and not used.
     wait_seconds: seconds for which the engine waited for reads.
     """
 
@@ -76,9 +72,7 @@ class ExpertCounts:
 
 @dataclass(slots=True)
 class Gauges:
-    """Numbers that the engine thread writes and any thread reads, for Status and GetMetrics.
-
-    The totals count from the start of the engine thread.
+    """Numbers since the start of the engine thread, which it writes and any thread reads.
 
     tokens_per_second: of the latest decode step, without the time of prefill.
     queued: requests that wait or are being prepared, at the latest `Engine.metrics`.
@@ -86,7 +80,6 @@ class Gauges:
     unstored: number of answers whose KV was larger than the whole prompt cache.
     drafting: the results of drafting; None if the model does not draft.
     experts: the use of experts, if they stay in the checkpoint's files.
-    heartbeat: the record of the current step.
     """
 
     tokens_generated: int = 0

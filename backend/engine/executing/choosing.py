@@ -82,8 +82,7 @@ class Chosen:
     def select(self, sequences: Sequence[ExecutorSequence]) -> Chosen:
         """Return the tokens of these sequences, in this order.
 
-        The device starts now, because a later read would wait for a whole pass that is launched
-        meanwhile.
+        The device starts now, because a later read would wait for a whole pass launched meanwhile.
         """
         index = {id(sequence): at for at, sequence in enumerate(self.sequences)}
         order = mx.array([index[id(sequence)] for sequence in sequences])
@@ -109,7 +108,7 @@ class Chooser:
     """Samples tokens for a fixed set of sequences.
 
     pasts: the tokens of each sequence before a step.
-    spent: processor time, in seconds, that grammars have already used in this step; None if no
+    spent: seconds of processor time that grammars have already used in this step; None if no
         sequence without a grammar waits for them.
     """
 
@@ -147,9 +146,8 @@ class Chooser:
         return self._sampler.nbytes
 
     def __call__(self, logits: mx.array, fed: Chosen, *, new: bool) -> Chosen:
-        """Sample the next tokens.
+        """Sample the next tokens from logits, [sequences, vocabulary].
 
-        logits: [sequences, vocabulary].
         fed: the tokens before; their `faults` collect the errors of grammars.
         new: whether `fed` was generated and not read yet; the grammars then read these tokens while
             the logits are computed.
@@ -188,10 +186,7 @@ class Chooser:
     def _advance(
         self, tokens: Sequence[int] | None, faults: dict[int, Exception]
     ) -> np.ndarray | None:
-        """Pass the latest tokens to the grammars, and return the masks of what may follow.
-
-        Returns None if every token may follow in every sequence, as within a thinking budget.
-        """
+        """Pass tokens to the grammars; returns masks, or None if every token may follow in all."""
         spent = self._spent
         shape = (len(self._constrained), words(self._vocabulary))
         allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
@@ -210,9 +205,8 @@ def first_tokens(
     *,
     spent: float | None,
 ) -> Chosen:
-    """Sample the tokens after a prefill.
+    """Sample the tokens after a prefill from logits, [sequences, vocabulary].
 
-    logits: [sequences, vocabulary].
     spent: as for `Chooser`.
     """
     pasts = [
@@ -239,8 +233,7 @@ def most_grammar_seconds(
 ) -> float:
     """Return the seconds of processor time after which the grammars of one step are postponed.
 
-    The time is infinite if postponing gains nothing because every sequence has a grammar, or if the
-    KV could not be stored.
+    The time is infinite if every sequence has a grammar, or if the KV could not be stored.
     delays: whether other sequences wait for these grammars.
     """
     gains = delays or any(sequence.constraint is None for sequence in sequences)
@@ -336,10 +329,10 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
 
 
 def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
-    """Wait for tokens; returns them, and the indices of those from logits that are not finite.
+    """Wait for the result of `BatchSampler.checked`.
 
-    A token from logits that are not finite becomes 0, which is safe to feed.
-    checked: the result of `BatchSampler.checked`.
+    Returns the tokens, and the indices of those from logits that are not finite, which become 0: a
+    token that is safe to feed.
     """
     tokens = cast(list[int], checked.tolist())
     unfit = [at for at, token in enumerate(tokens) if token == UNFIT] if UNFIT in tokens else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -17,8 +18,7 @@ from backend.engine.caching import kv
 from backend.engine.errors import NotFinite
 from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Sampled
-from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.executing.failure import GRAMMAR, Failure
+from backend.engine.executing.executor_sequence import GRAMMAR, ExecutorSequence, Failure
 from backend.engine.executing.kept_entries import KeptEntries, KeptEntry
 from backend.engine.executing.prefill_passes import PrefillPass, PrefillPasses
 from backend.engine.executing.prefix_files import PrefixFiles
@@ -27,7 +27,6 @@ from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import (
     DecodeTimed,
-    Drafted,
     Leave,
     Masked,
     OtherBytes,
@@ -95,27 +94,24 @@ class Executor:
     def entry_bytes(self) -> int:
         return self._entries.nbytes
 
-    @property
-    def logit_bytes(self) -> int:
-        """Bytes of logits that wait to be read, and of biases, penalties and noise."""
-        changing = sum(batch.chooser_bytes for batch in self._batches.values())
-        return self._passes.logit_bytes + changing
-
-    @property
-    def draft_bytes(self) -> int:
-        """Bytes of the KV of guessers, and of the hidden states that they have not read."""
-        unread = sum(sequence.states.nbytes for sequence in self.sequences.values())
-        return unread + sum(batch.draft_bytes for batch in self._batches.values())
-
-    @property
-    def feature_bytes(self) -> int:
-        """Bytes of the features of images and sounds, remembered or waiting for their pass."""
-        if self._model.media is None:
-            return 0
-        prefills = [
-            sequence.media_prefill for sequence in self.sequences.values() if sequence.media_prefill
-        ]
-        return self._model.media.features.size + sum(prefill.nbytes for prefill in prefills)
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that MLX uses for sequences and cached prefixes, by purpose."""
+        batches, sequences = self._batches.values(), self.sequences.values()
+        # biases, penalties and noise, besides logits that wait to be read
+        choosing = sum(batch.chooser_bytes for batch in batches)
+        parts = {
+            "kv_cache": self.row_bytes,
+            "prompt_cache": self.entry_bytes,
+            "logits": self._passes.logit_bytes + choosing,
+        }
+        if self._model.drafting is not None:
+            unread = sum(sequence.states.nbytes for sequence in sequences)
+            parts["draft_kv_cache"] = unread + sum(batch.draft_bytes for batch in batches)
+        if self._model.media is not None:
+            prefills = [each.media_prefill for each in sequences if each.media_prefill]
+            waiting = sum(prefill.nbytes for prefill in prefills)
+            parts["media_features"] = self._model.media.features.size + waiting
+        return parts
 
     def add(self, sequence: ExecutorSequence) -> None:
         """Add a sequence, which a later plan starts."""
@@ -244,9 +240,7 @@ class Executor:
     ) -> tuple[kv.RowCache, int]:
         """Return the KV of another sequence, truncated to the length of the source, and the length.
 
-        Returns an empty row and 0 if the KV cannot be truncated.
-        row: the KV of the other sequence, of `length` tokens.
-        snapshots: snapshots of that KV, by length.
+        Returns an empty row and 0 if the KV, of `length` tokens, cannot be truncated.
         """
         assert start.source is not None
         wanted = start.source.length
@@ -373,24 +367,14 @@ class Executor:
             steady = (id(batches[0]), len(batches[0].sequences))
         seconds = self._times.since_same_step(steady)
         for batch in batches:
-            if batch.sequences and batch.reported:
+            if batch.sequences and batch.drafted is not None:
                 longest = max(len(sequence.history) for sequence in batch.sequences)
-                self._guessed.append(
-                    Drafted(
-                        len(batch.sequences),
-                        longest,
-                        batch.width,
-                        batch.proposed,
-                        tuple(batch.right),
-                        seconds,
-                        batch.behind,
-                    )
-                )
+                self._guessed.append(replace(batch.drafted, longest=longest, seconds=seconds))
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
-        """Start the step's prefill, and wait for earlier prefill and for scores.
+        """Start the step's prefill, for which the tokens that `read` returns need not wait.
 
-        Prefill starts only here, because the tokens that `read` returns need not wait for it.
+        Then wait for earlier prefill and for scores.
         idle: whether no sequence decodes.
         """
         events, self._guessed = self._guessed, []
@@ -407,8 +391,7 @@ class Executor:
                 self._finish_pass(launched, events)
         for score in self._plan.score:
             self._score(score, events)
-        if self._entries.unsettled:
-            self.failures += self._entries.settle(events)
+        self.failures += self._entries.settle(events)
         events += self.other_memory_events()
         return events
 

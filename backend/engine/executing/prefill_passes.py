@@ -12,7 +12,6 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import latest
-from backend.engine.executing import prompt_logprobs
 from backend.engine.executing.choosing import (
     Chosen,
     Sampled,
@@ -22,6 +21,7 @@ from backend.engine.executing.choosing import (
 from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.prefix_files import PrefixFiles
 from backend.engine.executing.rows import Rows
+from backend.engine.executing.scoring import longest_chunk, prompt_logprobs
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, PrefillTimed
@@ -68,9 +68,7 @@ class PrefillPass:
             (sequence,) = self.sequences
             alternatives = sequence.request.prompt_logprobs
             assert alternatives is not None
-            sequence.prompt_logprobs += prompt_logprobs.read(
-                self.logits, self.following, alternatives
-            )
+            sequence.prompt_logprobs += prompt_logprobs(self.logits, self.following, alternatives)
 
     def read_first(self) -> list[Sampled]:
         """Return the first tokens of sequences that wait to join their batch.
@@ -162,9 +160,8 @@ class PrefillPasses:
 
         The passes of this step stay in flight behind the next decode step or, if no sequence
         decodes, behind the next passes, unless one of them completes a prompt. On a CPU no pass
-        stays in flight: a launch computes the next step immediately, which would delay first
-        tokens. A pass with log-probabilities of its prompt does not stay in flight either, because
-        the answer could end without them.
+        stays in flight, because a launch computes the next step immediately, and none with
+        log-probabilities of its prompt, because the answer could end without them.
         idle: whether no sequence decodes.
         """
         last = idle and any(launched.last for launched in self._launched)
@@ -180,8 +177,7 @@ class PrefillPasses:
     def wait_for_earlier(self) -> None:
         """Wait on a GPU for all work that was started, so that the time of each pass is known.
 
-        Call this when the graph of the next pass is built: the device is idle until that pass
-        starts.
+        Call this when the graph of the next pass is built, so that the device is hardly idle.
         """
         if self._times.in_order:
             return
@@ -270,7 +266,7 @@ class PrefillPasses:
         if part.start < prompt - 1 < end and not (self._model.trims or self._model.reads_whole):
             end = prompt - 1 if self._files.want_prompt(sequence) else end
         if sequence.request.prompt_logprobs is not None:
-            end = min(end, part.start + prompt_logprobs.longest_chunk(self._model.vocabulary))
+            end = min(end, part.start + longest_chunk(self._model.vocabulary))
             end = end if media is None else media.uncut(part.start, end)
         whole = media is not None or self._model.reads_whole
         return min(end, prompt) if whole and part.start < prompt else end
@@ -286,8 +282,7 @@ class PrefillPasses:
         """Sample the first tokens, take the snapshots, and start the device.
 
         ends: the sequences, each with its part of the plan and the length that it reaches.
-        last: logits of the last tokens of the prompts that this pass completes, [sequences,
-            vocabulary].
+        last: logits of the last tokens of completed prompts, [sequences, vocabulary].
         """
         if not self._times.in_order:
             launched.ahead = self.ahead and bool(self.in_flight)

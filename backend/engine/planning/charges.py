@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from backend.engine.planning.draft_width import MOST_AGAIN
 from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import GROWTH_STEP, CacheCost, Limits, PassCost
-from backend.engine.planning.sequence_state import SequenceState
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 
 
 def longest_alone(

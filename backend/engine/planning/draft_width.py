@@ -3,8 +3,7 @@
 The width of a step is the maximum number of draft tokens per sequence. The time that draft tokens
 add to a step depends on the machine, the model, and the number and length of the sequences; the
 number of tokens gained depends on the text. Both are measured, and the width with the most tokens
-per second is used. A step of width 0, without draft tokens, is called plain. Plain Python without
-MLX: times are arguments, so the same events always give the same widths.
+per second is used. A step of width 0, without draft tokens, is called plain.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ class _Mean:
 
 
 class DraftWidth:
-    """Chooses the width of each step from the measured costs and gains, for one loaded model.
+    """Chooses the width of each step, up to `most`, for one loaded model.
 
-    most: maximum width.
     report: the current width, and counts of draft tokens, for Status.
     """
 
@@ -123,11 +121,7 @@ class DraftWidth:
         return width
 
     def learn(self, step: Drafted) -> None:
-        """Record a finished step.
-
-        Sequences whose drafter is behind do not count as sequences whose draft tokens were
-        rejected.
-        """
+        """Record a finished step. Sequences whose drafter is behind do not count as rejections."""
         rows, width, right, seconds = step.rows, step.width, step.right, step.seconds
         known = self._known(rows, step.longest)
         changed, self._latest = width != self._latest, width
@@ -230,10 +224,7 @@ class DraftWidth:
         return self._expected[width] / max(seconds, 1e-9)
 
     def _estimate(self) -> None:
-        """Estimate how many tokens a step of each width gains.
-
-        For draft tokens beyond the width of the latest steps, acceptance is extrapolated.
-        """
+        """Estimate how many tokens a step of each width gains, beyond measured widths too."""
         first, shares = self._tested, self._first_right_shares
         again = _PRIOR
         if first == 1:
@@ -290,10 +281,7 @@ class DraftWidth:
         self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
-        """Return the times, by width, of steps with about this number of sequences and length.
-
-        If there are none, they are copied from the most similar steps.
-        """
+        """Return the times, by width, of similar steps; at first, those of the most similar."""
         key = _size(rows), _size(longest)
         if key not in self._seconds:
             near = min(
@@ -307,5 +295,5 @@ class DraftWidth:
 
 
 def _size(number: int) -> int:
-    """Return the rounded-up base-2 logarithm of a number, which is the same for similar numbers."""
+    """Return the rounded-up base-2 logarithm of a number."""
     return max(number - 1, 0).bit_length()

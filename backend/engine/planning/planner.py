@@ -42,8 +42,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.prefill_turns import UNEVEN, PrefillTurns
 from backend.engine.planning.prefix_source import PrefixSource
-from backend.engine.planning.sequence_state import SequenceState
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 from backend.engine.planning.stored_entries import StoredEntries
 from backend.engine.planning.text_turn import TextTurn
 
@@ -427,7 +426,7 @@ class Planner:
         return Refusal(sequence.number, needed, self.limits.budget, sequence.total, writing)
 
     def _shrink(self, budget: int, *pinned: int) -> None:
-        """Evict cached prefixes, so that they and the cached features use at most `budget` bytes."""
+        """Evict cached prefixes until they and the cached features use at most these bytes."""
         self.entries.shrink(budget - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
