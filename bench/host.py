@@ -21,7 +21,7 @@ from mlx_lm.utils import load_tokenizer
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.device import detect, prepare
-from backend.engine.gauges import Gauges
+from backend.engine.engine_state import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.outbox import Outbox
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt

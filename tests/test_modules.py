@@ -48,13 +48,12 @@ COVERED = {
         backend/engine/embedding/encoder backend/engine/embedding/encoder_names
         backend/engine/embedding/encoder_shape backend/engine/embedding/network_loading
     """,
-    "engine/executing/test_executor_faults.py": "backend/engine/executing/failure",
     "engine/test_engine.py": "backend/engine/prompting/text_calls",
     "engine/executing/test_scoring.py": "backend/engine/executing/kept_entries",
     "engine/media/test_sounds.py": "backend/engine/media/audio_process",
     "engine/media/test_videos.py": "backend/engine/media/child backend/engine/media/video_process",
     "engine/planning/test_planner.py": """
-        backend/engine/planning/prefix_source backend/engine/planning/sequence_table
+        backend/engine/planning/prefix_source
         backend/engine/planning/stored_entries backend/engine/planning/text_turn
     """,
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",

@@ -31,10 +31,7 @@ USER_SETTING = "OPENBLAS_NUM_THREADS"
 
 
 class FreeCores:
-    """Estimates how many cores other processes leave free. Pure: times are arguments.
-
-    cores: the number of cores that this process may use.
-    """
+    """Estimates how many of `cores` other processes leave free. Pure: times are arguments."""
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
@@ -54,7 +51,6 @@ class FreeCores:
     def read(self, now: float, busy: float, own: float) -> None:
         """Update from a reading, in seconds since any fixed time.
 
-        now: the time of the reading.
         busy: busy time of all cores.
         own: the part of the busy time that this process used.
         """
@@ -129,8 +125,7 @@ class BlasThreads:
 def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
     """Return the busy seconds of these cores since the system started, including stolen time.
 
-    stat: the contents of /proc/stat (proc_stat(5)).
-    ticks: its ticks per second.
+    stat: the contents of /proc/stat (proc_stat(5)), with `ticks` per second.
     """
     names = {f"cpu{core}" for core in cores}
     total = 0
@@ -155,10 +150,9 @@ def most_blas_threads(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
-    """Return the thread control for a model.
+    """Return the thread control for a model with this many bytes of weight matrices.
 
     Returns None without OpenBLAS, or if the user has set the number of threads.
-    matrix_bytes: bytes of the model's weight matrices.
     """
     apply = getattr(ctypes.CDLL(None), "openblas_set_num_threads", None)
     cores = _cores()

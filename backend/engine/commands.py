@@ -52,10 +52,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode rows (Embedding, Rerank, TokenClassify), or transcribe a recording.
-
-    epoch: as in `Submit`.
-    """
+    """Encode rows (Embedding, Rerank, TokenClassify), or transcribe a recording."""
 
     epoch: int
     ticket: int

@@ -75,10 +75,7 @@ class CpuKernels:
         )
 
     def apply(self, name: str, numbers: mx.array) -> None:
-        """Replace each number by that of a function, in place. The array must be computed.
-
-        name: one of FUNCTIONS.
-        """
+        """Replace each number of a computed array by that of one of FUNCTIONS, in place."""
         address = _address(numbers)
         threads = self._threads(numbers.size)
         self._functions[name](address, address, ctypes.c_long(numbers.size), threads)
@@ -102,10 +99,7 @@ def find_kernels(may_wait: Callable[[], bool]) -> CpuKernels | None:
 
 
 class CpuAttention:
-    """`mx.fast.scaled_dot_product_attention`, with another softmax for many scores in float32.
-
-    attend: MLX's function, which computes everything else.
-    """
+    """`mx.fast.scaled_dot_product_attention`, with another softmax for many scores in float32."""
 
     def __init__(self, attend: Attention, kernels: CpuKernels) -> None:
         self.attend = attend
@@ -156,11 +150,7 @@ def _selects(mask: mx.array | str | None) -> bool:
 
 
 class CpuFunction:
-    """One of FUNCTIONS, with another one for many numbers in float32.
-
-    function: MLX's function, which computes everything else.
-    name: one of FUNCTIONS.
-    """
+    """One of FUNCTIONS, with another one for many numbers in float32."""
 
     def __init__(self, function: Callable[..., mx.array], name: str, kernels: CpuKernels) -> None:
         self.function = function
@@ -187,10 +177,7 @@ class CpuFunction:
 
 
 class CpuSoftmax:
-    """`mx.softmax`, with another function for long last axes in float32.
-
-    function: MLX's function, which computes everything else.
-    """
+    """`mx.softmax`, with another function for long last axes in float32."""
 
     def __init__(self, function: Callable[..., mx.array], kernels: CpuKernels) -> None:
         self.function = function

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar, cast, get_args
 
 from backend.engine.errors import EngineFailed
 from backend.engine.settings import Settings
@@ -44,12 +44,6 @@ _STEP_OF_MLX_LM = 2048  # prompt tokens
 _compiles = True  # whether MLX compiles functions
 # Factor on _PREFILL_CHUNK for texts to embed: a data-centre GPU needs many short texts.
 _ENCODED_CHUNKS: dict[Kind, int] = {"cpu": 4, "metal": 4, "cuda": 16}
-
-_WEIGHT_TYPES: dict[str, WeightType] = {
-    "float32": "float32",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-}
 
 # factor on the process's memory outside MLX, to allow for its growth while serving
 _GROWTH = 1.25
@@ -103,7 +97,7 @@ def gathers_half() -> bool:
 
 
 def reads_views() -> bool:
-    """Return whether products of quantised weights take slices without a copy, only on Metal.
+    """Return whether products of quantised weights take slices without a copy, as on Metal.
 
     Products of a vector then take broadcast weights too. For the engine thread.
     """
@@ -140,8 +134,7 @@ class MemoryPlan:
 def detect(root: Path = Path("/")) -> Device:
     """Return the device that MLX uses by default in this process. For the engine thread.
 
-    Raises EngineFailed with MLX's reason if MLX cannot use the device, for example because its
-    driver is too old.
+    Raises EngineFailed with MLX's reason if MLX cannot use the device.
     """
     import mlx.core as mx
 
@@ -255,8 +248,8 @@ def weight_type(
     times as long as with float32 scales.
     type_name: a name given by the user, or `auto`.
     """
-    if type_name in _WEIGHT_TYPES:
-        return _WEIGHT_TYPES[type_name]
+    if type_name in get_args(WeightType):
+        return cast(WeightType, type_name)
     if device.kind == "cpu" and environ.get(KEEP_HALF_ON_CPU) != "0":
         return "float32"
     return None
@@ -278,8 +271,7 @@ def dense_budget(device: Device, limit: int, taken: int, root: Path = Path("/"))
     """Return the bytes that dense weights may use in place of quantised weights.
 
     A quarter of the free memory is left for KV caches and for the temporary memory of a step.
-    limit: bytes that MLX may use in all.
-    taken: bytes that MLX uses now.
+    limit: bytes that MLX may use in all, of which `taken` are in use now.
     """
     free = limit - taken
     if device.kind == "cpu":
@@ -369,7 +361,7 @@ def warm_up_tokens(device: Device, settings: Settings) -> int:
 
 
 def encode_tokens(device: Device, settings: Settings) -> int:
-    """Return the maximum number of padded tokens in one step of Embedding, Rerank or TokenClassify.
+    """Return the maximum number of padded tokens in one step of Embedding and the like.
 
     The number is larger than for prefill, because no KV is stored.
     """

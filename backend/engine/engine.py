@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.blas_threads import most_blas_threads
 from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.readers import Reader
-from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
+from backend.engine.engine_state import EngineState, EngineStatus, Gauges
 from backend.engine.errors import (
     InvalidRequest,
     NotLoaded,
@@ -75,10 +76,7 @@ class Engine:
     """Owns the engine thread. All methods are called from one asyncio loop."""
 
     def __init__(self, leader: Leader | None = None) -> None:
-        """Create the engine; `start` starts its thread.
-
-        leader: the connection to the other ranks, if this is rank 0 of several.
-        """
+        """Create the engine, with the connection to other ranks if this is rank 0 of several."""
         self._leader = leader
         self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
         self._generations: dict[int, Generation | Encoding] = {}
@@ -141,9 +139,8 @@ class Engine:
         return self._served
 
     def require_model(self) -> ServedModel:
-        """Return the model that serves; during a load, the previous one.
-
-        Raises NotLoaded, ShuttingDown.
+        """Return the model that serves; during a load, the previous. Raises NotLoaded,
+        ShuttingDown.
         """
         self._refuse_when_stopping()
         if self._served is not None:
@@ -153,10 +150,7 @@ class Engine:
         raise NotLoaded()
 
     def require_text_model(self, rpc: str) -> ServedModel:
-        """Return the loaded model, if it generates text.
-
-        Raises WrongKind, and what `require_model` raises.
-        """
+        """Return the loaded model. Raises WrongKind, and what `require_model` raises."""
         served = self.require_model()
         if served.kind is not ModelKind.TEXT:
             raise _wrong_kind(rpc, served)
@@ -225,9 +219,7 @@ class Engine:
             return await self._drop_model()
 
     async def _drop_model(self) -> bool:
-        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile.
-
-        Returns whether there was a model."""
+        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile."""
         drop = asyncio.ensure_future(self._drop())
         try:
             return await asyncio.shield(drop)
@@ -258,17 +250,18 @@ class Engine:
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns immediately. Raises NotLoaded, Overloaded, ShuttingDown."""
         self.require_text_model("Predict")
-        return self._queue(Generation, self._preparer.generation(request))
+        return self._queue(Generation, partial(self._preparer.generation, request))
 
     async def encode(self, read: Callable[[], list[Piece]], characters: int = 0) -> Encoded:
-        """Run the loaded model on the rows that `read` returns.
+        """Run the loaded model on the rows that `read` returns on a prompt thread.
 
         Cancelling the caller cancels the request.
-        read: runs on a prompt thread.
         characters: the length of all texts, which decides on which prompt thread.
         Raises what `read` raises, Overloaded, NotLoaded.
         """
-        return await self._queue(Encoding, self._preparer.encoding(read, characters)).result()
+        return await self._queue(
+            Encoding, partial(self._preparer.encoding, read, characters)
+        ).result()
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Return each candidate's tokens with their natural log-probabilities after the prompt.
@@ -276,7 +269,7 @@ class Engine:
         Cancelling the caller cancels the request. Raises what `submit` and its generation raise.
         """
         self.require_text_model("Score")
-        async with self._queue(Generation, self._preparer.score(request)) as generation:
+        async with self._queue(Generation, partial(self._preparer.score, request)) as generation:
             async for event in generation:
                 if isinstance(event, Finished):
                     return event.scores
@@ -290,7 +283,7 @@ class Engine:
         recording: a path, base64 or a data URI.
         Raises InvalidRequest, Overloaded, NotLoaded.
         """
-        answer = self._queue(Encoding, self._preparer.recording(recording))
+        answer = self._queue(Encoding, partial(self._preparer.recording, recording))
         samples = (await answer.result()).outputs[0]
         kept, size = self._recordings, samples.nbytes
         if kept and kept + size > _MOST_RECORDINGS:
@@ -312,7 +305,7 @@ class Engine:
         served = self.require_model()
         if served.speech is None:
             raise _wrong_kind("AudioTranscription", served)
-        return self._queue(Generation, self._preparer.speech(speech))
+        return self._queue(Generation, partial(self._preparer.speech, speech))
 
     def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
         served = self.require_model()
@@ -365,24 +358,14 @@ class Engine:
         measurement.add_done_callback(remember)
         return measurement
 
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> Gauges:
         """Return the totals since the start. Requests that are being prepared count as queued."""
         gauges = self._worker.gauges
-        return EngineMetrics(
-            running=gauges.running,
-            queued=max(len(self._generations) - gauges.running, 0),
-            tokens_generated=gauges.tokens_generated,
-            prompt_tokens_processed=gauges.prompt_tokens_processed,
-            tokens_per_second=gauges.tokens_per_second,
-            drafting=gauges.drafting,
-            experts=gauges.experts,
-        )
+        gauges.queued = max(len(self._generations) - gauges.running, 0)
+        return gauges
 
     async def stop(self, grace: float) -> None:
-        """Refuse new work, cancel running work and end the thread, within `grace` seconds.
-
-        After a failure, the running calls end here.
-        """
+        """Refuse new work, cancel running work and end the thread, within `grace` seconds."""
         self._stopping = True
         self._abandoned.set()
         self._worker.send(Stop())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from backend.engine.heartbeat import Heartbeat
+
 
 class EngineState(Enum):
     """The state of the process's model."""
@@ -18,10 +20,7 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The engine's state, and its memory in bytes as MLX reports it.
-
-    ranks: one line of text per rank.
-    """
+    """The engine's state, its memory in bytes as MLX reports it, and a line of text per rank."""
 
     state: EngineState
     total_bytes: int
@@ -56,8 +55,7 @@ class ExpertCounts:
     hits: experts that a layer used in a pass and that were in memory.
     misses: experts that a layer used in a pass and that had to be read.
     ahead_hits: those of the misses whose reads had begun before the layer selected them.
-    read_bytes: bytes that were read.
-    wasted_bytes: those of experts that were read ahead and not used.
+    wasted_bytes: bytes of experts that were read ahead and not used.
     wait_seconds: seconds for which the engine waited for reads.
     """
 
@@ -72,18 +70,25 @@ class ExpertCounts:
     wasted_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """Totals since the process started, and the speed of the latest decode step.
+@dataclass(slots=True)
+class Gauges:
+    """Numbers since the start of the engine thread, which it writes and any thread reads.
 
+    tokens_per_second: of the latest decode step, without the time of prefill.
+    queued: requests that wait or are being prepared, at the latest `Engine.metrics`.
+    preemptions: sequences that were preempted to free memory.
+    unstored: number of answers whose KV was larger than the whole prompt cache.
     drafting: the results of drafting; None if the model does not draft.
-    experts: None unless experts stay in the checkpoint's files.
+    experts: the use of experts, if they stay in the checkpoint's files.
     """
 
-    running: int
-    queued: int
-    tokens_generated: int
-    prompt_tokens_processed: int
-    tokens_per_second: float
+    tokens_generated: int = 0
+    prompt_tokens_processed: int = 0
+    tokens_per_second: float = 0.0
+    running: int = 0
+    queued: int = 0
+    preemptions: int = 0
+    unstored: int = 0
     drafting: DraftReport | None = None
     experts: ExpertCounts | None = None
+    heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

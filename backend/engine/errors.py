@@ -51,10 +51,8 @@ class PromptTooLong(InvalidRequest):
     """The prompt does not fit in the context.
 
     Agents compact a conversation only after an error with words that they know, so the message
-    contains the words of Anthropic and of OpenAI. tests/gateway/test_full_context.py lists the
-    words that agents look for.
+    contains the words of Anthropic and of OpenAI (tests/gateway/test_full_context.py).
 
-    tokens: tokens of the prompt.
     most: maximum number of tokens of a prompt.
     context: maximum number of tokens of prompt and answer together.
     note: a note about `tokens` in the message.
@@ -101,19 +99,14 @@ class ModelRejected(EngineError):
 
     @classmethod
     def because(cls, name: str, reason: str) -> Self:
-        """Return the error for the model of this name.
-
-        reason: the rest of the message.
-        """
+        """Return the error for the model of this name; `reason` is the rest of the message."""
         return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 
 class Unusable(ModelRejected):
     """The files of a model or an adapter cannot be used.
 
-    The message is a clause about the files, until `naming` or `beginning` completes it.
-
-    begun: whether the message is complete.
+    The message is a clause about the files, until `naming` or `beginning` completes it, once.
     """
 
     begun = False

@@ -31,10 +31,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its log-probability.
-
-    top: the likeliest tokens at this position, each with its log-probability.
-    """
+    """A token, its log-probability, and the likeliest tokens at this position with theirs."""
 
     token: int
     logprob: float
@@ -54,8 +51,8 @@ class TextDelta:
     """The next piece of text: complete characters, never empty, never part of a stop string.
 
     logprobs: log-probabilities of the tokens since the last piece, if requested.
-    joined: if several pieces were merged into this one, the text of each, with the completion
-        tokens after it.
+    joined: the text of each piece that was merged into this one, with the completion tokens after
+        it; empty for a single piece.
     """
 
     text: str
@@ -82,8 +79,7 @@ class GrowingText:
     """Text of an answer that waits to be delivered; until then, later pieces are added to it.
 
     usage: returns the running totals.
-    pieces: the pieces of text, each with the completion tokens after it.
-    logprobs: as in TextDelta.
+    pieces, logprobs: as `TextDelta.joined` and `logprobs`.
     """
 
     usage: Callable[[], Usage]

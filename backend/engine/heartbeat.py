@@ -125,7 +125,7 @@ class Heartbeat:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 sequence` or `4 sequences`."""
+    """Return a number with its noun, such as `4 sequences`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -141,11 +141,7 @@ class Standstill:
         self._checked = self._seconds = 0.0
 
     def check(self, number: int, now: float, *, due: bool) -> float:
-        """Return the seconds for which the number has not changed.
-
-        now: seconds on a clock.
-        due: whether the number should have changed since the last check.
-        """
+        """Return the seconds for which the number has not changed although that was `due`."""
         passed = min(now - self._checked, _MOST_SECONDS)
         self._seconds = self._seconds + passed if due and number == self._number else 0.0
         self._number, self._checked = number, now

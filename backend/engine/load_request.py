@@ -23,15 +23,14 @@ class LoadRequest:
 
     model, model_file, model_path: the request's three references to the model, verbatim
         (`backend.engine.loading.model_reference` resolves them).
-    context_size: tokens of prompt and output together; 0 means as many as fit in memory for one
-        request.
+    context_size: tokens of prompt and output together; 0 means as many as fit in memory.
     cache_type_key, cache_type_value: llama.cpp's names for the kind of KV cache.
     adapters: adapters that are always applied, in the order of the request; their effects add up.
     choices: by name, adapters of which a request may choose one.
     draft_model: the host's reference to a draft model; empty means none.
     embeddings, reranking: whether the model must support these requests.
     most_images, most_audios, most_videos: maximum per request; 0 means the default.
-    settings: the values of options by name (`backend.engine.settings`), already typed and checked.
+    settings: the values of options by name (`backend.engine.settings`), typed and checked.
     """
 
     model: str

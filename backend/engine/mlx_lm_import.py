@@ -36,9 +36,8 @@ _Names = dict[frozenset[str], dict[str, set[str]]]
 def import_mlx_lm() -> None:
     """Import mlx-lm without changing the limits of the process.
 
-    The imported objects are excluded from garbage collection, which runs at each load and each
-    Free: they are most of the process's objects, and never become garbage. Raises EngineFailed if
-    the device has no driver.
+    The imported objects, which are most of the process's, are excluded from the garbage collection
+    that runs at each load and each Free. Raises EngineFailed if the device has no driver.
     """
     if "mlx_lm.utils" in sys.modules:
         return

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError
-from backend.engine.gauges import Gauges
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.sampling.logits_head import LogitsHead
@@ -41,9 +41,7 @@ class EngineModel:
     together: whether prompts of different lengths can share a prefill pass.
     reads_whole: whether all tokens of a prompt attend to each other.
     memory_limit: bytes that MLX may use in all, including weights_bytes.
-    drafting: speculative decoding, if the model drafts.
     experts: the cache of experts that stay in the checkpoint's files, if any do.
-    disk: the prompt cache on disk.
     media: encodes images and sounds.
     stream_interval_ms: how long text may be collected before it is sent.
     blas: controls the number of OpenBLAS threads on a CPU.

@@ -27,7 +27,7 @@ class _Totals:
     """The running totals of one answer.
 
     They are a separate object, because text that waits for delivery refers to them: a reference to
-    the answer would keep the answer's KV in memory.
+    the answer would keep its KV in memory.
     """
 
     prompt_tokens: int
@@ -117,8 +117,7 @@ class Output:
         Text is added to earlier text that has not been delivered, and is then not returned. An
         end-of-sequence token is not counted: if it is generated at the limit, the finish reason is
         `stop`, as in LocalAI's llama.cpp backend.
-        over: whether the sequence's grammar ends with this token; the sequence then needs no
-            end-of-sequence token.
+        over: whether the sequence's grammar ends with this token; no end-of-sequence token follows.
         at: time.perf_counter() when the token was read.
         """
         totals = self._totals
@@ -171,10 +170,7 @@ class Output:
         return *(self._show(shown) if shown else ()), last
 
     def _show(self, shown: str) -> Sequence[GrowingText]:
-        """Add text to the text that waits for delivery; returns a new event if none waits.
-
-        shown: the text, not empty.
-        """
+        """Add text to the text that waits for delivery; returns a new event if none waits."""
         text = self._shown
         new: Sequence[GrowingText] = ()
         if text is None or text.closed:

@@ -67,8 +67,7 @@ Work = Callable[["ServedModel", int], Iterator[Stage]]
 class Preparer:
     """The prompt threads, and the work that runs on them.
 
-    owners: the handle of each ticket. The engine changes this mapping on the event loop; here it is
-        only read.
+    owners: the handle of each ticket, which the engine changes on the event loop.
     publish: delivers events of a ticket, from any thread.
     """
 
@@ -95,137 +94,120 @@ class Preparer:
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def generation(self, request: GenerationRequest) -> Work:
-        """Return work that prepares a prompt and its grammar, and searches the disk cache."""
-
-        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
-            if request.attachments is not None:
-                yield "video" if request.attachments.videos else "media"
-            elif _characters(request.prompt) > _LONG:
-                yield "long"
-            with about(_field(request.prompt)):
-                prompt = served.prompts.build(
-                    request.prompt, request.attachments, counted=request.count_only
-                )
-            if request.count_only:
-                self._publish([(ticket, Finished("length", Usage(len(prompt.tokens))))])
-                return
-            bare = replace(request, attachments=None)
-            if bare.prompt_logprobs is not None:
-                _require_causal(served, "Metadata mlx.prompt_logprobs is true")
-                require_returnable(len(prompt.tokens), bare.prompt_logprobs)
-            from backend.engine.planning.prefix_index import (
-                PrefixKey,  # imports NumPy, which takes time
-            )
-
-            key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
-            adapter = served.adapters[bare.adapter] if bare.adapter else 0
-            if adapter:
-                key = key.computed_by(adapter)
-            rule: AnswerRule | None = None
-            if bare.constraint is not None:
-                yield "grammar"
-                try:
-                    rule = _constraint(served, bare, prompt.tail, quick=True)
-                except NotQuick:
-                    yield "slow_grammar"
-                    rule = _constraint(served, bare, prompt.tail, quick=False)
-            rule = _within_budget(served, bare, prompt.tail, rule)
-            stored = None
-            disk = None if prompt.media is not None or bare.adapter else served.disk
-            if disk is not None and disk.has_files(bare.disk.path):
-                yield "disk"
-                stored = self._find_on_disk(served, bare, prompt.tokens)
-            if not isinstance(generation := self._owners.get(ticket), Generation):
-                return
-            generation.prompt_tail = prompt.tail
-            if bare.stream_progress:
-                self._publish([(ticket, Progress(Usage(len(prompt.tokens))))])
-            remaining = served.context_size - len(prompt.tokens)
-            limit = min(bare.max_tokens or served.default_max_tokens or remaining, remaining)
-            self._worker.send(
-                Submit(
-                    served.epoch,
-                    ticket,
-                    bare,
-                    prompt.tokens,
-                    limit,
-                    rule,
-                    stored,
-                    media=prompt.media,
-                    key=key,
-                    positions=prompt.places,
-                    adapter=adapter,
-                )
-            )
-
-        return work
-
-    def score(self, request: ScoreRequest) -> Work:
-        """Return work that tokenises the candidates of a Score, and finds their common prefix."""
-
-        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
-            _require_causal(served, "Score asks for log-probabilities")
+    def generation(
+        self, request: GenerationRequest, served: ServedModel, ticket: int
+    ) -> Iterator[Stage]:
+        """Prepare a prompt and its grammar, and search the disk cache."""
+        if request.attachments is not None:
+            yield "video" if request.attachments.videos else "media"
+        elif _characters(request.prompt) > _LONG:
             yield "long"
-            with about("prompt"):
-                scored = score_plan.plan(
-                    request,
-                    served.prompts.encode_open,
-                    served.context_size,
-                    still_needed=lambda: ticket in self._owners,
-                )
-            if ticket not in self._owners:
-                return
-            if not scored.longest:
-                nothing: tuple[tuple[TokenLogprob, ...], ...] = ((),) * len(request.candidates)
-                self._publish([(ticket, Finished("stop", Usage(), scores=nothing))])
-                return
-            row = GenerationRequest(request.request_id, TokenPrompt(tuple(scored.prefix)))
-            self._worker.send(
-                Submit(served.epoch, ticket, row, scored.prefix, scored.longest, plan=scored)
+        with about(request.prompt.field_name):
+            prompt = served.prompts.build(
+                request.prompt, request.attachments, counted=request.count_only
             )
+        if request.count_only:
+            self._publish([(ticket, Finished("length", Usage(len(prompt.tokens))))])
+            return
+        bare = replace(request, attachments=None)
+        if bare.prompt_logprobs is not None:
+            _require_causal(served, "Metadata mlx.prompt_logprobs is true")
+            require_returnable(len(prompt.tokens), bare.prompt_logprobs)
+        from backend.engine.planning.prefix_index import (
+            PrefixKey,  # imports NumPy, which takes time
+        )
 
-        return work
+        key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
+        adapter = served.adapters[bare.adapter] if bare.adapter else 0
+        if adapter:
+            key = key.computed_by(adapter)
+        rule: AnswerRule | None = None
+        if bare.constraint is not None:
+            yield "grammar"
+            try:
+                rule = _constraint(served, bare, prompt.tail, quick=True)
+            except NotQuick:
+                yield "slow_grammar"
+                rule = _constraint(served, bare, prompt.tail, quick=False)
+        rule = _within_budget(served, bare, prompt.tail, rule)
+        stored = None
+        disk = None if prompt.media is not None or bare.adapter else served.disk
+        if disk is not None and disk.has_files(bare.disk.path):
+            yield "disk"
+            stored = self._find_on_disk(served, bare, prompt.tokens)
+        if not isinstance(generation := self._owners.get(ticket), Generation):
+            return
+        generation.prompt_tail = prompt.tail
+        if bare.stream_progress:
+            self._publish([(ticket, Progress(Usage(len(prompt.tokens))))])
+        remaining = served.context_size - len(prompt.tokens)
+        limit = min(bare.max_tokens or served.default_max_tokens or remaining, remaining)
+        self._worker.send(
+            Submit(
+                served.epoch,
+                ticket,
+                bare,
+                prompt.tokens,
+                limit,
+                rule,
+                stored,
+                media=prompt.media,
+                key=key,
+                positions=prompt.places,
+                adapter=adapter,
+            )
+        )
 
-    def encoding(self, read: Callable[[], list[Piece]], characters: int) -> Work:
-        """Return work that tokenises rows.
+    def score(self, request: ScoreRequest, served: ServedModel, ticket: int) -> Iterator[Stage]:
+        """Tokenise the candidates of a Score, and find their common prefix."""
+        _require_causal(served, "Score asks for log-probabilities")
+        yield "long"
+        with about("prompt"):
+            scored = score_plan.plan(
+                request,
+                served.prompts.encode_open,
+                served.context_size,
+                still_needed=lambda: ticket in self._owners,
+            )
+        if ticket not in self._owners:
+            return
+        if not scored.longest:
+            nothing: tuple[tuple[TokenLogprob, ...], ...] = ((),) * len(request.candidates)
+            self._publish([(ticket, Finished("stop", Usage(), scores=nothing))])
+            return
+        row = GenerationRequest(request.request_id, TokenPrompt(tuple(scored.prefix)))
+        self._worker.send(
+            Submit(served.epoch, ticket, row, scored.prefix, scored.longest, plan=scored)
+        )
 
-        read: returns the rows; there may be none.
+    def encoding(
+        self, read: Callable[[], list[Piece]], characters: int, served: ServedModel, ticket: int
+    ) -> Iterator[Stage]:
+        """Tokenise the rows that `read` returns; there may be none.
+
         characters: the length of all their texts.
         """
+        if characters > _LONG:
+            yield "long"
+        with tokenizing():
+            pieces = read()
+        if pieces:
+            self._worker.send(Encode(served.epoch, ticket, pieces))
+        else:
+            self._publish([(ticket, Encoded(()))])
 
-        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
-            if characters > _LONG:
-                yield "long"
-            with tokenizing():
-                pieces = read()
-            if pieces:
-                self._worker.send(Encode(served.epoch, ticket, pieces))
-            else:
-                self._publish([(ticket, Encoded(()))])
+    def recording(self, text: str, served: ServedModel, ticket: int) -> Iterator[Stage]:
+        """Decode a recording. The answer's only output is the samples."""
+        yield "media"
+        from backend.engine.media.decoding import decode_recording
 
-        return work
+        samples = decode_recording(text, served.media_limits)
+        self._publish([(ticket, Encoded((samples,)))])
 
-    def recording(self, text: str) -> Work:
-        """Return work that decodes a recording. The answer's only output is the samples."""
-
-        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
-            yield "media"
-            from backend.engine.media.decoding import decode_recording
-
-            samples = decode_recording(text, served.media_limits)
-            self._publish([(ticket, Encoded((samples,)))])
-
-        return work
-
-    def speech(self, speech: Speech) -> Work:
-        """Return work that queues a recording for a speech-to-text model."""
-
-        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
-            self._worker.send(Encode(served.epoch, ticket, speech))
-            yield from ()
-
-        return work
+    def speech(self, speech: Speech, served: ServedModel, ticket: int) -> Iterator[Stage]:
+        """Queue a recording for a speech-to-text model."""
+        self._worker.send(Encode(served.epoch, ticket, speech))
+        yield from ()
 
     def _run_next(self, work: Iterator[Stage], stage: Stage, ticket: int) -> None:
         """Run the next stage of the work on its threads."""
@@ -266,11 +248,10 @@ class Preparer:
 
 def _constraint(
     served: ServedModel, request: GenerationRequest, tail: str, *, quick: bool
-) -> Constraint | None:
+) -> Constraint:
     """Compile the request's constraint. Raises what `ConstraintCompiler.compile` raises."""
-    if request.constraint is None:
-        return None
     assert served.constraints is not None, "only text models get requests with a constraint"
+    assert request.constraint is not None
     arguments = getattr(request.prompt, "template_arguments", {})
     with about("Tools" if request.constraint.kind == "calls" else "Grammar"):
         return served.constraints.compile(
@@ -280,19 +261,6 @@ def _constraint(
             thinking=arguments.get("enable_thinking"),
             quick=quick,
         )
-
-
-def _field(prompt: Prompt) -> str:
-    """Return the field of PredictOptions that holds the prompt."""
-    match prompt:
-        case RawPrompt():
-            return "Prompt"
-        case TokenPrompt():
-            return "Metadata mlx.prompt_token_ids"
-        case InfillPrompt():
-            return "Metadata mlx.infill"
-        case ChatPrompt():
-            return "Messages"
 
 
 def _within_budget(

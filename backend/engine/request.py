@@ -21,9 +21,13 @@ _NEVER_OPENS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """Text that the model continues; a BOS token is added only if the text has none."""
+    """Text that the model continues; a BOS token is added only if the text has none.
+
+    field_name: the field of PredictOptions that holds the prompt, here as in the other prompts.
+    """
 
     text: str
+    field_name: ClassVar[str] = "Prompt"
     continues: ClassVar[bool] = True
 
 
@@ -32,6 +36,7 @@ class TokenPrompt:
     """A raw prompt in token ids; nothing is added."""
 
     tokens: tuple[int, ...]
+    field_name: ClassVar[str] = "Metadata mlx.prompt_token_ids"
     continues: ClassVar[bool] = True
 
 
@@ -45,6 +50,7 @@ class InfillPrompt:
     prefix: str
     suffix: str
     files: tuple[tuple[str, str], ...] = ()
+    field_name: ClassVar[str] = "Metadata mlx.infill"
     continues: ClassVar[bool] = True
 
 
@@ -55,13 +61,14 @@ class ChatPrompt:
     messages: dictionaries in the form that templates expect (role, content, …).
     tools: the decoded JSON list of tools, or None.
     template_arguments: additional keyword arguments for the template (enable_thinking, …).
-    continues: whether the last message is the beginning of the answer, which the model continues.
+    continues: whether the answer continues the last message.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = False
+    field_name: ClassVar[str] = "Messages"
 
 
 Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
@@ -134,22 +141,18 @@ class Sampling:
 class Extras:
     """Settings without a field in the protocol. A model has defaults for the first six.
 
+    Fields of the same name in `GenerationRequest`, `Sampling` and `Attachments` have the same
+    meaning.
+
     grammar_type: how the text of a grammar is parsed; auto distinguishes JSON schemas from GBNF.
     thinking_budget: maximum tokens of reasoning; -1: no limit.
     grammar_or_calls: whether the model may call an offered tool instead of writing content that
         matches the grammar.
-    stream_logprobs: whether log-probabilities are sent with the pieces of a stream, not at its end.
-    stream_progress: whether a stream reports prompt progress.
     stop_token_ids: tokens that end the answer.
     prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     infill: the text after the missing piece, and other files; the text before is the raw prompt.
     prompt_logprobs: whether to return the log-probabilities of the prompt's tokens too.
-    prompt_only: whether to prefill the prompt and generate nothing.
-    count_only: whether to count the prompt's tokens and do nothing else.
     continue_final_message: whether the answer continues the last message.
-    adapter: as in `GenerationRequest`.
-    presence_window, frequency_window: as in `Sampling`.
-    image_messages, audio_messages, video_messages: as in `Attachments`.
     """
 
     min_tokens: int = 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from backend.engine.commands import Submit
-from backend.engine.engine_state import DraftReport
+from backend.engine.engine_state import DraftReport, Gauges
 from backend.engine.errors import (
     EngineError,
     EngineFailed,
@@ -29,10 +29,8 @@ from backend.engine.errors import (
 from backend.engine.events import Undelivered
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
-from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.executing.failure import Failure
+from backend.engine.executing.executor_sequence import ExecutorSequence, Failure
 from backend.engine.executing.scoring import Scoring
-from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
 from backend.engine.planning.plan import (
@@ -446,10 +444,7 @@ class Scheduler:
                 self._fail(number, failure.where, failure.fault, short=short)
 
     def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
-        """End a sequence because of a fault.
-
-        short: whether an allocation failed.
-        """
+        """End a sequence because of a fault, after a failed allocation if `short`."""
         if self._outputs.pop(number, None) is None:
             return
         self._events.append(Ended(number, failed=True))
@@ -533,8 +528,7 @@ class Scheduler:
     def lend(self, nbytes: int) -> int:
         """Return the bytes that a batch of texts to embed may use now.
 
-        If the batch needs more, later steps free memory for it.
-        nbytes: bytes that the batch needs.
+        If the batch needs more, later steps free memory for it: `nbytes`.
         """
         free_for_texts = self.planner.free_for_texts
         self.executor.lacking_bytes = nbytes if nbytes > free_for_texts else 0
@@ -587,19 +581,11 @@ class Scheduler:
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that MLX uses for this model besides the weights, by purpose."""
-        parts = {
-            "kv_cache": self.executor.row_bytes,
-            "prompt_cache": self.executor.entry_bytes,
-            "logits": self.executor.logit_bytes,
-        }
-        if self._model.drafting is not None:
-            parts["draft_kv_cache"] = self.executor.draft_bytes
+        parts = self.executor.memory()
         if self._model.experts is not None:
             parts["expert_cache"] = self._model.experts.nbytes
         if self._model.adapters is not None:
             parts["adapters"] = self._adapter_bytes
-        if self._model.media is not None:
-            parts["media_features"] = self.executor.feature_bytes
         return parts
 
 

@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 class ServedModel:
     """The data for validating, preparing and answering requests, without any MLX object.
 
-    chat_format: the format of answers.
     call_format: the format of answers to requests with tools, if it differs.
     vocabulary_size: number of logits.
     token_bytes: returns the bytes of a token.
     new_text: creates a text decoder; its argument is whether the text continues earlier text.
-    kind: the kind of requests that the model answers.
     media: which of image, video and audio the model accepts.
     reads_whole: whether all tokens of a prompt attend to each other.
     media_marker: the marker for media in a raw prompt.
@@ -44,8 +42,6 @@ class ServedModel:
     constraints: compiles constraints, for models that generate text.
     adapters: the numbers of the adapters of which a request may choose one, by name.
     reader: prepares requests that are not generations.
-    speech: the abilities of a speech-to-text model.
-    media_limits: the limits on media in requests.
     division: how ranks divide the model, for logs; '' if they do not.
     request: the request that loaded the model, if another request may change its adapters.
     """

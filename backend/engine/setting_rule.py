@@ -16,7 +16,6 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 class Rule:
     """The values that one setting accepts.
 
-    kind: the type of the values.
     default: the default value; None is written as `auto`, and the backend then decides.
     meaning: the description in the table of docs/options.md.
     minimum, maximum: bounds of numbers.
@@ -82,10 +81,10 @@ def parse_scalar(text: str) -> bool | int | float | str:
     return text
 
 
-def number(default: float | None, minimum: int, maximum: int, meaning: str) -> Any:
+def number(default: float | None, bounds: tuple[int, int], meaning: str) -> Any:
     """Return a field for a number; an integer unless its default is a float."""
     kind = float if isinstance(default, float) else int
-    return _field(Rule(kind, default, meaning, minimum, maximum))
+    return _field(Rule(kind, default, meaning, *bounds))
 
 
 def flag(default: bool | None, meaning: str) -> Any:

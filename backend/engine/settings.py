@@ -23,59 +23,52 @@ _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte 
 class Settings:
     """The settings of one loaded model. An empty string means: not set."""
 
-    parallel: int = number(16, 1, 256, "Maximum number of requests decoded together.")
+    parallel: int = number(16, (1, 256), "Maximum number of requests decoded together.")
     max_queue: int = number(
-        256, 0, 100_000, "Maximum number of requests that wait for a slot; others are refused."
+        256, (0, 100_000), "Maximum number of requests that wait for a slot; others are refused."
     )
     prefill_chunk: int | None = number(
         None,
-        16,
-        8192,
+        (16, 8192),
         "Maximum number of prompt tokens in one prefill pass; auto is 512; on a GPU, and for models"
         " that attend to selected tokens only (DeepSeek-V3.2, GLM-5), 2048.",
     )
     stall_ms: int = number(
-        250, 1, 60_000, "Longest pause, in ms, that prefill should cause in running streams."
+        250, (1, 60_000), "Longest pause, in ms, that prefill should cause in running streams."
     )
     stream_interval_ms: int = number(
         10,
-        0,
-        1000,
+        (0, 1000),
         "Time, in ms, for which a fast model's tokens are collected into one streamed Reply;"
         " while several answers stream, at least 6 ms for each of them, up to 100 ms in all. The"
         " first text of an answer and its end are never delayed. 0 sends each token separately.",
     )
     step_timeout: int | None = number(
         None,
-        0,
-        86_400,
+        (0, 86_400),
         "Seconds after which an unfinished engine step counts as hung, and the process exits; 0"
         " means never, auto is 20 times what such a step should take, but at least 60.",
     )
     prompt_cache_mib: int | None = number(
         None,
-        0,
-        _MIB,
+        (0, _MIB),
         "Memory in MiB for the KV of earlier prompts; 0 turns the prompt cache off, auto is half"
         " of the memory that the weights leave.",
     )
     kv_bits: int = number(
         0,
-        0,
-        8,
+        (0, 8),
         "Bits per value in the KV cache: 2, 3, 4, 5, 6 or 8; 0 keeps the model's own type.",
     )
     kv_group_size: int = number(
         0,
-        0,
-        128,
+        (0, 128),
         "Values that share a scale in a quantised KV cache: 32, 64 or 128; 0 picks one for the"
         " model.",
     )
     max_cache_entries: int = number(
         0,
-        0,
-        1_000_000,
+        (0, 1_000_000),
         "Maximum number of prompts in the prompt cache; 0 means only memory limits it.",
     )
     prompt_cache_dir: str = text(
@@ -85,20 +78,17 @@ class Settings:
     )
     prompt_cache_disk_mib: int = number(
         4096,
-        1,
-        _MIB,
+        (1, _MIB),
         "Maximum size in MiB of prompt_cache_dir, and of a folder that a request names.",
     )
     memory_limit_mib: int | None = number(
         None,
-        0,
-        _MIB,
+        (0, _MIB),
         "Total memory in MiB that MLX may use; 0 or auto is what the device can spare.",
     )
     expert_cache_mib: int | None = number(
         None,
-        0,
-        _MIB,
+        (0, _MIB),
         "Memory in MiB for experts of a model whose experts stay in the checkpoint's files, from"
         " which a step reads those that are not in memory; 0 loads all experts into"
         " memory, auto does so if the model fits, and is otherwise three quarters of the memory"
@@ -106,35 +96,30 @@ class Settings:
     )
     repetition_guard: int = number(
         0,
-        0,
-        100_000,
+        (0, 100_000),
         "End an answer after this many tokens that only repeat the text before them, with finish"
         " reason `stop` and the trailer `mlx-ended-by: repetition`; 0 turns the guard off.",
     )
     max_tokens: int = number(
         0,
-        0,
-        100_000_000,
+        (0, 100_000_000),
         "Output limit in tokens for requests without one; 0 means up to the end of the context.",
     )
     min_tokens: int = number(
         0,
-        0,
-        1 << 20,
+        (0, 1 << 20),
         "Minimum length of an answer in tokens, or its limit if that is smaller; a request may set"
         " its own (`mlx.min_tokens`).",
     )
     xtc_probability: float = number(
         0.0,
-        0,
-        1,
+        (0, 1),
         "Probability per token that XTC sampling excludes all likely tokens except the least likely"
         " of them; a request may set its own (`mlx.xtc_probability`).",
     )
     xtc_threshold: float = number(
         0.1,
-        0,
-        1,
+        (0, 1),
         "Probability above which XTC counts a token as likely; a request may set its own"
         " (`mlx.xtc_threshold`).",
     )
@@ -151,15 +136,13 @@ class Settings:
     )
     thinking_budget: int = number(
         -1,
-        -1,
-        100_000_000,
+        (-1, 100_000_000),
         "Maximum number of reasoning tokens in an answer, after which reasoning is closed; -1 means"
         " no limit; a request may set its own (`mlx.thinking_budget`, or a reasoning effort).",
     )
     n_draft: int = number(
         8,
-        1,
-        64,
+        (1, 64),
         "Maximum number of tokens drafted at a time; a request may set its own (`NDraft`).",
     )
     prompt_lookup: bool = flag(
@@ -216,8 +199,7 @@ class Settings:
     )
     rank_timeout: int = number(
         10,
-        2,
-        3600,
+        (2, 3600),
         "Seconds of silence after which a rank counts as lost. Without ranks it has no effect.",
     )
     trust_remote_code: bool = flag(False, "Whether Python files in the checkpoint may be run.")
@@ -228,30 +210,27 @@ class Settings:
     )
     max_image_pixels: int = number(
         33_554_432,
-        1,
-        89_478_485,
+        (1, 89_478_485),
         "Maximum number of pixels of a decoded image, of a video frame in its file, and of all used"
         " frames of a video together; all images and videos of a request together may have four"
         " times as many.",
     )
     video_frames: int = number(
         16,
-        1,
-        768,
+        (1, 768),
         "Maximum number of frames of a video that the model reads, evenly spaced; together they are"
         " scaled down to max_image_pixels.",
     )
-    max_video_seconds: int = number(3600, 1, 86_400, "Maximum length in seconds of a video.")
+    max_video_seconds: int = number(3600, (1, 86_400), "Maximum length in seconds of a video.")
     max_audio_seconds: int = number(
-        600, 1, 7200, "Maximum length in seconds of all sounds in a request together."
+        600, (1, 7200), "Maximum length in seconds of all sounds in a request together."
     )
     max_media_mib: int = number(
-        64, 1, 1024, "Maximum file size in MiB of one image, video or sound."
+        64, (1, 1024), "Maximum file size in MiB of one image, video or sound."
     )
     vision_cache_mib: int = number(
         512,
-        0,
-        _MIB,
+        (0, _MIB),
         "Memory in MiB for images, videos and sounds of earlier requests: half for the model's"
         " features, half for the processor's output; 0 turns this cache off.",
     )
@@ -377,10 +356,7 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """Return the error message for an unknown name.
-
-    source: the word before the name.
-    """
+    """Return the error message for an unknown name, after the word `source`."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 

@@ -11,10 +11,8 @@ _FACTOR = 20  # multiple of the longest time, measured or predicted, of a step o
 
 
 class StepTimeout(NamedTuple):
-    """Bounds, in seconds, of the time after which a step counts as hung.
+    """Bounds, in seconds, of the time after which a step counts as hung; 0 and 0 mean never.
 
-    least: lower bound.
-    most: upper bound; if both are 0, no step counts as hung.
     compiles: whether the first step of each kind may compile kernels.
     """
 

@@ -47,7 +47,6 @@ class TextStream(Protocol):
 class ByteStream:
     """Decoder over the bytes of single tokens; bytes that are not UTF-8 are dropped.
 
-    bytes_of: returns the bytes of a token.
     strip_first_space: whether to remove a space at the beginning of the text.
     text_of: returns the text of a token, or None if the token is not whole characters. It is used
         where possible, because decoding bytes takes longer.
@@ -80,9 +79,7 @@ class ByteStream:
 class WindowStream:
     """Decoder for tokenizers of an unknown kind: decodes each token with the tokens before.
 
-    The text of a token may depend on neighbouring tokens, for example if the tokenizer removes
-    spaces.
-    decode: returns the text of tokens.
+    The text of a token may depend on neighbouring tokens, for example if spaces are removed.
     context: the tokens before the first token.
     """
 
@@ -131,9 +128,8 @@ class TokenTexts:
     def stream(self, continues: bool) -> TextStream:
         """Return a text decoder for one row.
 
-        SentencePiece puts a space before the first word. It remains in the continuation of a raw
+        SentencePiece puts a space before the first word. It remains if the text `continues` a raw
         prompt, but not in an answer in a chat.
-        continues: whether the text continues the prompt's text.
         """
         if self._bytes_of is None:
             return WindowStream(self._decode, self._context() if continues else ())

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, MeasureMemory, Stop, Submit
 from backend.engine.device import release_memory
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import Cancelled, EngineError, EngineFailed, NotLoaded, ShuttingDown
-from backend.engine.gauges import Gauges
 from backend.engine.outbox import Outbox, Publication
 from common.machine_memory import return_freed_memory
 
@@ -198,10 +198,15 @@ class Worker:
 
     def _handle(self, command: Command) -> None:
         match command:
+            case Submit() | Encode() if command.epoch != self._epoch:
+                self.withdraw(command.ticket)
+                unloaded = NotLoaded("it was unloaded before the request began")
+                self._outbox.publish(command.ticket, unloaded)
             case Submit():
                 self._submit(command)
             case Encode():
-                self._encode(command)
+                assert self._encoder is not None
+                self._encoder.submit(command.ticket, command.pieces)
             case Cancel(ticket):
                 self._outbox.cancelled(ticket)
                 for rows in (self._scheduler, self._encoder):
@@ -224,33 +229,20 @@ class Worker:
 
     def _submit(self, command: Submit) -> None:
         self.withdraw(command.ticket)
-        if self._scheduler is None or command.epoch != self._epoch:
-            self._outbox.publish(
-                command.ticket, NotLoaded("it was unloaded before the request began")
-            )
-            return
-        now = time.monotonic()
-        if not self._scheduler.waiting:
+        now, scheduler = time.monotonic(), self.scheduler
+        if not scheduler.waiting:
             self._gather_until = now + _GATHER_SECONDS
         if now - self._submitted_at < _COMPANY_SECONDS:
-            share = self._scheduler.prefill_seconds(command) * _LINGER_SHARE
+            share = scheduler.prefill_seconds(command) * _LINGER_SHARE
             self._linger_until = now + min(max(share, _LEAST_LINGER), _LINGER_SECONDS)
         self._submitted_at = now
         try:
-            self._scheduler.submit(command)
+            scheduler.submit(command)
         except Exception as fault:
             self._report("the start of a request", fault)
-            self._scheduler.cancel(command.ticket)
+            scheduler.cancel(command.ticket)
             failure = f"the request could not be started ({type(fault).__name__})"
             self._outbox.publish(command.ticket, EngineFailed(failure))
-
-    def _encode(self, command: Encode) -> None:
-        if self._encoder is None or command.epoch != self._epoch:
-            self._outbox.publish(
-                command.ticket, NotLoaded("it was unloaded before the request began")
-            )
-            return
-        self._encoder.submit(command.ticket, command.pieces)
 
     def _encode_rows(self, encoder: RowQueue, *, running: bool) -> None:
         """Run one batch of rows if the running sequences leave memory for the first row."""
@@ -330,16 +322,11 @@ class Worker:
             match self._inbox.get():
                 case Submit(ticket=ticket) | Encode(ticket=ticket):
                     self._outbox.publish(ticket, ShuttingDown())
-                case Load(stages=stages, done=load):
-                    stages.close()
-                    if load.set_running_or_notify_cancel():
-                        load.set_exception(ShuttingDown())
-                case Free(done=free):
-                    if free.set_running_or_notify_cancel():
-                        free.set_exception(ShuttingDown())
-                case MeasureMemory(done=measurement):
-                    if measurement.set_running_or_notify_cancel():
-                        measurement.set_exception(ShuttingDown())
+                case Load() | Free() | MeasureMemory() as command:
+                    if isinstance(command, Load):
+                        command.stages.close()
+                    if command.done.set_running_or_notify_cancel():
+                        command.done.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         for rows in (self._scheduler, self._encoder):
@@ -350,6 +337,7 @@ class Worker:
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
             self._scheduler = self._encoder = self._later = None
+            self._epoch = 0  # of no load
             self.gauges.drafting = self.gauges.experts = None
             release_memory()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from backend.engine.engine_state import DraftReport, EngineMetrics
+from backend.engine.engine_state import DraftReport, Gauges
 from backend.engine.events import Finished
 
 CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
@@ -34,7 +34,7 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
     return tuple(trailers)
 
 
-def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
+def of_metrics(metrics: Gauges) -> tuple[tuple[str, str], ...]:
     """Return the trailers of Status and GetMetrics about drafting, and about experts in files."""
     experts = metrics.experts
     if experts is None:

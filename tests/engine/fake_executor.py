@@ -377,11 +377,11 @@ class FakeExecutor:
         self._formed += 1
         for part in group:
             one = self.sequences[part.sequence]
-            one.group = self._formed if len(group) > 1 else 0
             assert one.batch is None
             assert len(group) == 1 or not one.arrived.alone
             if one.kv is None or one.started_short:
-                continue
+                continue  # the pass runs without it
+            one.group = self._formed if len(group) > 1 else 0
             assert len(one.kv) == part.start < part.end <= one.target
             end = part.end
             whole = one.arrived.spans if one.arrived.whole else ()

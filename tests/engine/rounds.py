@@ -8,10 +8,10 @@ from typing import Any
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError
 from backend.engine.events import Finished, GrowingText, Progress, Undelivered
 from backend.engine.executing.score_plan import ScorePlan
-from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling

@@ -17,10 +17,10 @@ from typing import cast
 from backend.engine.engine import Asked, Engine
 from backend.engine.engine_state import (
     DraftReport,
-    EngineMetrics,
     EngineState,
     EngineStatus,
     ExpertCounts,
+    Gauges,
 )
 from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
@@ -185,8 +185,8 @@ class FakeEngine(Engine):
     async def status(self) -> EngineStatus:
         return EngineStatus(self.state, 300, {"weights": 200, "cache": 100}, self.ranks)
 
-    def metrics(self) -> EngineMetrics:
-        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.drafting, self.experts)
+    def metrics(self) -> Gauges:
+        return Gauges(2**40, 12, 34.5, drafting=self.drafting, experts=self.experts)
 
     async def stop(self, grace: float) -> None:
         self.stopping = True

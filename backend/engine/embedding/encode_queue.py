@@ -22,8 +22,8 @@ import numpy as np
 
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Encoded, Piece
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
-from backend.engine.gauges import Gauges
 from backend.engine.heartbeat import counted
 from backend.engine.planning.pace import Pace
 from backend.engine.units import MIB

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -39,16 +39,19 @@ from backend.engine.executing.choosing import (
     Sampled,
     accept,
     combined,
+    fill_mask,
     fitting,
     grammar_ended,
     masking,
     most_grammar_seconds,
+    read_early,
     sampled_of,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.rows import Rows
 from backend.engine.executing.speculation import Speculation, accepted_count
 from backend.engine.model import EngineModel
+from backend.engine.planning.plan import Drafted
 from backend.engine.sampling.penalties import Past
 
 _log = logging.getLogger(__name__)
@@ -58,7 +61,6 @@ _log = logging.getLogger(__name__)
 class _Checked:
     """A launched step that checks draft tokens.
 
-    last_tokens: the last token of each sequence.
     proposed: number of draft tokens per sequence.
     draft_tokens: per sequence, the draft tokens that the sequence's grammar allows.
     choices: the tokens sampled after the last token and after each draft token, for all sequences
@@ -77,23 +79,18 @@ class _Checked:
 class DecodeBatch(Rows):
     """Sequences whose last tokens have not been fed yet, and the state of their latest step.
 
-    reported: whether the planner learns from the step.
     ahead: the tokens that the step computes and a later step reads, [sequences]; None if there are
         none.
-    width: maximum number of draft tokens per sequence.
-    proposed: number of draft tokens of all sequences.
-    right: per sequence, the number of accepted draft tokens.
-    behind: number of sequences without draft tokens because their guesser has yet to catch up.
+    drafted: what the planner learns from the step, except `longest` and `seconds`; None if it does
+        not learn from the step.
     """
 
     def __init__(self, model: EngineModel) -> None:
         super().__init__(kv.BatchCache(), [])
         self._engine_model = model
         self._model = model.model
-        self.reported = False
         self.ahead: mx.array | None = None
-        self.width = self.proposed = self.behind = 0
-        self.right: list[int] = []
+        self.drafted: Drafted | None = None
         # Per sequence, known tokens after its `history` that have to be fed again.
         self._again: list[list[int]] = []
         self._passed: mx.array | None = None  # the hidden states of the latest pass
@@ -150,15 +147,14 @@ class DecodeBatch(Rows):
     ) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        With draft tokens, the tokens are read before the pass starts.
-        width: maximum number of draft tokens after each token. None: no draft tokens, and the
-            planner does not learn from the step.
+        width: maximum number of draft tokens after each token, for which the tokens are read before
+            the pass starts; None: no draft tokens, and the planner does not learn from the step.
         before_start: called when the graph is built, before the device gets any part of it.
         """
         self.settle()
-        self.reported, self.width = width is not None, width or 0
-        self.proposed, self.behind, self.right = 0, 0, []
-        self.ahead = None
+        self.ahead = self.drafted = None
+        if width is not None:
+            self.drafted = Drafted(len(self.sequences), 0, width, 0, (), 0.0)
         if width:
             before_start()
         if not (width and self._launch_checked(width)):
@@ -181,25 +177,14 @@ class DecodeBatch(Rows):
         return _delivered(sampled_of(fed, tokens), fed=fed.fed)
 
     def read_early(self) -> list[Sampled]:
-        """Wait for the tokens that the launched step computes; the next `read` omits them.
-
-        Tokens of postponed sequences were sampled without their grammars, and are dropped.
-        """
-        if self.ahead is None or self._chosen is None:
-            return []
-        tokens = self._chosen.read()
-        for sequence, token in zip(self.sequences, tokens, strict=True):
-            if not sequence.postponed:
-                accept(sequence, token, self._chosen.faults)
-                sequence.first_delivered = True
-        sampled = sampled_of(self._chosen, tokens)
-        return [sample for sample in sampled if not sample[0].postponed]
+        """Wait for the tokens that the launched step computes; the next `read` omits them."""
+        return [] if self.ahead is None or self._chosen is None else read_early(self._chosen)
 
     def remove_before_read(self, sequence: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
 
         The sequence's grammar gets the token now, because the token will be prefilled with the
-        others. The token of a postponed sequence was sampled without its grammar, and is dropped.
+        others. The token of a postponed sequence is dropped.
         """
         if sequence.postponed:
             self.leave([sequence])
@@ -288,10 +273,7 @@ class DecodeBatch(Rows):
         return logits
 
     def _remember(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Pass hidden states of the latest pass to the sequences.
-
-        ranges: per sequence, the half-open range of its tokens in the pass.
-        """
+        """Pass hidden states of the half-open ranges of the latest pass to the sequences."""
         if self._passed is not None:
             self._kept.hand_out(self._states())
             distribute(self._passed, self._states(), ranges)
@@ -305,10 +287,7 @@ class DecodeBatch(Rows):
         return list(zip(self.sequences, self._again, strict=True))
 
     def _run_again(self, last_tokens: mx.array) -> mx.array:
-        """Feed the tokens that have to be fed again, then the last tokens.
-
-        Returns the logits after the last tokens.
-        """
+        """Feed again what has to be, then the last tokens; returns the logits after these."""
         again, self._again = self._again, [[] for _ in self.sequences]
         counts = [len(own) + 1 for own in again]
         last = mx.array(counts)[:, None] - 1
@@ -340,7 +319,8 @@ class DecodeBatch(Rows):
         ]
         self._kept.hand_out(self._states())
         draft_tokens = self._speculation.propose(known, width)
-        self.behind = self._speculation.behind
+        assert self.drafted is not None
+        self.drafted = replace(self.drafted, behind=self._speculation.behind)
         if not any(draft_tokens):
             return False
         self._chooser = None  # because its penalties would count draft tokens that are rejected
@@ -396,28 +376,15 @@ class DecodeBatch(Rows):
             allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
             possible = 0
             with masking(sequence):
-                if not sequence.first_delivered:
-                    accept(sequence, token, faults)
-                if id(sequence) not in faults and not rule.ended:
-                    sequence.postponed = spent > most
-                if not (id(sequence) in faults or rule.ended or sequence.postponed):
-                    try:
-                        rule.fill(allowed[0])
-                    except Exception as fault:
-                        faults[id(sequence)] = fault
-                        allowed[0] = 0xFFFFFFFF
-                    else:
-                        possible = _looked_ahead(rule, own, allowed[1:])
+                if fill_mask(sequence, token, allowed[0], faults, late=spent > most):
+                    possible = _looked_ahead(rule, own, allowed[1:])
             spent += sequence.mask_seconds
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])
         return np.concatenate(masks) if masks else None, left
 
     def _settle(self, checked: _Checked) -> list[Sampled]:
-        """Read which draft tokens are accepted.
-
-        The token after the last accepted draft token is delivered immediately.
-        """
+        """Read which draft tokens are accepted; the token after them is delivered too."""
         assert self._speculation is not None
         every, places = fitting(checked.choices.checked)
         unfit = {at: NotFinite() for at in places}
@@ -443,7 +410,8 @@ class DecodeBatch(Rows):
             right.append(count)
             latest.append(choices[count])
             start += len(choices)
-        self.proposed, self.right = sum(checked.proposed), right
+        assert self.drafted is not None
+        self.drafted = replace(self.drafted, proposed=sum(checked.proposed), right=tuple(right))
         tokens = mx.array(latest, dtype=mx.uint32)
         self._chosen = Chosen(self.sequences, tokens, tokens, [], known=latest)
         pairs = zip(checked.fed, checked.proposed, right, strict=True)

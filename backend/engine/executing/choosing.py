@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import mlx.core as mx
@@ -81,8 +82,7 @@ class Chosen:
     def select(self, sequences: Sequence[ExecutorSequence]) -> Chosen:
         """Return the tokens of these sequences, in this order.
 
-        The device starts now, because a later read would wait for a whole pass that is launched
-        meanwhile.
+        The device starts now, because a later read would wait for a whole pass launched meanwhile.
         """
         index = {id(sequence): at for at, sequence in enumerate(self.sequences)}
         order = mx.array([index[id(sequence)] for sequence in sequences])
@@ -108,7 +108,7 @@ class Chooser:
     """Samples tokens for a fixed set of sequences.
 
     pasts: the tokens of each sequence before a step.
-    spent: processor time, in seconds, that grammars have already used in this step; None if no
+    spent: seconds of processor time that grammars have already used in this step; None if no
         sequence without a grammar waits for them.
     """
 
@@ -146,9 +146,8 @@ class Chooser:
         return self._sampler.nbytes
 
     def __call__(self, logits: mx.array, fed: Chosen, *, new: bool) -> Chosen:
-        """Sample the next tokens.
+        """Sample the next tokens from logits, [sequences, vocabulary].
 
-        logits: [sequences, vocabulary].
         fed: the tokens before; their `faults` collect the errors of grammars.
         new: whether `fed` was generated and not read yet; the grammars then read these tokens while
             the logits are computed.
@@ -187,31 +186,14 @@ class Chooser:
     def _advance(
         self, tokens: Sequence[int] | None, faults: dict[int, Exception]
     ) -> np.ndarray | None:
-        """Pass the latest tokens to the grammars, and fill the masks of what may follow.
-
-        A sequence whose grammar fails or has ended gets no mask, because it is about to end. A
-        sequence is postponed, and gets no mask, if the grammars before took too long. Returns None
-        if every token may follow in every sequence, as within a thinking budget.
-        """
+        """Pass tokens to the grammars; returns masks, or None if every token may follow in all."""
         spent = self._spent
         shape = (len(self._constrained), words(self._vocabulary))
         allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
         for mask, at in zip(allowed, self._constrained, strict=True):
-            sequence = self._sequences[at]
-            assert sequence.constraint is not None
+            sequence, token = self._sequences[at], None if tokens is None else tokens[at]
             with masking(sequence):
-                try:
-                    if tokens is not None and not (
-                        sequence.first_delivered or sequence.constraint.ended
-                    ):
-                        sequence.constraint.accept(tokens[at])
-                    if not sequence.constraint.ended:
-                        sequence.postponed = spent > self._most_seconds
-                        if not sequence.postponed:
-                            sequence.constraint.fill(mask)
-                except Exception as fault:
-                    faults[id(sequence)] = fault
-                    mask[:] = 0xFFFFFFFF
+                fill_mask(sequence, token, mask, faults, late=spent > self._most_seconds)
             spent += sequence.mask_seconds
         return allowed if (allowed != 0xFFFFFFFF).any() else None
 
@@ -223,9 +205,8 @@ def first_tokens(
     *,
     spent: float | None,
 ) -> Chosen:
-    """Sample the tokens after a prefill.
+    """Sample the tokens after a prefill from logits, [sequences, vocabulary].
 
-    logits: [sequences, vocabulary].
     spent: as for `Chooser`.
     """
     pasts = [
@@ -252,12 +233,45 @@ def most_grammar_seconds(
 ) -> float:
     """Return the seconds of processor time after which the grammars of one step are postponed.
 
-    The time is infinite if postponing gains nothing because every sequence has a grammar, or if the
-    KV could not be stored.
+    The time is infinite if every sequence has a grammar, or if the KV could not be stored.
     delays: whether other sequences wait for these grammars.
     """
     gains = delays or any(sequence.constraint is None for sequence in sequences)
     return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf
+
+
+def fill_mask(
+    sequence: ExecutorSequence,
+    token: int | None,
+    mask: np.ndarray,
+    faults: dict[int, Exception],
+    *,
+    late: bool,
+) -> bool:
+    """Pass a token to a sequence's grammar, and fill the mask of what may follow.
+
+    Returns False, with a mask that allows every token, if the grammar fails or has ended, because
+    the sequence is about to end, and if the sequence is postponed.
+    token: the latest token; None if the grammar has it.
+    mask: [words], all ones.
+    late: whether the grammars before took too long, so that the sequence is postponed.
+    """
+    rule = sequence.constraint
+    assert rule is not None
+    if token is not None and not sequence.first_delivered:
+        accept(sequence, token, faults)
+    if id(sequence) in faults or rule.ended:
+        return False
+    sequence.postponed = late
+    if late:
+        return False
+    try:
+        rule.fill(mask)
+    except Exception as fault:
+        faults[id(sequence)] = fault
+        mask[:] = 0xFFFFFFFF
+        return False
+    return True
 
 
 def accept(sequence: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
@@ -267,6 +281,22 @@ def accept(sequence: ExecutorSequence, token: int, faults: dict[int, Exception])
             sequence.constraint.accept(token)
         except Exception as refusal:
             faults[id(sequence)] = refusal
+
+
+def read_early(
+    chosen: Chosen, due: Callable[[ExecutorSequence], bool] = lambda _: True
+) -> list[Sampled]:
+    """Return tokens before a step is launched on them, and pass them to the grammars.
+
+    Tokens of postponed sequences were sampled without their grammars, and are dropped.
+    due: whether to read the token of a sequence.
+    """
+    tokens = chosen.read()
+    read = [due(sequence) and not sequence.postponed for sequence in chosen.sequences]
+    for sequence, token in compress(zip(chosen.sequences, tokens, strict=True), read):
+        accept(sequence, token, chosen.faults)
+        sequence.first_delivered = True
+    return list(compress(sampled_of(chosen, tokens), read))
 
 
 def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
@@ -299,10 +329,10 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
 
 
 def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
-    """Wait for tokens; returns them, and the indices of those from logits that are not finite.
+    """Wait for the result of `BatchSampler.checked`.
 
-    A token from logits that are not finite becomes 0, which is safe to feed.
-    checked: the result of `BatchSampler.checked`.
+    Returns the tokens, and the indices of those from logits that are not finite, which become 0: a
+    token that is safe to feed.
     """
     tokens = cast(list[int], checked.tolist())
     unfit = [at for at, token in enumerate(tokens) if token == UNFIT] if UNFIT in tokens else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -17,8 +18,7 @@ from backend.engine.caching import kv
 from backend.engine.errors import NotFinite
 from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Sampled
-from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.executing.failure import GRAMMAR, Failure
+from backend.engine.executing.executor_sequence import GRAMMAR, ExecutorSequence, Failure
 from backend.engine.executing.kept_entries import KeptEntries, KeptEntry
 from backend.engine.executing.prefill_passes import PrefillPass, PrefillPasses
 from backend.engine.executing.prefix_files import PrefixFiles
@@ -27,7 +27,6 @@ from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import (
     DecodeTimed,
-    Drafted,
     Leave,
     Masked,
     OtherBytes,
@@ -65,14 +64,11 @@ class Executor:
         self._entries = KeptEntries(positions=model.leader is not None and not model.trims)
         self._batches: dict[int, DecodeBatch] = {}
         self._launched_batches: list[DecodeBatch] = []
-        self._prefills: Sequence[Sequence[Prefill]] = ()
-        self._scores: Sequence[Score] = ()
         self._plan = StepPlan(0)  # the latest
         self._early: list[Sampled] = []
         self.withholds = False
         self._withheld: list[PrefillPass] = []  # passes whose first tokens are not due yet
         self._guessed: list[PlannerEvent] = []
-        self._only_decodes = False  # whether the step only decodes
         self._other = OtherBytes(0)
         self.lacking_bytes = 0  # working memory for which a batch of texts to embed waits
         self.sequences: dict[int, ExecutorSequence] = {}
@@ -98,27 +94,24 @@ class Executor:
     def entry_bytes(self) -> int:
         return self._entries.nbytes
 
-    @property
-    def logit_bytes(self) -> int:
-        """Bytes of logits that wait to be read, and of biases, penalties and noise."""
-        changing = sum(batch.chooser_bytes for batch in self._batches.values())
-        return self._passes.logit_bytes + changing
-
-    @property
-    def draft_bytes(self) -> int:
-        """Bytes of the KV of guessers, and of the hidden states that they have not read."""
-        unread = sum(sequence.states.nbytes for sequence in self.sequences.values())
-        return unread + sum(batch.draft_bytes for batch in self._batches.values())
-
-    @property
-    def feature_bytes(self) -> int:
-        """Bytes of the features of images and sounds, remembered or waiting for their pass."""
-        if self._model.media is None:
-            return 0
-        prefills = [
-            sequence.media_prefill for sequence in self.sequences.values() if sequence.media_prefill
-        ]
-        return self._model.media.features.size + sum(prefill.nbytes for prefill in prefills)
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that MLX uses for sequences and cached prefixes, by purpose."""
+        batches, sequences = self._batches.values(), self.sequences.values()
+        # biases, penalties and noise, besides logits that wait to be read
+        choosing = sum(batch.chooser_bytes for batch in batches)
+        parts = {
+            "kv_cache": self.row_bytes,
+            "prompt_cache": self.entry_bytes,
+            "logits": self._passes.logit_bytes + choosing,
+        }
+        if self._model.drafting is not None:
+            unread = sum(sequence.states.nbytes for sequence in sequences)
+            parts["draft_kv_cache"] = unread + sum(batch.draft_bytes for batch in batches)
+        if self._model.media is not None:
+            prefills = [each.media_prefill for each in sequences if each.media_prefill]
+            waiting = sum(prefill.nbytes for prefill in prefills)
+            parts["media_features"] = self._model.media.features.size + waiting
+        return parts
 
     def add(self, sequence: ExecutorSequence) -> None:
         """Add a sequence, which a later plan starts."""
@@ -171,8 +164,6 @@ class Executor:
             if number in self._batches:
                 self._allow(self._batches[number], number, plan)
         self._start_copies()
-        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
-        self._prefills, self._scores = plan.prefill, plan.score
         self._passes.ahead = plan.ahead
 
     def _delaying_seconds(self) -> float | None:
@@ -249,9 +240,7 @@ class Executor:
     ) -> tuple[kv.RowCache, int]:
         """Return the KV of another sequence, truncated to the length of the source, and the length.
 
-        Returns an empty row and 0 if the KV cannot be truncated.
-        row: the KV of the other sequence, of `length` tokens.
-        snapshots: snapshots of that KV, by length.
+        Returns an empty row and 0 if the KV, of `length` tokens, cannot be truncated.
         """
         assert start.source is not None
         wanted = start.source.length
@@ -325,8 +314,11 @@ class Executor:
     def _break(self, rows: Rows, fault: Exception) -> None:
         """End rows of which a pass or a copy failed: the KV of all their sequences is undefined."""
         broken, rows.sequences = rows.sequences, []
-        self._batches = {n: other for n, other in self._batches.items() if other is not rows}
+        self._drop_empty_batches()
         self._failed(broken, "decode" if isinstance(rows, DecodeBatch) else "prefill", fault)
+
+    def _drop_empty_batches(self) -> None:
+        self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
     # Prefill.
 
@@ -369,34 +361,24 @@ class Executor:
 
     def _count_guesses(self) -> None:
         """Report how many draft tokens of this step were accepted, and how long the step took."""
-        batches = self._launched_batches
+        batches, plan = self._launched_batches, self._plan
         steady: tuple[object, ...] = ()
-        if self._only_decodes and len(batches) == 1:
+        if plan.only_decodes and not (plan.join or plan.score) and len(batches) == 1:
             steady = (id(batches[0]), len(batches[0].sequences))
         seconds = self._times.since_same_step(steady)
         for batch in batches:
-            if batch.sequences and batch.reported:
+            if batch.sequences and batch.drafted is not None:
                 longest = max(len(sequence.history) for sequence in batch.sequences)
-                self._guessed.append(
-                    Drafted(
-                        len(batch.sequences),
-                        longest,
-                        batch.width,
-                        batch.proposed,
-                        tuple(batch.right),
-                        seconds,
-                        batch.behind,
-                    )
-                )
+                self._guessed.append(replace(batch.drafted, longest=longest, seconds=seconds))
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
-        """Start the step's prefill, and wait for earlier prefill and for scores.
+        """Start the step's prefill, for which the tokens that `read` returns need not wait.
 
-        Prefill starts only here, because the tokens that `read` returns need not wait for it.
+        Then wait for earlier prefill and for scores.
         idle: whether no sequence decodes.
         """
         events, self._guessed = self._guessed, []
-        for group in self._prefills:
+        for group in self._plan.prefill:
             self._passes.grammar_seconds = self._delaying_seconds()
             self._prefill(group, events)
         events += map(DecodeTimed, self._times.take_decoded())
@@ -407,10 +389,9 @@ class Executor:
         if self._passes.in_flight:
             for launched in self._passes.due(idle=idle):
                 self._finish_pass(launched, events)
-        for score in self._scores:
+        for score in self._plan.score:
             self._score(score, events)
-        if self._entries.unsettled:
-            self.failures += self._entries.settle(events)
+        self.failures += self._entries.settle(events)
         events += self.other_memory_events()
         return events
 
@@ -499,7 +480,7 @@ class Executor:
                 rows.leave(gone)
             except Exception as fault:
                 self._break(rows, fault)
-        self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
+        self._drop_empty_batches()
 
     def _keep(self, sequence: ExecutorSequence, number: int | None) -> None:
         """Store a leaving sequence's KV as a cached prefix, unless its last step lost the KV."""
@@ -532,8 +513,7 @@ class Executor:
                 self._early += batch.remove_before_read(sequence)
             except Exception as fault:
                 self._break(batch, fault)
-            if not batch.sequences:
-                self._batches = {n: b for n, b in self._batches.items() if b is not batch}
+            self._drop_empty_batches()
         self._reset(sequence)
 
     def _reset(self, sequence: ExecutorSequence) -> None:
@@ -569,8 +549,8 @@ class Executor:
         self.sequences.clear()
         self._with_grammar.clear()
         self._passes.clear()
-        self._launched_batches = []
-        self._early, self._withheld, self._prefills, self._scores = [], [], (), ()
+        self._plan, self._launched_batches = StepPlan(0), []
+        self._early, self._withheld = [], []
         if self._model.media is not None:
             self._model.media.features.clear()
 

@@ -1,4 +1,4 @@
-"""The executor's data about one sequence: the request, the KV, and the progress."""
+"""The executor's data about one sequence, and the failures that end sequences."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from backend.engine.vision.media_plan import MediaPlan
     from backend.engine.vision.media_prefill import MediaPrefill
 
+GRAMMAR = "grammar"  # an error of a grammar, which leaves the KV intact
 _NO_ADAPTERS = nullcontext()  # one for all passes, because each step needs one
 
 
@@ -38,8 +39,8 @@ class ExecutorSequence:
     delivered: number of generated tokens that were read.
     finished: whether the answer is complete, so that it may be saved to disk.
     first: the first tokens of all sequences whose prompts the same pass completed.
-    first_delivered: whether this sequence's first token was read, and passed to its grammar, before
-        the sequence joined a batch.
+    first_delivered: whether the first token was read, and passed to the grammar, before the
+        sequence joined a batch.
     mask_seconds: processor time that the grammar used since the latest plan.
     postponed: whether the latest token was sampled without the grammar, for lack of time.
     states: the hidden states of the latest tokens, if a guesser reads them.
@@ -72,6 +73,18 @@ class ExecutorSequence:
     def longest(self) -> int:
         """Maximum number of tokens of prompt and output together."""
         return len(self.prompt) + self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An action that failed, by its name for the log.
+
+    sequences: numbers of the sequences that lost their KV.
+    """
+
+    sequences: tuple[int, ...]
+    where: str
+    fault: Exception
 
 
 def adapted(

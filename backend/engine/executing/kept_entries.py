@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from backend.engine.caching import kv
-from backend.engine.executing.failure import Failure
+from backend.engine.executing.executor_sequence import Failure
 from backend.engine.planning.plan import NotStored, PlannerEvent, Stored
 
 
@@ -30,10 +30,9 @@ class KeptEntry:
 class KeptEntries:
     """The cached prefixes, by the planner's numbers.
 
-    by_number: changed by methods only.
     nbytes: bytes of all cached prefixes whose KV has been computed.
-    positions: whether to report the checkpoint positions of a cached prefix even if all of its
-        layers can be truncated, because layers on other ranks may not.
+    positions: whether to report checkpoint positions even if all layers can be truncated, because
+        layers on other ranks may not.
     """
 
     def __init__(self, *, positions: bool) -> None:
@@ -82,11 +81,6 @@ class KeptEntries:
     def new(self) -> list[kv.RowCache]:
         """The KV of the cached prefixes that the next `settle` waits for."""
         return [self.by_number[number].cache for number in self._new if number in self.by_number]
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether `settle` has something to wait for or to report."""
-        return bool(self._new or self._lost)
 
     def settle(self, events: list[PlannerEvent]) -> list[Failure]:
         """Wait for the KV of new cached prefixes, and report their sizes or failures."""

@@ -1,11 +1,9 @@
 """Measures the temporary memory of a forward pass, on the device that will run it.
 
 Whether attention scores are materialised depends on the device, the head size, the mask and the
-kind of KV. The other memory that a layer needs depends on the architecture. Two short passes
-measure both: one after a few tokens, and one after a long KV filled with zeros. Unlike passes of
-several rows, they need no array as mask: the memory that a mask adds is measured on the attention
-kernel alone. The memory for choosing a token depends on how the device sorts; it is measured on
-zeros too.
+kind of KV. Two short passes measure that and the rest: one after a few tokens, and one after a long
+KV filled with zeros. The memory that an array as mask adds, which passes of several rows need, is
+measured on the attention kernel alone, and the memory for choosing a token on zeros.
 """
 
 from __future__ import annotations
@@ -146,10 +144,7 @@ def pass_cost(
 
 
 def _bytes_after_long_kv(model: Any, row: kv.RowCache, short: int) -> int:
-    """Return the result of `_temporary_bytes` after `_SEEN` tokens.
-
-    short: the result after a few tokens.
-    """
+    """Return the result of `_temporary_bytes` after `_SEEN` tokens; `short` is that after a few."""
     try:
         _lengthen(row, _SEEN - 2 * _TOKENS - len(FIRST_TOKENS))
         return _temporary_bytes(model, row)
@@ -184,9 +179,8 @@ def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
 def _peak_bytes(run: Callable[[], None], *, busy: bool = False) -> int:
     """Return the bytes that a computation uses at its peak, without those of its results.
 
-    busy: whether the device is busy at first. MLX allocates memory ahead of the device, the further
-        the longer the device takes, so it then allocates as far ahead as in a long pass, every
-        time.
+    busy: whether the device is busy at first, so that MLX allocates as far ahead of it as in a long
+        pass, every time.
     """
     numbers = mx.zeros(_BUSY if busy else 1)
     mx.eval(numbers)
@@ -202,10 +196,7 @@ def _peak_bytes(run: Callable[[], None], *, busy: bool = False) -> int:
 
 
 def _mask_bytes(forms: Iterable[_Attention]) -> int:
-    """Return the peak bytes that an array as mask adds to the attention of `_TOKENS` tokens.
-
-    The bytes include those of the array. The tokens attend to `_SEEN` tokens.
-    """
+    """Return the peak bytes that an array as mask adds to attention to `_SEEN` tokens."""
     most = 0
     for heads, kv_heads, size, value_size, dtype in set(forms):
         queries = mx.zeros((1, heads, _TOKENS, size), dtype)
@@ -234,10 +225,7 @@ def _lengthen(row: kv.RowCache, tokens: int) -> None:
 
 
 def _zeros(layer: Any, like: Any, tokens: int) -> mx.array:
-    """Return zeros, [1, heads, tokens, size], as a model would append them to the layer.
-
-    like: the layer's keys or its values.
-    """
+    """Return zeros like a layer's keys or values, [1, heads, tokens, size]."""
     array = like[1] if isinstance(like, tuple) else like
     size = layer.packing.size(like) if isinstance(like, tuple) else like.shape[3]
     return mx.zeros((1, array.shape[1], tokens, size), array.dtype)

@@ -12,17 +12,16 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import latest
-from backend.engine.executing import prompt_logprobs
 from backend.engine.executing.choosing import (
     Chosen,
     Sampled,
-    accept,
     first_tokens,
-    sampled_of,
+    read_early,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.prefix_files import PrefixFiles
 from backend.engine.executing.rows import Rows
+from backend.engine.executing.scoring import longest_chunk, prompt_logprobs
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, PrefillTimed
@@ -69,28 +68,17 @@ class PrefillPass:
             (sequence,) = self.sequences
             alternatives = sequence.request.prompt_logprobs
             assert alternatives is not None
-            sequence.prompt_logprobs += prompt_logprobs.read(
-                self.logits, self.following, alternatives
-            )
+            sequence.prompt_logprobs += prompt_logprobs(self.logits, self.following, alternatives)
 
     def read_first(self) -> list[Sampled]:
         """Return the first tokens of sequences that wait to join their batch.
 
-        They are read before the batch's step is launched, because a launch takes time. Tokens of
-        postponed sequences were sampled without their grammars, and are dropped.
+        They are read before the batch's step is launched, because a launch takes time.
         """
         chosen = self.chosen
         if chosen is None or all(sequence.first is not chosen for sequence in self.sequences):
             return []
-        tokens = chosen.read()
-        for sequence, token in zip(chosen.sequences, tokens, strict=True):
-            if sequence.first is chosen and not sequence.postponed:
-                accept(sequence, token, chosen.faults)
-                sequence.first_delivered = True
-        sampled = sampled_of(chosen, tokens)
-        return [
-            sample for sample in sampled if sample[0].first is chosen and not sample[0].postponed
-        ]
+        return read_early(chosen, lambda sequence: sequence.first is chosen)
 
 
 class PrefillPasses:
@@ -114,21 +102,66 @@ class PrefillPasses:
     def launch(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
-        """Start a pass. Raises what MLX raises: the KV of all its sequences is then undefined."""
-        sequence, part = parts[0]
-        if sequence.media_prefill is not None or sequence.request.prompt_logprobs is not None:
-            self._alone(sequence, part, events)
+        """Start a pass of one prompt, or of several, each padded to the longest.
+
+        Prompts with images or sounds, or with requested log-probabilities, have passes of their
+        own. Raises what MLX raises: the KV of all the sequences is then undefined.
+        """
+        began = self._times.clock()
+        group = Rows.gathered([sequence for sequence, _ in parts])
+        group.cache.expect(max(len(sequence.tokens) for sequence, _ in parts) + 1)
+        planned = {part.sequence: part for _, part in parts}
+        ordered = [(sequence, planned[sequence.number]) for sequence in group.sequences]
+        ends = [(sequence, part, self._end(sequence, part)) for sequence, part in ordered]
+        first, part, end = ends[0]
+        alternatives = first.request.prompt_logprobs
+        media = first.media_prefill if part.start < len(first.prompt) else None
+        if first.media_prefill is not None or alternatives is not None:
+            self.wait_for_earlier()
+            if media is not None and media.get_features(part.start, end):
+                return  # Encoding an image or a sound is a separate pass, which cannot be divided.
+            began = self._times.clock()
+        texts = [sequence.tokens[part.start : end] for sequence, part, end in ends]
+        counts = [len(text) for text in texts]
+        width = max(counts)
+        group.cache.reserve(width)
+        padded = kv.padded(texts)
+
+        def run() -> mx.array:
+            if media is not None:
+                return media.run(part.start, end, group.cache.layers)
+            with group.cache.prefill(counts) as layers, adapted(self._model, group.sequences):
+                logits: mx.array = self._model.model(padded, cache=layers)
+            return logits
+
+        behind = max(part.start for _, part, _ in ends)
+        together = tuple(group.sequences)
+        launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
+        run = self._keeping_states(run, counts, launched)
+        whole = [at for at, (sequence, _, end) in enumerate(ends) if end == len(sequence.tokens)]
+        last: mx.array | None = None
+        if alternatives is not None:
+            logits = run()
+            last = logits[:, -1]
+            if part.start < len(first.prompt) - 1:
+                launched.following = first.prompt[part.start + 1 : end + 1]
+                launched.logits = logits[0, : len(launched.following)]
+        elif whole:
+            last = self._model.head.last(run, counts)
+            last = last if len(whole) == len(ends) else last[mx.array(whole)]
         else:
-            self._together(parts, events)
+            run()
+        for (sequence, _, _), text in zip(ends, texts, strict=True):
+            sequence.history += text
+        self._finish_launch(launched, group, ends, last, events)
 
     def due(self, *, idle: bool) -> Iterator[PrefillPass]:
         """Yield the passes to wait for now, in the order in which they were launched.
 
         The passes of this step stay in flight behind the next decode step or, if no sequence
         decodes, behind the next passes, unless one of them completes a prompt. On a CPU no pass
-        stays in flight: a launch computes the next step immediately, which would delay first
-        tokens. A pass with log-probabilities of its prompt does not stay in flight either, because
-        the answer could end without them.
+        stays in flight, because a launch computes the next step immediately, and none with
+        log-probabilities of its prompt, because the answer could end without them.
         idle: whether no sequence decodes.
         """
         last = idle and any(launched.last for launched in self._launched)
@@ -144,8 +177,7 @@ class PrefillPasses:
     def wait_for_earlier(self) -> None:
         """Wait on a GPU for all work that was started, so that the time of each pass is known.
 
-        Call this when the graph of the next pass is built: the device is idle until that pass
-        starts.
+        Call this when the graph of the next pass is built, so that the device is hardly idle.
         """
         if self._times.in_order:
             return
@@ -195,86 +227,6 @@ class PrefillPasses:
         """The passes that were launched and not waited for."""
         return [*self._earlier, *self._launched]
 
-    def _alone(self, sequence: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
-        """Run a pass of a prompt with images or sounds, or with requested log-probabilities."""
-        group = Rows.gathered([sequence])
-        row = group.cache.layers
-        group.cache.expect(len(sequence.tokens) + 1)
-        start, end = part.start, self._end(sequence, part)
-        alternatives = sequence.request.prompt_logprobs
-        if alternatives is not None:
-            end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
-            end = (
-                end if sequence.media_prefill is None else sequence.media_prefill.uncut(start, end)
-            )
-        media = sequence.media_prefill if start < len(sequence.prompt) else None
-        self.wait_for_earlier()
-        if media is not None:
-            if media.get_features(start, end):
-                return  # Encoding an image or a sound is a separate pass, which cannot be divided.
-            end = min(end, len(sequence.prompt))
-        tokens = sequence.tokens[start:end]
-
-        def run() -> mx.array:
-            if media is not None:
-                return media.run(start, end, row)
-            with adapted(self._model, [sequence]):
-                logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
-            return logits
-
-        group.cache.reserve(len(tokens))
-        launched = PrefillPass(len(tokens), len(tokens), start, (sequence,), self._times.clock())
-        run = self._keeping_states(run, [len(tokens)], launched)
-        last: mx.array | None = None
-        if alternatives is not None:
-            logits = run()
-            last = logits[:, -1]
-            if start < len(sequence.prompt) - 1:
-                launched.following = sequence.prompt[start + 1 : end + 1]
-                launched.logits = logits[0, : len(launched.following)]
-        elif end == len(sequence.tokens):
-            last = self._model.head.last(run, [len(tokens)])
-        else:
-            run()
-        sequence.history += tokens
-        self._finish_launch(launched, group, [(sequence, part, end)], last, events)
-
-    def _together(
-        self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
-    ) -> None:
-        """Run a pass of one prompt, or of several, each padded to the longest."""
-        began = self._times.clock()
-        group = Rows.gathered([sequence for sequence, _ in parts])
-        group.cache.expect(max(len(sequence.tokens) for sequence, _ in parts) + 1)
-        planned = {part.sequence: part for _, part in parts}
-        ordered = [(sequence, planned[sequence.number]) for sequence in group.sequences]
-        ends = [(sequence, part, self._end(sequence, part)) for sequence, part in ordered]
-        texts = [sequence.tokens[part.start : end] for sequence, part, end in ends]
-        counts = [len(text) for text in texts]
-        width = max(counts)
-        group.cache.reserve(width)
-        padded = kv.padded(texts)
-
-        def run() -> mx.array:
-            with group.cache.prefill(counts) as layers, adapted(self._model, group.sequences):
-                logits: mx.array = self._model.model(padded, cache=layers)
-            return logits
-
-        behind = max(part.start for _, part, _ in ends)
-        together = tuple(group.sequences)
-        launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
-        run = self._keeping_states(run, counts, launched)
-        whole = [at for at, (sequence, _, end) in enumerate(ends) if end == len(sequence.tokens)]
-        last: mx.array | None = None
-        if whole:
-            last = self._model.head.last(run, counts)
-            last = last if len(whole) == len(ends) else last[mx.array(whole)]
-        else:
-            run()
-        for (sequence, _, _), text in zip(ends, texts, strict=True):
-            sequence.history += text
-        self._finish_launch(launched, group, ends, last, events)
-
     def _keeping_states(
         self, run: Callable[[], mx.array], counts: list[int], launched: PrefillPass
     ) -> Callable[[], mx.array]:
@@ -307,18 +259,17 @@ class PrefillPasses:
         """Return the length of the sequence at which the next chunk ends.
 
         The chunk ends before the prompt's last token if a prompt cache file needs the KV without
-        that token. It ends with the prompt if the model must read a prompt in one pass and tokens
-        of the answer follow, as they do after a preemption.
+        that token. It ends with the prompt if media or a prompt to be read in one pass begin it,
+        and tokens of the answer follow, as they do after a preemption.
         """
-        if self._model.reads_whole and part.start < len(sequence.prompt):
-            return min(part.end, len(sequence.prompt))
-        last = len(sequence.prompt) - 1
-        early = (
-            part.start < last < part.end
-            and not self._model.trims
-            and self._files.want_prompt(sequence)
-        )
-        return last if early else part.end
+        end, prompt, media = part.end, len(sequence.prompt), sequence.media_prefill
+        if part.start < prompt - 1 < end and not (self._model.trims or self._model.reads_whole):
+            end = prompt - 1 if self._files.want_prompt(sequence) else end
+        if sequence.request.prompt_logprobs is not None:
+            end = min(end, part.start + longest_chunk(self._model.vocabulary))
+            end = end if media is None else media.uncut(part.start, end)
+        whole = media is not None or self._model.reads_whole
+        return min(end, prompt) if whole and part.start < prompt else end
 
     def _finish_launch(
         self,
@@ -331,8 +282,7 @@ class PrefillPasses:
         """Sample the first tokens, take the snapshots, and start the device.
 
         ends: the sequences, each with its part of the plan and the length that it reaches.
-        last: logits of the last tokens of the prompts that this pass completes, [sequences,
-            vocabulary].
+        last: logits of the last tokens of completed prompts, [sequences, vocabulary].
         """
         if not self._times.in_order:
             launched.ahead = self.ahead and bool(self.in_flight)

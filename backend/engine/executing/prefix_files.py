@@ -19,10 +19,7 @@ class PrefixFiles:
         return sequence.finished and sequence.request.disk.saves_answer and self._may_hold(sequence)
 
     def want_prompt(self, sequence: ExecutorSequence) -> bool:
-        """Return whether to save the prompt without its last token.
-
-        A repeated request computes the last token, to get logits.
-        """
+        """Return whether to save the prompt without its last token, which gives the logits."""
         if sequence.scoring is not None or not self._may_hold(sequence):
             return False
         return sequence.request.disk.saves_prompt(trimmable=self._model.trims)

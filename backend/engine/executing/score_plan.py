@@ -42,9 +42,8 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """The tokens of a Score request.
+    """The tokens of a Score request, after the prefix that all continuations share.
 
-    prefix: the tokens that all continuations share.
     stable: how many tokens of the prefix later requests will share.
     """
 

@@ -18,19 +18,17 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
-from backend.engine.executing.prompt_logprobs import longest_chunk
 from backend.engine.executing.score_plan import ScorePlan
+from backend.engine.sampling.logprobs import BatchLogprobs
 
+# 64 MiB of float32: those of a whole prompt would take gigabytes.
+_MOST_LOGITS = 1 << 24
 WIDEST = 32  # continuations that run side by side
 
 
 @dataclass(slots=True)
 class _Rectangle:
-    """Continuations that run side by side.
-
-    places: indices of the continuations in the plan.
-    fed: number of tokens of each continuation that are in the cache.
-    """
+    """Continuations of a plan that run side by side, `fed` tokens of each so far."""
 
     places: Sequence[int]
     cache: kv.BatchCache
@@ -38,10 +36,7 @@ class _Rectangle:
 
 
 class Scoring:
-    """The progress of one plan.
-
-    width: number of continuations that run side by side.
-    """
+    """The progress of one plan; `width` continuations run side by side."""
 
     def __init__(self, plan: ScorePlan, *, side_by_side: bool) -> None:
         self._plan = plan
@@ -53,10 +48,7 @@ class Scoring:
         self.restart()
 
     def restart(self, width: int | None = None) -> None:
-        """Start again after the row has lost its KV.
-
-        width: number of continuations that run side by side; None leaves it unchanged.
-        """
+        """Start again after the row has lost its KV, with another width if one is given."""
         self.width = width or self.width
         self._values: list[list[float]] = [[] for _ in self._plan.continuations]
         self._waiting = list(self._longer)
@@ -155,3 +147,23 @@ def _values(logits: mx.array) -> mx.array:
 def _require_numbers(values: Sequence[float]) -> None:
     if any(map(math.isnan, values)):
         raise NotFinite
+
+
+def longest_chunk(vocabulary: int) -> int:
+    """Return the maximum number of tokens whose logits are computed at once."""
+    return max(_MOST_LOGITS // vocabulary, 1)
+
+
+def prompt_logprobs(
+    logits: mx.array, following: Sequence[int], alternatives: int
+) -> list[TokenLogprob]:
+    """Return the log-probability of the next token at each position of a chunk.
+
+    logits: [positions, vocabulary].
+    following: the next token at each position.
+    alternatives: how many of the likeliest tokens to return at each position.
+    """
+    logprobs = BatchLogprobs([alternatives] * len(following))
+    computed = logprobs(logits, mx.array(list(following)))
+    entries = logprobs.read(computed, following)
+    return [entries[position] for position in range(len(following))]

@@ -1,7 +1,4 @@
-"""Guesses for the sequences of a batch.
-
-A sequence with images gets no guesses, because guessers do not see images.
-"""
+"""Guesses for the sequences of a batch, except those with images, which guessers do not see."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The guessers of a batch; each sequence uses the first one that has a guess.
 
-    end_tokens: tokens that end an answer.
     behind: how many sequences got no guess from the latest `propose` because a guesser had yet to
         catch up with them.
     """
@@ -111,8 +107,7 @@ class Speculation:
     def _most_for(self, sequence: ExecutorSequence, again: Sequence[int]) -> int:
         """Return how many guesses fit into the sequence's limit and the pass.
 
-        again: tokens that have to be fed once more. Each wrong guess adds to them, so their number
-        is limited.
+        again: tokens to feed once more. Each wrong guess adds to them, so their number is limited.
         """
         if sequence.media is not None or len(again) > MOST_AGAIN:
             return 0
@@ -129,9 +124,8 @@ class _TrackedGuesser:
         self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
 
     def propose(self, wanting: dict[int, GuessRequest]) -> dict[int, list[int] | None]:
-        """Return the guesses of the sequences that have any, by the same keys.
-
-        None for those that the guesser has yet to catch up with.
+        """Return the guesses of the sequences that have any, by the same keys; None if it is
+        behind.
         """
         guess_requests = {
             at: replace(sequence, most=most)
@@ -150,8 +144,5 @@ class _TrackedGuesser:
 
 
 def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:
-    """Return the number of accepted draft tokens: those before the first that was not sampled.
-
-    choices: the tokens that were sampled after the last token and after each guess.
-    """
+    """Return how many guesses come before the first that was not sampled."""
     return common_prefix(guesses, choices)

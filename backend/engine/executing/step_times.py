@@ -16,13 +16,11 @@ class StepTimes:
 
     A GPU works while the host continues, so the end of a pass is known only if the host waits for
     it before starting other work. The host therefore builds the graph of the next pass, waits, and
-    only then starts that pass: the device is idle for little more than a launch. Decode steps
-    without a pass between them are not separated, nor are passes that a plan starts ahead.
+    only then starts that pass. Decode steps without a pass between them are not separated, nor are
+    passes that a plan starts ahead.
 
-    clock: returns seconds.
     wait: replaces `mx.eval`.
-    in_order: whether the device computes within the call that launches, as a CPU does, so that work
-        ends in the order of the launches.
+    in_order: whether work ends in the order of the launches, within them, as on a CPU.
     """
 
     def __init__(
@@ -51,10 +49,7 @@ class StepTimes:
             self._starts = self.clock()
 
     def decode_launched(self, arrays: Sequence[Any]) -> None:
-        """Record that the decode step has been started.
-
-        arrays: small arrays that the step computes.
-        """
+        """Record that the decode step has been started, which computes these small arrays."""
         if self.in_order and arrays:
             self._ready = self.clock()
             self._decoded.append(self._ready - self._began)
@@ -68,10 +63,7 @@ class StepTimes:
             self._decoded[-1] = self._ready - self._began
 
     def decode_read(self, *, ahead: bool) -> None:
-        """Record that tokens have been read.
-
-        ahead: whether the latest step may still be in flight.
-        """
+        """Record that tokens were read; the latest step may still be in flight if `ahead`."""
         while len(self._steps) > ahead:
             self._end_decode()
 
@@ -95,9 +87,8 @@ class StepTimes:
         return seconds
 
     def finished(self, launched: float, done: float) -> float:
-        """Return the seconds of work that was launched and waited for.
+        """Return the seconds of work that was launched at a time and waited for.
 
-        launched: time of the launch.
         done: the latest time at which the work can have ended.
         """
         began = max(self._ready, launched)
@@ -105,10 +96,7 @@ class StepTimes:
         return self._ready - began
 
     def waited(self, began: float) -> float:
-        """Return the seconds of work for which this thread has waited.
-
-        began: when the wait began.
-        """
+        """Return the seconds of work for which this thread has waited since `began`."""
         self._ready = self.clock()
         return self._ready - began
 

@@ -1,9 +1,8 @@
 """Runs typical prompts, so that the first real requests are not slow.
 
-On a GPU the first use of a shape compiles kernels. So prompts like those of the first clients are
-run in a separate scheduler. During the load, one short prompt runs alone and two run in a batch.
-Later, longer prompts run, up to a whole prefill pass, as long as the next is certain to fit in the
-time.
+On a GPU the first use of a shape compiles kernels. During the load, one short prompt runs alone and
+two run in a batch. Later, longer prompts run, up to a whole prefill pass, as long as the next is
+certain to fit in the time.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import time
 from dataclasses import replace
 
 from backend.engine.commands import Submit
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import Cancelled, EngineError, NotFinite
 from backend.engine.events import Undelivered
-from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
@@ -73,10 +72,7 @@ def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Sta
 
 
 def _prompt(ticket: int, length: int, vocabulary: int) -> Submit:
-    """Return a prompt that shares no prefix with the others.
-
-    The first prompt is greedy, the others sample.
-    """
+    """Return a prompt that shares no prefix with the others; only the first is greedy."""
     tokens = [ticket % vocabulary] * length
     sampling = Sampling() if ticket == 1 else Sampling(temperature=1.0, top_p=0.9, seed=1)
     request = GenerationRequest(

@@ -29,9 +29,9 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Finished, GrowingText, TokenLogprob, Undelivered
-from backend.engine.gauges import Gauges
 from backend.engine.loading.serving_verdict import WAYS, Verdict, restrict
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel

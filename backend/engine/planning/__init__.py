@@ -12,7 +12,7 @@ The package is plain Python without MLX. Each question has a module that answers
 - When are sequences preempted for texts to embed? `text_turn`
 
 `planner` calls these modules, admits and preempts sequences, and forms batches. Its state is in two
-tables: `sequence_table` for sequences, and `stored_entries` for cached prefixes.
+tables: `sequence_state` for sequences, and `stored_entries` for cached prefixes.
 
 When prompts with a common prefix arrive together, the prefix is computed once: the later prompts
 wait for its KV and copy it from the running sequence. If more short prompts wait than slots are

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from backend.engine.planning.draft_width import MOST_AGAIN
 from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import GROWTH_STEP, CacheCost, Limits, PassCost
-from backend.engine.planning.sequence_state import SequenceState
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 
 
 def longest_alone(
@@ -48,19 +47,12 @@ class Charges:
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
     def admission(self, sequence: SequenceState) -> int:
-        """Return the bytes that must be free before a sequence is admitted.
-
-        These are the bytes of its rows and of its smallest pass.
-        """
+        """Return the bytes of a sequence's rows and smallest pass, which its admission needs."""
         rows = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
         return rows + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
-        """Return the bytes of one row of `tokens` tokens.
-
-        These are the bytes of its KV, of a draft model's KV, and of its share of the temporary
-        memory of a decode step.
-        """
+        """Return the bytes of a row: its KV, a draft model's KV, its share of a decode step."""
         draft = self._draft.copied(tokens) if self._draft else 0
         return self._cost.copied(tokens) + draft + self._passes.chosen(1, tokens)
 
@@ -117,14 +109,13 @@ class Charges:
         )
 
     def prefill_pass(self, sequence: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
-        """Return the temporary bytes of a prefill pass of rows like this sequence.
+        """Return the temporary bytes of a prefill pass of `rows` rows like this sequence.
 
         Images and audio are encoded in a separate pass before the pass that needs their features,
         so the larger of the two passes counts.
 
         tokens: number of tokens per row.
         seen: number of tokens in the KV of a row after the pass.
-        rows: number of sequences that share the pass.
         """
         # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
         several = rows > 1 or sequence.arrived.scores
@@ -147,8 +138,6 @@ class Charges:
         A recurrent state cannot be truncated after a rejected draft token. So the states from
         before the step are stored too, a combination of both may be needed, and some tokens are fed
         again.
-
-        longest: number of tokens of the longest row.
         """
         state = self._cost.fixed
         fed = width + (MOST_AGAIN if state else 0)

@@ -3,16 +3,16 @@
 The width of a step is the maximum number of draft tokens per sequence. The time that draft tokens
 add to a step depends on the machine, the model, and the number and length of the sequences; the
 number of tokens gained depends on the text. Both are measured, and the width with the most tokens
-per second is used. A step of width 0, without draft tokens, is called plain. Plain Python without
-MLX: times are arguments, so the same events always give the same widths.
+per second is used. A step of width 0, without draft tokens, is called plain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from backend.engine.engine_state import DraftReport
+from backend.engine.planning.plan import Drafted
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with draft tokens feeds to a sequence for the second time
@@ -54,9 +54,8 @@ class _Mean:
 
 
 class DraftWidth:
-    """Chooses the width of each step from the measured costs and gains, for one loaded model.
+    """Chooses the width of each step, up to `most`, for one loaded model.
 
-    most: maximum width.
     report: the current width, and counts of draft tokens, for Status.
     """
 
@@ -86,31 +85,22 @@ class DraftWidth:
         self._refresh = _FIRST_REFRESH
         self.report = DraftReport()
 
-    def skips_drafting(self, rows: int) -> bool:
-        """Return whether the next step of `rows` sequences is plain and need not be reported.
+    def skip(self, rows: int, most: int = 1) -> int:
+        """Return how many of the next steps of `rows` sequences are plain and not reported.
 
-        If not, `choose` returns its width. Most steps are not reported while drafting is paused,
-        because for a small model that would cost more than the tests of draft tokens.
+        These steps count as done. If there are none, `choose` returns the width of the next step.
+        Most steps are not reported while drafting is paused, because for a small model that would
+        cost more than the tests of draft tokens.
+
+        most: upper bound of the result.
         """
         before, left = self._rested
-        if rows != before or not left:
-            self._rested = 0, 0
-            return False
-        self._rested = rows, left - 1
-        self._plain += 1
-        self._make_up()
-        return True
-
-    def skip_rest(self, rows: int) -> int:
-        """Return how many unreported steps of `rows` sequences are left, and count them as done."""
-        before, left = self._rested
-        if rows != before:
-            return 0
-        self._rested = rows, 0
-        self._plain += left
-        for _ in range(left):
+        steps = min(left, most) if rows == before else 0
+        self._rested = (rows, left - steps) if rows == before else (0, 0)
+        self._plain += steps
+        for _ in range(steps):
             self._make_up()
-        return left
+        return steps
 
     def choose(self, rows: int, longest: int, most: int) -> int:
         """Return the width of the next step of `rows` sequences; 0 for a plain step.
@@ -130,31 +120,13 @@ class DraftWidth:
             self.report = DraftReport(width, was.proposed, was.accepted, gain)
         return width
 
-    def learn(
-        self,
-        rows: int,
-        longest: int,
-        width: int,
-        proposed: int,
-        right: Sequence[int],
-        seconds: float,
-        behind: int = 0,
-    ) -> None:
-        """Record a finished step.
-
-        rows: number of sequences.
-        longest: number of tokens of the longest sequence.
-        width: the result of `choose`.
-        proposed: number of draft tokens of all sequences together.
-        right: number of accepted draft tokens of each sequence.
-        seconds: time since the previous step if that had the same sequences; 0 if unknown.
-        behind: number of sequences without draft tokens because their drafter has not yet read all
-            of a long prompt. They do not count as sequences whose draft tokens were rejected.
-        """
-        known = self._known(rows, longest)
+    def learn(self, step: Drafted) -> None:
+        """Record a finished step. Sequences whose drafter is behind do not count as rejections."""
+        rows, width, right, seconds = step.rows, step.width, step.right, step.seconds
+        known = self._known(rows, step.longest)
         changed, self._latest = width != self._latest, width
         self._spend(known, width, sum(right) / max(rows, 1), seconds, changed=changed)
-        if behind >= rows and self._patience >= 1:
+        if step.behind >= rows and self._patience >= 1:
             self._patience -= 1
             self._trial = width, max(self._trial[1], 1)
             return
@@ -170,7 +142,7 @@ class DraftWidth:
         if any(right):
             self._patience = min(self._patience + 1, _PATIENCE)
         self._tested = width
-        judged = max(rows - behind, 1)
+        judged = max(rows - step.behind, 1)
         for at in range(width):
             share = sum(count > at for count in right) / judged
             self._first_right_shares[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
@@ -178,12 +150,12 @@ class DraftWidth:
         if not self._can_pay(known, width):
             if seconds:
                 self._trial = width, 0
-        elif sum(right) >= proposed > 0:
+        elif sum(right) >= step.proposed > 0:
             # a test continues as long as all draft tokens are accepted
             self._trial = width, max(self._trial[1], 1)
         was = self.report
         self.report = DraftReport(
-            was.width, was.proposed + proposed, was.accepted + sum(right), was.gain
+            was.width, was.proposed + step.proposed, was.accepted + sum(right), was.gain
         )
 
     def _decide(self, known: Mapping[int, _Mean], rows: int) -> int:
@@ -252,10 +224,7 @@ class DraftWidth:
         return self._expected[width] / max(seconds, 1e-9)
 
     def _estimate(self) -> None:
-        """Estimate how many tokens a step of each width gains.
-
-        For draft tokens beyond the width of the latest steps, acceptance is extrapolated.
-        """
+        """Estimate how many tokens a step of each width gains, beyond measured widths too."""
         first, shares = self._tested, self._first_right_shares
         again = _PRIOR
         if first == 1:
@@ -312,10 +281,7 @@ class DraftWidth:
         self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
-        """Return the times, by width, of steps with about this number of sequences and length.
-
-        If there are none, they are copied from the most similar steps.
-        """
+        """Return the times, by width, of similar steps; at first, those of the most similar."""
         key = _size(rows), _size(longest)
         if key not in self._seconds:
             near = min(
@@ -329,5 +295,5 @@ class DraftWidth:
 
 
 def _size(number: int) -> int:
-    """Return the rounded-up base-2 logarithm of a number, which is the same for similar numbers."""
+    """Return the rounded-up base-2 logarithm of a number."""
     return max(number - 1, 0).bit_length()

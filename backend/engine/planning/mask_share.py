@@ -45,8 +45,7 @@ class MaskShare:
 
         The list is empty if no other sequence would be faster.
 
-        seconds: for each decoding sequence, by number, the time that its grammar used for its
-            latest token; 0 without a grammar.
+        seconds: by decoding sequence, the time of the grammar for the latest token; 0 without one.
         """
         if self.owed <= self._pause:
             return []

@@ -49,8 +49,7 @@ class Pace:
 
     most_tokens: maximum number of tokens of a step.
     stall_ms: maximum time of a step, in ms, while streams wait for it.
-    known: whether a pass has been timed. Before that, _FIRST tokens are assumed to need the maximum
-        time.
+    known: whether a pass has been timed. Before that, _FIRST tokens are assumed to need that time.
     """
 
     def __init__(self, most_tokens: int, stall_ms: float) -> None:
@@ -108,26 +107,18 @@ class Pace:
         return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:
-        """Return the maximum seconds of a step.
-
-        running: whether streams wait for the step.
-        """
+        """Return the maximum seconds of a step, for which streams wait if any is running."""
         return self._stall if running or not self.known else self._stall * _IDLE_PAUSE
 
     def tokens(self, *, running: bool, behind: int = 0) -> int:
         """Return the number of tokens of the next step, from SMALLEST_STEP to the maximum.
 
-        running: whether streams wait for the step.
         behind: number of the prompt's tokens that are already computed.
         """
         return self.fitting(self.pause(running=running), behind)
 
     def fitting(self, seconds: float, behind: int = 0) -> int:
-        """Return how many tokens a pass of this duration has, within the limits of `tokens`.
-
-        seconds: the duration.
-        behind: as for `tokens`.
-        """
+        """Return how many tokens a pass of this duration has, within the limits of `tokens`."""
         token = self._moment * (self._each + behind * self._context)
         # At most the time of the maximum number of tokens; otherwise the division could overflow.
         left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)
@@ -142,19 +133,13 @@ class Pace:
         it waits. After a prompt has waited for twice the time that it needs, no newer prompt
         overtakes it.
 
-        left: number of tokens left to prefill.
         waited: seconds since the prompt arrived.
         """
         rate = max(self.tokens_per_second or _LEAST_SPEED, _LEAST_SPEED) / 2
         return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Record a timed pass; a pass without tokens is ignored.
-
-        tokens: number of tokens, including padding.
-        seconds: time that the device took.
-        behind: as for `tokens`.
-        """
+        """Record a timed pass, with the arguments of `seconds`; one without tokens is ignored."""
         if tokens < 1:
             return
         seconds = max(seconds, 1e-9)

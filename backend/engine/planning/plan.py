@@ -1,8 +1,7 @@
 """Defines the planner's decisions and the events that it receives, as serialisable data.
 
-A `StepPlan` contains all that the executor needs for one step. It refers to sequences, cached
-prefixes and batches by number, so it can be printed, replayed by a simulator, or sent to another
-rank. This module does not import MLX.
+A `StepPlan` contains all that the executor needs for one step. Sequences, cached prefixes and
+batches are numbers, so a plan can be printed, replayed by a simulator, or sent to another rank.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class CacheCost:
     per_token: bytes per token, in layers that store every token.
     fixed: bytes of recurrent state.
     windowed: (bytes per token, maximum tokens) of each layer with a sliding window.
-    largest: bytes per token of the largest array, in layers that store every token.
+    largest: bytes per token of the largest array that stores every token.
     state: bytes of the largest array of recurrent state.
     """
 
@@ -43,8 +42,7 @@ class CacheCost:
     def copied(self, tokens: int) -> int:
         """Return the bytes for `tokens` tokens, and for a copy of the largest array.
 
-        Arrays are copied, one at a time, when they grow and when sequences join or leave. A pass
-        computes each recurrent state beside the one before.
+        Arrays are copied, one at a time, when they grow and when sequences join or leave.
         """
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
         windows = (size * min(steps, most) for size, most in self.windowed)
@@ -69,9 +67,8 @@ class PassCost:
         for every attention head.
     per_choice: bytes per token whose logits are computed.
     per_filter: additional bytes per such token if filters use the whole vocabulary.
-    per_small: bytes per pair in a pass of several tokens whose attention uses no fused kernel
-        (`small_attention`).
-    most_small: upper bound of all these bytes of `per_small` in one pass.
+    per_small: bytes per pair in a pass of several tokens without a fused kernel.
+    most_small: upper bound of all bytes of `per_small` in one pass.
     """
 
     per_token: int = 0
@@ -85,7 +82,6 @@ class PassCost:
     def of(self, tokens: int, seen: int, masked: int = 0) -> int:
         """Return the bytes of a pass.
 
-        tokens: number of tokens of the pass.
         seen: number of tokens of the longest sequence after the pass.
         masked: for how many of the `seen` tokens the mask is an array.
         """
@@ -99,9 +95,8 @@ class PassCost:
             setattr(self, attribute.name, getattr(other, attribute.name))
 
     def chosen(self, rows: int, seen: int) -> int:
-        """Return the bytes of a decode step.
+        """Return the bytes of a decode step that samples `rows` tokens.
 
-        rows: number of tokens that are sampled.
         seen: number of tokens of the longest row.
         """
         return self.of(rows, seen, masked=seen) + rows * self.per_choice
@@ -112,7 +107,6 @@ class Limits:
     """The limits within which the planner decides, for one loaded model.
 
     cost: cost of one sequence's KV.
-    passes: cost of the temporary memory of forward passes.
     slots: maximum number of admitted sequences.
     budget: bytes that the memory limit leaves after the weights.
     prompt_cache: how many of these bytes cached prefixes may use.
@@ -146,7 +140,6 @@ class Limits:
 class Arrived:
     """A new sequence has arrived.
 
-    sequence: number of the sequence.
     key: the prompt in the form that caches compare.
     tokens: the prompt's token ids.
     limit: maximum number of tokens to generate.
@@ -186,10 +179,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The executor has started a sequence.
-
-    reused: number of its first tokens whose KV was reused.
-    """
+    """The executor has started a sequence, with the KV of `reused` tokens."""
 
     sequence: int
     reused: int
@@ -197,9 +187,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prefill pass has extended the KV of a sequence.
+    """A prefill pass has extended the KV of a sequence to `filled` tokens.
 
-    filled: number of tokens in the KV now.
     snapshot: whether a snapshot was taken at this length.
     """
 
@@ -210,10 +199,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One or several steps have generated tokens.
-
-    tokens: the new tokens of each sequence, by its number.
-    """
+    """One or several steps have generated tokens, by the number of their sequence."""
 
     tokens: Mapping[int, Sequence[int]]
 
@@ -240,7 +226,6 @@ class Lost:
 class Stored:
     """A cached prefix was stored.
 
-    entry: number of the cached prefix.
     length: number of its tokens.
     after: those of its tokens that follow the prompt.
     nbytes: bytes of its KV and snapshots.
@@ -265,10 +250,9 @@ class NotStored:
 class PrefillTimed:
     """The device has computed a prefill pass.
 
-    tokens: number of tokens of the pass, including padding.
+    tokens: number of tokens, including padding.
     seconds: time that the device took.
-    behind: number of tokens that were already in the KV; of the longest prompt, if several share
-        the pass.
+    behind: number of tokens that were already in the longest KV.
     """
 
     tokens: int
@@ -278,10 +262,7 @@ class PrefillTimed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimed:
-    """The device has computed a decode step of all batches.
-
-    seconds: time that the device took.
-    """
+    """The device has computed a decode step of all batches, in this many seconds."""
 
     seconds: float
 
@@ -290,9 +271,8 @@ class DecodeTimed:
 class Masked:
     """A sequence's grammar has used processor time since the latest plan.
 
-    seconds: the processor time.
-    postponed: whether the latest mask was not computed, for lack of time, so that the sequence must
-        be preempted.
+    postponed: whether there was no time for the latest mask, so that the sequence must be
+        preempted.
     """
 
     sequence: int
@@ -326,13 +306,12 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class OtherBytes:
-    """The memory that is used or needed beside weights, sequences and cached prefixes has changed.
+    """The memory used or needed beside weights, sequences and cached prefixes has changed.
 
     nbytes: bytes of KV that is being written to disk, which will be free soon.
-    features: bytes of cached features of images and audio. They are evicted when sequences need the
-        memory.
-    files: bytes of KV that was read from disk for waiting sequences. They become free when the
-        sequences start, or when a plan drops this KV.
+    features: bytes of cached features of images and audio, which can be evicted.
+    files: bytes of KV that was read from disk for waiting sequences, until they start or a plan
+        drops it.
     texts: bytes of working memory for which a batch of texts to embed waits; 0 if none waits.
     """
 
@@ -370,11 +349,10 @@ PlannerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Describes where the KV of a sequence's first tokens comes from.
+    """Describes where the KV of a sequence's first `length` tokens comes from.
 
     kind: `entry` for a cached prefix, `sequence` for another sequence, `disk` for a file.
     number: number of the cached prefix or of the other sequence.
-    length: number of tokens.
     move: whether to move the KV of a cached prefix instead of copying it.
     """
 
@@ -391,8 +369,7 @@ class Start:
     tokens: the prompt, and the tokens that were generated before a preemption.
     source: the source of its first KV; None means that the KV is empty.
     width: number of rows of KV that the sequence may use at the same time.
-    snapshots: lengths of up to `source.length` tokens at which the sequence needs snapshots. They
-        are copied from the source or taken now.
+    snapshots: lengths of up to `source.length` tokens at which the sequence needs snapshots.
     """
 
     sequence: int
@@ -465,15 +442,11 @@ class StepPlan:
 
     A step that only decodes may reuse the plan of the previous step, with the same number.
 
-    number: number of the plan.
     features: maximum bytes of cached features of images and audio; None means no change.
     unread: waiting sequences for which KV was read from disk that is now dropped.
     evict: cached prefixes to drop.
     preempt: sequences that lose their KV and start again later.
     leave: sequences that have ended.
-    refuse: sequences that do not fit in memory.
-    start: sequences to start.
-    join: sequences that join a batch.
     decode: by batch, how many sequences decode.
     draft: by batch, the maximum number of draft tokens to check for each sequence. Batches that are
         not listed check none, and their steps are not reported as `Drafted`.

@@ -1,8 +1,7 @@
 """Decides which sequences are admitted, prefilled, preempted, stored and evicted in each step.
 
-The planner is plain Python without MLX. Times, byte counts, arrivals and results are arguments, so
-the same events always give the same plans: a simulator can replay them, and a property test can
-check every step. The executor (`backend.engine.executing.executor`) carries out the plans.
+Times, byte counts, arrivals and results are arguments, so the same events always give the same
+plans: a simulator can replay them, and a property test can check every step.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.prefill_turns import UNEVEN, PrefillTurns
 from backend.engine.planning.prefix_source import PrefixSource
-from backend.engine.planning.sequence_state import SequenceState
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 from backend.engine.planning.stored_entries import StoredEntries
 from backend.engine.planning.text_turn import TextTurn
 
@@ -66,12 +64,8 @@ _MOST_AHEAD = 3  # maximum number of steps in a row that run ahead (see `_runs_a
 class Planner:
     """Plans the steps of one loaded model.
 
-    sequences: all sequences that wait or run.
-    entries: the cached prefixes.
     pace: decides how long a prefill pass may be. An argument replaces the initial pace, if passes
         were timed before.
-    widths: decides how many draft tokens save time.
-    masks: decides which grammars are too costly.
     preemptions: number of sequences that were preempted to free memory.
     unused: bytes that the latest plan charges to no sequence. KV may be read from a file into this
         memory, because cached prefixes are evicted for it.
@@ -133,7 +127,7 @@ class Planner:
         """Return whether the latest plan is valid for the next step too.
 
         If so, the step may run without a call of `plan`, and the next call gets the events of
-        several steps together. Since the latest call, sequences must only have generated tokens.
+        several steps together.
 
         tokens: the most tokens that one sequence has generated since the latest call.
         """
@@ -219,14 +213,11 @@ class Planner:
         )
 
     def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
-        """Return whether this step's passes may start before those of the previous step have ended.
+        """Return whether this step's passes may start before those of the previous step end.
 
-        The device then does not wait for the host. But the passes of two steps need memory at the
-        same time. And the duration of a single step cannot be measured, so every few steps the
-        passes do not run ahead.
-
-        computing: bytes of the passes.
-        free: bytes for passes.
+        The device then does not wait for the host, but the passes of two steps need memory, and the
+        duration of a single step cannot be measured. So every few steps the passes do not run
+        ahead.
         """
         runs = bool(prefill) and self.pace.known and computing + self._computing <= free
         self._ahead = self._ahead + 1 if runs and self._ahead < _MOST_AHEAD else 0
@@ -235,9 +226,9 @@ class Planner:
     def _tokens_until_change(self, plan: StepPlan) -> int:
         """Return by how many tokens each sequence may grow before a plan becomes invalid.
 
-        While steps only decode, the next plan would be the same until a sequence needs larger
-        buffers, or until no bytes are free. The bytes of this growth count as used from now on.
-        Returns -1 if the plan is invalid after its step in any case.
+        That is until a sequence needs larger buffers, or no bytes are free. The bytes of this
+        growth count as used from now on. Returns -1 if the plan is invalid after its step in any
+        case.
         """
         if plan != StepPlan(plan.number, decode=plan.decode, rows=plan.rows):
             return -1
@@ -254,7 +245,9 @@ class Planner:
             sequence.arrived.draft_tokens for sequence in self.sequences.admitted.values()
         ):
             # While drafting is paused, the plan stays valid until the next step that is reported.
-            steps = self.widths.skip_rest(*plan.decode.values()) if len(plan.decode) == 1 else 0
+            if len(plan.decode) > 1:
+                return -1
+            steps = self.widths.skip(*plan.decode.values(), most=tokens)
             if not steps:
                 return -1
             tokens = min(tokens, steps)
@@ -308,8 +301,8 @@ class Planner:
                 self.masks.masked(seconds)
                 if sequence := self.sequences.by_number.get(number):
                     sequence.mask_seconds, sequence.postponed = seconds, postponed
-            case Drafted(rows, longest, width, proposed, right, seconds, behind):
-                self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
+            case Drafted():
+                self.widths.learn(event)
             case OtherBytes(nbytes, features, files, texts):
                 if nbytes != self._other:
                     self._written_at = now
@@ -334,12 +327,9 @@ class Planner:
         return self.limits.budget - self._other - self._files - self._claim
 
     def _drop_files(self, starting: SequenceState | None = None) -> None:
-        """Drop the KV that was read from disk for waiting sequences, which will compute it instead.
+        """Drop the KV that was read from disk for waiting sequences, except one about to start.
 
-        Otherwise these sequences could wait for ever, because only their start would free this
-        memory.
-
-        starting: a sequence that is about to start, whose KV is not dropped.
+        Otherwise they could wait for ever, because only their start would free this memory.
         """
         for sequence in self.sequences.of("waiting"):
             if sequence.on_disk and sequence is not starting:
@@ -350,12 +340,10 @@ class Planner:
     def _free_memory(self) -> tuple[list[Leave], list[Refusal], int]:
         """Preempt the newest sequences until the others fit, and evict cached prefixes.
 
-        Returns the preempted sequences, the refused sequences, and the bytes that the remaining
-        sequences are charged for.
-
-        KV that was read from disk for waiting sequences is dropped before a sequence is preempted.
-        The KV of preempted sequences is stored if it fits. The last sequence is not preempted if
-        KV that is being written to disk uses the missing memory; it is refused if the disk hangs.
+        Returns the preempted and the refused sequences, and the bytes charged for the others. KV
+        that was read from disk for waiting sequences is dropped first. The KV of preempted
+        sequences is stored if it fits. The last sequence is not preempted if KV that is being
+        written to disk uses the missing memory; it is refused if the disk hangs.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
@@ -392,8 +380,7 @@ class Planner:
     def _pause_costly_grammars(self) -> list[Leave]:
         """Preempt the sequences whose grammars are too costly for the others.
 
-        The KV of a preempted sequence is stored as a cached prefix. The sequence starts again once
-        decode steps of the others have made up for the time that its grammar used.
+        They start again once decode steps of the others have made up for the time of the grammars.
         """
         if not self.limits.prompt_cache:
             return []
@@ -439,10 +426,7 @@ class Planner:
         return Refusal(sequence.number, needed, self.limits.budget, sequence.total, writing)
 
     def _shrink(self, budget: int, *pinned: int) -> None:
-        """Evict cached prefixes, so that they and the cached features use at most `budget` bytes.
-
-        pinned: cached prefixes that must not be evicted.
-        """
+        """Evict cached prefixes until they and the cached features use at most these bytes."""
         self.entries.shrink(budget - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
@@ -506,6 +490,8 @@ class Planner:
                     self._drop_files(sequence)
             if needed > self._budget:
                 if empty:
+                    if sequence.on_disk:
+                        self._files = self._read  # does not start, so its KV from disk stays
                     if needed > self.limits.budget or self._disk_hangs:
                         refused.append(self._refuse(sequence, needed))
                 elif now - sequence.since > _PATIENCE:
@@ -523,12 +509,10 @@ class Planner:
     def _waits_for_slots(self, waiting: Sequence[SequenceState], free: int) -> bool:
         """Return whether to leave the free slots unused until the next sequence ends.
 
-        A pass of few tokens is mostly overhead, and the prompts that start later can share a pass.
-        So the wait saves time if more prompts wait than slots are free, and if the slots are unused
-        for less time than the overhead of a pass.
+        The prompts that start later can share a pass. So the wait saves time if more prompts wait
+        than slots are free, and if the slots are unused for less time than the overhead of a pass.
 
         waiting: the waiting sequences, in the order in which they would start.
-        free: number of free slots.
         """
         running = self.sequences.of("decode")
         if not (self.limits.together and self.pace.known and running) or len(waiting) <= free:
@@ -548,9 +532,8 @@ class Planner:
         return self.pace.urgency(left, now - sequence.since)
 
     def _start(self, sequence: SequenceState, source: Source | None, left: int) -> Start:
-        """Admit a sequence.
+        """Admit a sequence with its first KV from `source`.
 
-        source: the source of its first KV; None if there is none.
         left: bytes that are free after the admission.
         """
         if source is not None and source.kind == "entry":
@@ -586,7 +569,6 @@ class Planner:
         More than a few of them must not need more bytes than the prompt's KV.
 
         known: the lengths to which the source can be truncated; None means any length.
-        left: bytes that are free.
         """
         cost = self.limits.cost
         size = max(cost.snapshot(sequence.prompt), 1)
@@ -654,10 +636,7 @@ class Planner:
         return self._batches
 
     def _draft_widths(self, left: int) -> tuple[dict[int, int], int]:
-        """Return how many draft tokens each batch may check per sequence, and the bytes then left.
-
-        left: bytes for checking draft tokens.
-        """
+        """Return how many draft tokens each batch may check per sequence, and the bytes left."""
         widths: dict[int, int] = {}
         if not self.limits.draft_tokens:
             return widths, left
@@ -666,7 +645,7 @@ class Planner:
                 continue  # the model cannot process several tokens of several sequences in one pass
             wanted = max(sequence.arrived.draft_tokens for sequence in members)
             most = min(wanted, self.limits.draft_tokens)
-            if not most or self.widths.skips_drafting(len(members)):
+            if not most or self.widths.skip(len(members)):
                 continue
             longest = max(sequence.total for sequence in members)
             while most and self._charges.draft_tokens(len(members), most, longest) > left:
@@ -679,9 +658,8 @@ class Planner:
     def _rows(self, left: int) -> dict[int, int]:
         """Return how many rows the KV of each batch may have, including unused rows.
 
-        A sequence joins a batch without a copy of the other rows if the batch has an unused row:
-        one that another sequence has left, or that was allocated in advance. At most the share
-        _WASTE of the rows is unused, and there are never more rows than slots.
+        A sequence joins a batch without a copy of the other rows if the batch has an unused row. At
+        most the share _WASTE of the rows is unused, and there are never more rows than slots.
 
         left: bytes for unused rows.
         """

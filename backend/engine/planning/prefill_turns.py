@@ -50,7 +50,6 @@ class PrefillTurns:
         Returns the prefill passes, the scores, and the temporary bytes of all passes together. They
         are added up, because all passes may be in MLX's queue at the same time.
 
-        filling: the sequences in prefill.
         now: seconds, on the clock of `SequenceState.since`.
         free: bytes that admitted sequences leave for passes.
         running: whether other sequences decode.
@@ -125,10 +124,7 @@ class PrefillTurns:
         return sorted(ready, key=urgency)
 
     def _completes(self, order: Sequence[SequenceState], tokens: int) -> bool:
-        """Return whether a step can complete one of several prompts.
-
-        tokens: number of tokens that the step has for one prompt.
-        """
+        """Return whether a step with this many tokens can complete one of several prompts."""
         return len(order) > 1 and any(
             sequence.filled < sequence.target <= sequence.filled + tokens for sequence in order
         )
@@ -138,7 +134,6 @@ class PrefillTurns:
 
         The step may take longer than usual if that completes all prefills. Otherwise a few
         remaining tokens would be prefilled much later, between the decode steps of others.
-        order: the sequences that the step may prefill.
         """
         remaining = [sequence.target - sequence.filled for sequence in order]
         behind = max(sequence.filled for sequence in order)
@@ -150,12 +145,10 @@ class PrefillTurns:
         return pause * _LONE if len(order) == 1 and remaining[0] > most else pause
 
     def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
-        """Move the shortest prompt forward, so that it gets half of the step.
+        """Move the shortest prompt forward in `order`, so that it gets half of the step.
 
         Without this, every new prompt would wait until a more urgent long prompt is completed.
-        Returns whether the first sequence in `order` may use only half of the step.
-
-        order: the sequences, the most urgent first. This method changes the list.
+        Returns whether the first sequence may use only half of the step.
         """
         shortest = min(order, key=lambda sequence: sequence.target - sequence.filled, default=None)
         if shortest is None or shortest is order[0]:
@@ -180,9 +173,7 @@ class PrefillTurns:
         All chunks of a pass are padded to the longest. So a chunk shares the pass only if the
         padding costs less time than a separate pass.
 
-        first: the sequence of the first prompt.
-        tokens: maximum number of tokens of its chunk.
-        others: sequences that may share the pass.
+        tokens: maximum number of tokens of the first chunk.
         token_budget: maximum number of tokens of the pass, including padding.
         left: bytes for the pass.
         """
@@ -221,10 +212,7 @@ class PrefillTurns:
 
 
 def next_chunk(sequence: SequenceState, token_budget: int) -> Prefill:
-    """Return the next chunk of a prompt, which ends at the next checkpoint position at the latest.
-
-    token_budget: maximum number of tokens.
-    """
+    """Return the next chunk of a prompt, up to the next checkpoint position."""
     end = min(sequence.filled + token_budget, sequence.target)
     end = min([end, *(length for length in sequence.positions if length > sequence.filled)])
     if sequence.arrived.whole:

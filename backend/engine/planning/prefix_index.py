@@ -61,12 +61,10 @@ class PrefixKey:
         return self._of(tokens, _with_digests(self.digests[: len(self) // BLOCK], tokens))
 
     def computed_by(self, adapter: int) -> PrefixKey:
-        """Return the key of these tokens for KV that was computed with an adapter.
+        """Return the key of these tokens for KV that was computed with an adapter, from 1.
 
         It matches only keys of the same adapter. For this, a changed first token suffices, because
         keys are compared from their first token on.
-
-        adapter: number of the adapter, from 1.
         """
         tokens = self.tokens.copy()
         tokens[:1] += adapter << _TOKEN_BITS
@@ -251,10 +249,7 @@ class PrefixIndex:
         self._nbytes -= removed.nbytes
 
     def shrink(self, max_bytes: int, pinned: Collection[int] = ()) -> list[int]:
-        """Evict entries until at most `max_bytes` bytes and `max_entries` entries are left.
-
-        Returns the evicted ids.
-        """
+        """Evict entries until both limits hold, and return their ids."""
         evicted: list[int] = []
         nbytes, count = self._nbytes, len(self._entries)
         for entry in self._entries.values():
@@ -277,10 +272,7 @@ class PrefixIndex:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """A cached prefix.
-
-    positions: its checkpoint positions, in order; None means any length.
-    """
+    """A cached prefix, with its checkpoint positions in order; None means any length."""
 
     id: int
     key: PrefixKey
@@ -325,10 +317,7 @@ class _Node:
         return path
 
     def closest(self, key: PrefixKey) -> tuple[Entry | None, int, list[_Node]]:
-        """Return an entry with the longest common prefix, the prefix's length, and the path to it.
-
-        The path has the nodes, from the root, whose tokens are a prefix of the key.
-        """
+        """Return an entry with the longest common prefix, its length, and the nodes along it."""
         path = self._descend(key, len(key))
         entry = path[-1].sample
         # All entries below the last node have the same common prefix with the key.
@@ -408,10 +397,7 @@ def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:
 
 
 def _with_digests(digests: list[bytes], tokens: Tokens) -> list[bytes]:
-    """Append the missing digests of whole blocks to `digests`, and return it.
-
-    A digest covers its block and the previous digest, and so all tokens up to the block's end.
-    """
+    """Append the missing digests, each of a block and the previous digest, and return all."""
     for start in range(len(digests) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         before = digests[-1] if digests else b""
         block = tokens[start : start + BLOCK].tobytes()

@@ -8,8 +8,7 @@ from backend.engine.planning.checkpoint_positions import LEAST_STORED
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import Limits, Source
 from backend.engine.planning.prefix_index import Match
-from backend.engine.planning.sequence_state import SequenceState
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 from backend.engine.planning.stored_entries import StoredEntries
 
 
@@ -25,8 +24,8 @@ class PrefixSource:
     def match(self, sequence: SequenceState) -> Match:
         """Return the best cached prefix for a prompt.
 
-        The result is stored in `SequenceState.match` until a change of the cached prefixes may
-        concern it.
+        `SequenceState.match` stores the result until a change of the cached prefixes may concern
+        it.
         """
         if sequence.match is None:
             sequence.match = self._entries.index.find(sequence.arrived.key)
@@ -86,10 +85,7 @@ class PrefixSource:
         )
 
     def positions_of(self, source: Source | None) -> Collection[int] | None:
-        """Return the lengths at which a source has snapshots.
-
-        None means that the source can be truncated to any length.
-        """
+        """Return the lengths at which a source has snapshots; None if it can be truncated."""
         if source is None or source.kind == "disk":
             return ()
         if source.kind == "sequence":
@@ -126,8 +122,8 @@ class PrefixSource:
 def _shared(sequence: SequenceState, other: SequenceState) -> int:
     """Return the length of the common prefix of two prompts, as far as it can be reused.
 
-    The prefix does not end inside an image or audio. It does not contain the last token of
-    `sequence`, because the pass of this token computes the logits for sampling.
+    The prefix does not end inside an image or audio, nor contain the last token of `sequence`,
+    whose pass computes the logits.
     """
     if other.number not in sequence.shared:
         length = min(sequence.arrived.key.shared(other.arrived.key), sequence.prompt - 1)

@@ -1,4 +1,4 @@
-"""Defines the planner's record of one sequence, without MLX."""
+"""Defines the planner's record of one sequence, and the table of all of one loaded model."""
 
 from __future__ import annotations
 
@@ -135,3 +135,48 @@ class SequenceState:
         self.postponed = False
         self.least = SMALLEST_STEP
         self.match = None
+
+
+class SequenceTable:
+    """The sequences of one loaded model.
+
+    by_number: all sequences, in order of arrival.
+    admitted: the sequences in prefill or decode, in order of admission.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, SequenceState] = {}
+        self.admitted: dict[int, SequenceState] = {}
+
+    def of(self, state: str) -> list[SequenceState]:
+        """Return the sequences in a state: `waiting` ones by arrival, the others by admission."""
+        among = self.by_number if state == "waiting" else self.admitted
+        return [sequence for sequence in among.values() if sequence.state == state]
+
+    def groups(self) -> list[list[SequenceState]]:
+        """Return the sequences in prefill, grouped by shared passes."""
+        groups: dict[int, list[SequenceState]] = {}
+        for sequence in self.of("prefill"):
+            groups.setdefault(sequence.group or -sequence.number, []).append(sequence)
+        return list(groups.values())
+
+    def batches(self) -> dict[int, list[SequenceState]]:
+        """Return the decoding sequences, by the number of their batch."""
+        batches: dict[int, list[SequenceState]] = {}
+        for sequence in self.of("decode"):
+            batches.setdefault(sequence.batch, []).append(sequence)
+        return batches
+
+    def preempt(self, sequence: SequenceState, step: int) -> None:
+        """Set a sequence back to waiting; the executor drops its KV in this step."""
+        self.admitted.pop(sequence.number, None)
+        sequence.wait_again(step)
+
+    def remove(self, number: int) -> SequenceState | None:
+        """Remove and return a sequence; None if there is none.
+
+        Its number stays in `SequenceState.shared` of others: thousands may be cancelled in one
+        step, and no number is used again.
+        """
+        self.admitted.pop(number, None)
+        return self.by_number.pop(number, None)

@@ -7,17 +7,15 @@ from collections.abc import Collection
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.plan import Limits, Source, Stored
 from backend.engine.planning.prefix_index import PrefixIndex
-from backend.engine.planning.sequence_state import SequenceState
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 
 
 class StoredEntries:
     """The cached prefixes of one loaded model, which are called entries in code.
 
-    index: finds the best entry for a prompt.
     storing: entries that will be stored after the next step, by number. Each has the sequence whose
         KV it stores, and the number of tokens.
-    copied: numbers of entries that the current plan copies, and that must therefore not be evicted.
+    copied: numbers of entries that the current plan copies, and that must not be evicted.
     unstored: how often KV was not stored because it was larger than the whole prompt cache.
     """
 
@@ -37,10 +35,7 @@ class StoredEntries:
 
     @property
     def storing_bytes(self) -> int:
-        """Bytes of entries that are being stored.
-
-        No sequence is preempted for them, because other entries are evicted first.
-        """
+        """Bytes of entries that are being stored, for which others are evicted first."""
         return sum(
             self._charges.entry(sequence, filled) for sequence, filled in self.storing.values()
         )
@@ -93,10 +88,7 @@ class StoredEntries:
             self.index.touch(source.number)
 
     def shrink(self, budget: int, *pinned: int) -> None:
-        """Evict entries until they use at most `budget` bytes.
-
-        pinned: entries that must stay.
-        """
+        """Evict entries, except those `pinned`, until they use at most `budget` bytes."""
         most = max(min(budget, self._limits.prompt_cache), 0)
         if self.index.nbytes > most:
             self._evict(self.index.shrink(most, {*pinned, *self.copied}))

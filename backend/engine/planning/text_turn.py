@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.pace import Pace
-from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.sequence_state import SequenceTable
 
 _LEAST_WAIT = 1.0  # seconds
 _COST_FACTOR = 2.0

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from backend.engine.errors import EngineError
 from backend.engine.executing.executor import Executor
-from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.executing.failure import GRAMMAR
+from backend.engine.executing.executor_sequence import GRAMMAR, ExecutorSequence
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import PlannerEvent, StepPlan
 from backend.engine.ranks.leader import Leader

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
 from backend.engine.events import Finished, Usage
-from backend.engine.gauges import Gauges
 from backend.engine.speech.transcript import Speech, Transcribed
 from backend.engine.units import MIB
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.engine.caching import kv
-from backend.engine.executing import prompt_logprobs
+from backend.engine.executing import scoring
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import MIB, Received, Rounds, alone, engine_model
@@ -89,7 +89,7 @@ def test_the_prefix_is_prefilled_once_and_its_stable_part_is_cached(kind: str) -
 def test_running_rows_get_a_token_in_every_round_of_scoring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 16 * VOCABULARY)
+    monkeypatch.setattr(scoring, "_MOST_LOGITS", 16 * VOCABULARY)
     rounds = Rounds(engine_model(random_model("full")))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
     while len(rounds.received[1].tokens) < 2:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from backend.engine.planning.draft_width import WIDTHS, DraftWidth
+from backend.engine.planning.plan import Drafted
 
 Cost = Callable[[int], float]  # seconds of a step, by the guesses for each sequence
 
@@ -30,7 +31,7 @@ class Play:
         """Seconds for that many tokens of each sequence, and the widths that were chosen."""
         seconds, chosen, done = 0.0, list[int](), 0.0
         while done < tokens:
-            rests = self.widths.skips_drafting(self.rows)
+            rests = self.widths.skip(self.rows)
             width = 0 if rests else self.widths.choose(self.rows, self.length, self.most)
             right = [self._right(width) for _ in range(self.rows)]
             behind = 0
@@ -40,7 +41,8 @@ class Play:
             took = self.cost(width) * self.dice.uniform(0.97, 1.03)
             proposed = 0 if behind else width * self.rows
             if not rests:
-                self.widths.learn(self.rows, self.length, width, proposed, right, took, behind)
+                step = (self.rows, self.length, width, proposed, tuple(right), took, behind)
+                self.widths.learn(Drafted(*step))
             self.unreported += rests
             self.before = width
             seconds += took
@@ -215,9 +217,8 @@ def test_while_guesses_are_given_up_few_steps_are_reported() -> None:
     before = play.unreported
     _, chosen = play.run(800)
     assert play.unreported - before > 0.8 * len(chosen)
-    assert (
-        play.widths.skips_drafting(2) is False
-    )  # for another number of sequences, `choose` decides immediately
+    # For another number of sequences, `choose` decides immediately.
+    assert play.widths.skip(2) == 0
 
 
 def test_while_guesses_pay_every_step_is_reported() -> None:

@@ -253,6 +253,12 @@ def test_no_snapshot_for_another_prompt_is_inside_an_image() -> None:
     random_course(94766)
 
 
+@pytest.mark.parametrize("seed", [300049, 400209, 402104])
+def test_bytes_for_texts_are_free_beside_files_and_lost_sequences(seed: int) -> None:
+    """A file's KV stays until its sequence starts; a sequence lost at its start shares no pass."""
+    random_course(seed)
+
+
 def random_course(seed: int, **limits: Any) -> World:
     dice = random.Random(seed)
     world = World(replace(random_limits(dice), **limits), dice, dice.choice([NEVER, SOMETIMES]))

@@ -12,7 +12,7 @@ import pytest
 from backend.engine import device
 from backend.engine.caching import kv
 from backend.engine.events import TokenLogprob
-from backend.engine.executing import prompt_logprobs
+from backend.engine.executing import scoring
 from backend.engine.request import Sampling
 from backend.engine.sampling.logprobs import BatchLogprobs
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
@@ -148,7 +148,7 @@ def test_prompt_logprobs_equal_a_plain_pass_also_after_the_prompt_was_stored(kin
 def test_prompt_logprobs_are_computed_between_the_steps_of_others(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_MOST_LOGITS", 8 * VOCABULARY)
+    monkeypatch.setattr(scoring, "_MOST_LOGITS", 8 * VOCABULARY)
     rounds = Rounds(engine_model(model))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
     while len(rounds.received[1].tokens) < 2:

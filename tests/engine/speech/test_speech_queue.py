@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backend.engine.engine_state import Gauges
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
 from backend.engine.events import Finished
-from backend.engine.gauges import Gauges
 from backend.engine.speech.speech_queue import SpeechQueue
 from backend.engine.speech.transcript import Segment, Speech, Transcribed
 
