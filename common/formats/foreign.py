@@ -38,44 +38,41 @@ _NAMED = ("tool_call", "function_call", "tool", "call")
 
 def _read_code_blocks(reading: Reading) -> Wait[None]:
     """Read code blocks that contain nothing but calls as JSON."""
-    cursor = reading.cursor
     fence = _FENCE
     while fence:
-        yield from read_fence(cursor)
+        yield from read_fence(reading)
         yield from read_bare_calls(reading, (_FENCE,))
-        yield from cursor.accept_after_space(_FENCE)
-        yield from cursor.space()
-        fence = yield from cursor.at([_FENCE])
+        yield from reading.accept_after_space(_FENCE)
+        yield from reading.space()
+        fence = yield from reading.at([_FENCE])
 
 
 def _read_python_block(reading: Reading) -> Wait[None]:
     """Read a code block that contains nothing but Python calls."""
-    cursor = reading.cursor
-    yield from read_fence(cursor)
-    if (yield from cursor.peek()) == "[":
+    yield from read_fence(reading)
+    if (yield from reading.peek()) == "[":
         yield from _read_bare(reading, (_FENCE,))
     else:
         yield from read_tool_code(reading)
-    yield from cursor.accept_after_space(_FENCE)
+    yield from reading.accept_after_space(_FENCE)
 
 
 def _read_bare(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     """Read JSON, or Python calls in a list."""
     if (yield from at_named_call(reading)):
         yield from read_pythonic(reading, ends, offered=True)
-        yield from reading.cursor.accept("]")
+        yield from reading.accept("]")
     else:
         yield from read_bare_calls(reading, ends)
 
 
 def _read_named(reading: Reading) -> Wait[None]:
     """Read Python calls on lines of their own."""
-    cursor = reading.cursor
     while (yield from at_named_call(reading)) == "(":
         yield from read_pythonic(reading, offered=True)
-        yield from cursor.run(_BETWEEN)
-    if (yield from cursor.more()):
-        raise cursor.unreadable()
+        yield from reading.run(_BETWEEN)
+    if (yield from reading.more()):
+        raise reading.unreadable()
 
 
 def _with_name(word: str) -> CallTags:

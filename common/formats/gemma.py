@@ -30,30 +30,29 @@ _GEMMA4_CLOSERS = (
 def _read(
     reading: Reading, dialect: Dialect, openers: tuple[str, ...], closers: tuple[str, ...]
 ) -> Wait[None]:
-    cursor = reading.cursor
-    marked = bool((yield from cursor.accept(*openers)))
-    yield from cursor.accept(*_HALF_OPENERS)
+    marked = bool((yield from reading.accept(*openers)))
+    yield from reading.accept(*_HALF_OPENERS)
     while True:
-        yield from cursor.space()
+        yield from reading.space()
         if marked and (yield from _read_other_forms(reading, closers)):
             return
-        word = yield from cursor.accept("call:", ":call:", ":", "call=", "call ")
-        yield from cursor.space()
-        name = reading.tools.meant((yield from _read_name(cursor, dialect, openers)))
+        word = yield from reading.accept("call:", ":call:", ":", "call=", "call ")
+        yield from reading.space()
+        name = reading.tools.meant((yield from _read_name(reading, dialect, openers)))
         if not name or not ((marked and word) or name in reading.tools):
-            raise cursor.unreadable()
-        if (yield from cursor.at(closers)) and reading.tools.takes_nothing(name):
+            raise reading.unreadable()
+        if (yield from reading.at(closers)) and reading.tools.takes_nothing(name):
             reading.call(Call(name, "{}"))
-        elif (yield from cursor.peek()) == "{":
+        elif (yield from reading.peek()) == "{":
             reading.begin(name)
             arguments = yield from read_arguments(reading, closers, dialect, typed=name)
             reading.call(Call(name, arguments))
         else:
-            raise cursor.unreadable()
-        with cursor.ahead() as keep:
-            yield from cursor.space()
-            another = yield from cursor.at(["call:"])
-            if (yield from cursor.accept(*closers)) or another:
+            raise reading.unreadable()
+        with reading.ahead() as keep:
+            yield from reading.space()
+            another = yield from reading.at(["call:"])
+            if (yield from reading.accept(*closers)) or another:
                 keep()
         if not another:
             return
@@ -71,22 +70,21 @@ def _read_name(cursor: Cursor, dialect: Dialect, openers: tuple[str, ...]) -> Wa
 
 def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     """Read calls that are JSON or Python's between the markers; returns whether they are."""
-    cursor = reading.cursor
-    with cursor.ahead():
-        is_json = (yield from cursor.peek()) in ("{", "[")
-        word = yield from cursor.accept("call:")
-        yield from cursor.run(_NAME)
-        is_python = (yield from cursor.peek()) == "("
+    with reading.ahead():
+        is_json = (yield from reading.peek()) in ("{", "[")
+        word = yield from reading.accept("call:")
+        yield from reading.run(_NAME)
+        is_python = (yield from reading.peek()) == "("
     if is_python and reading.offered:
         is_python = bool((yield from at_named_call(reading)))
     if is_json:
         yield from read_json_calls(reading, closers)
     elif is_python:
-        cursor.take(len(word))
+        reading.take(len(word))
         yield from read_pythonic(reading, closers, offered=False)
     else:
         return False
-    yield from cursor.accept_after_space(*closers)
+    yield from reading.accept_after_space(*closers)
     return True
 
 

@@ -47,25 +47,24 @@ class KeyValueTags(CallTags):
     """Tags around the type of a value. The type is skipped: the tool's schema determines it."""
 
     def _read_calls(self, reading: Reading, _in_block: bool) -> Wait[None]:
-        cursor = reading.cursor
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.accept(self.call)
-            yield from cursor.space()
-            begun = cursor.position - start
+        start = reading.position
+        with reading.ahead():
+            yield from reading.accept(self.call)
+            yield from reading.space()
+            begun = reading.position - start
             is_json = yield from at_plain_calls(reading)
             element = yield from self._element(reading)
             pairs = yield from self._are_pairs(reading)
         if element.name:
-            cursor.take(begun)
+            reading.take(begun)
             reading.call((yield from self._read_element(reading, element)))
-            yield from cursor.accept_after_space(self.call_close)
+            yield from reading.accept_after_space(self.call_close)
         elif pairs:
             yield from self._read_pairs(reading)
         elif is_json:
-            cursor.take(begun)
+            reading.take(begun)
             yield from read_json_calls(reading, (self.call_close,))
-            yield from cursor.accept_after_space(self.call_close)
+            yield from reading.accept_after_space(self.call_close)
         else:
             call = yield from self.read_call(reading)
             if call.arguments == "{}" and call.name not in reading.tools:
@@ -74,21 +73,19 @@ class KeyValueTags(CallTags):
 
     def _are_pairs(self, reading: Reading) -> Wait[bool]:
         """Return whether an offered tool's name and a key with an equals sign come next."""
-        cursor = reading.cursor
-        name = reading.tools.meant((yield from cursor.run(_NAME)))
-        space = yield from cursor.space()
-        key = yield from cursor.run(_WORD)
-        return bool(name in reading.tools and space and key and (yield from cursor.at(["="])))
+        name = reading.tools.meant((yield from reading.run(_NAME)))
+        space = yield from reading.space()
+        key = yield from reading.run(_WORD)
+        return bool(name in reading.tools and space and key and (yield from reading.at(["="])))
 
     def _read_pairs(self, reading: Reading) -> Wait[None]:
         """Read `NAME KEY=VALUE KEY=VALUE`, which mlx-lm reads as well; quotes are optional."""
-        cursor = reading.cursor
-        yield from cursor.expect(self.call)
-        yield from cursor.space()
-        name = reading.tools.meant((yield from cursor.run(_NAME)))
+        yield from reading.expect(self.call)
+        yield from reading.space()
+        name = reading.tools.meant((yield from reading.run(_NAME)))
         chunks: list[str] = []
-        yield from cursor.inside(markers_of(self.call_close), chunks.append)
-        yield from cursor.expect(self.call_close)
+        yield from reading.inside(markers_of(self.call_close), chunks.append)
+        yield from reading.expect(self.call_close)
         text = "".join(chunks)
         if _PAIR.sub("", text).strip():
             raise Unreadable
@@ -108,23 +105,22 @@ class KeyValueTags(CallTags):
         yield from cursor.drop_cut((self.call_close, "\\n"))
 
     def _read_call_header(self, reading: Reading, _begun: str) -> Wait[tuple[str, bool, str]]:
-        cursor = reading.cursor
-        yield from cursor.space()
-        with cursor.ahead():
-            name = yield from cursor.run(_NAME)
-            if (yield from cursor.at([self.key_close])):
+        yield from reading.space()
+        with reading.ahead():
+            name = yield from reading.run(_NAME)
+            if (yield from reading.at([self.key_close])):
                 name = _before_key(name, reading.tools)
-        cursor.take(len(name))
-        yield from self._gap(cursor)
-        yield from cursor.accept(self.after_name)
-        yield from self._gap(cursor)
+        reading.take(len(name))
+        yield from self._gap(reading)
+        yield from reading.accept(self.after_name)
+        yield from self._gap(reading)
         follow = [self.parameter, self.call_close, "{", self.call + name]
         if reading.tools.meant(name) in reading.tools:
             follow += ["<", "```"]
-        if not (yield from cursor.at(follow)):
-            with cursor.ahead():
-                if not (yield from self._opens_parameter(cursor)):
-                    raise cursor.unreadable()
+        if not (yield from reading.at(follow)):
+            with reading.ahead():
+                if not (yield from self._opens_parameter(reading)):
+                    raise reading.unreadable()
         return name, False, ""
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[str]:

@@ -75,19 +75,19 @@ class Harmony:
         if _MESSAGE in turn:
             yield from self._body(reading, prompted)
             prompted = _Header()
-        while (yield from reading.cursor.more()):
+        while (yield from reading.more()):
             yield from self._message(reading, prompted)
             prompted = _Header()
 
     def _message(self, reading: Reading, header: _Header) -> Wait[None]:
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         try:
             with reading.attempt():
                 yield from self._header(reading, header)
                 if header.recipient:
                     yield from self._call(reading, header.recipient)
         except Cut:
-            rest = cursor.rest()
+            rest = reading.rest()
             cut = reading.was_cut()
             if cut and reading.tools and _BEGUN_CALL.fullmatch(rest):
                 answer.edge()
@@ -102,18 +102,17 @@ class Harmony:
 
     def _header(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read the header between a message's start and its text, whose marker may be missing."""
-        cursor = reading.cursor
         while True:
-            with cursor.ahead():
-                space = len((yield from cursor.space()))
-                part = yield from cursor.at([*_HEADER_PARTS, _MESSAGE])
-            if not part and header.marked and (yield from self._skips_junk(cursor)):
+            with reading.ahead():
+                space = len((yield from reading.space()))
+                part = yield from reading.at([*_HEADER_PARTS, _MESSAGE])
+            if not part and header.marked and (yield from self._skips_junk(reading)):
                 continue
             if not part or (
-                part in _BARE_PARTS and not (yield from self._is_header(cursor, header))
+                part in _BARE_PARTS and not (yield from self._is_header(reading, header))
             ):
                 break
-            cursor.take(space + len(part))
+            reading.take(space + len(part))
             header.marked = header.marked or part not in _BARE_PARTS
             if part == _MESSAGE:
                 header.whole = True
@@ -121,20 +120,20 @@ class Harmony:
             if part in _CHANNELS:
                 header.channel = part
             elif part == _RECIPIENT:
-                recipient = yield from cursor.run(_NAME)
+                recipient = yield from reading.run(_NAME)
                 header.recipient = "" if recipient in _PEOPLE else recipient
-            elif part in _NEXT_PART and not (yield from self._known(cursor)):
-                word = yield from cursor.run(_NAME)  # a tool as the author, or another channel
+            elif part in _NEXT_PART and not (yield from self._known(reading)):
+                word = yield from reading.run(_NAME)  # a tool as the author, or another channel
                 if part == _CHANNEL and word.startswith(_FUNCTIONS):
                     header.recipient = word
             elif part == _CONSTRAIN:
-                yield from cursor.space()
-                yield from cursor.run(_FORMAT)
-        yield from cursor.drop_cut((*_HEADER_PARTS, _MESSAGE))
-        with cursor.ahead():
-            yield from cursor.space()
-            if not header.marked or not (yield from cursor.more()):
-                raise cursor.unreadable()
+                yield from reading.space()
+                yield from reading.run(_FORMAT)
+        yield from reading.drop_cut((*_HEADER_PARTS, _MESSAGE))
+        with reading.ahead():
+            yield from reading.space()
+            if not header.marked or not (yield from reading.more()):
+                raise reading.unreadable()
         header.whole = True
 
     def _skips_junk(self, cursor: Cursor) -> Wait[bool]:
@@ -165,70 +164,69 @@ class Harmony:
             return bool((yield from cursor.at([_CHANNEL, _MESSAGE, _CONSTRAIN])))
 
     def _call(self, reading: Reading, recipient: str) -> Wait[None]:
-        cursor = reading.cursor
         name = recipient.removeprefix(_FUNCTIONS)
         if not reading.tools:
             raise Unreadable
-        yield from cursor.space()
+        yield from reading.space()
         arguments = "{}"
-        stopped = not (yield from cursor.more()) and not reading.was_cut()
+        stopped = not (yield from reading.more()) and not reading.was_cut()
         empty = stopped and not reading.tools.lacks(name, ())
         reading.begin(name)
-        if (yield from cursor.at([_BEAM.parameter])):
+        if (yield from reading.at([_BEAM.parameter])):
             arguments = object_of((yield from _BEAM.read_parameters(reading, name)))
-        elif not empty and not (yield from cursor.at([*_ENDS, _START])):
+        elif not empty and not (yield from reading.at([*_ENDS, _START])):
             arguments = yield from read_arguments(reading, (*_ENDS, *_NEXT_PART))
-        yield from cursor.space()
-        closed = yield from cursor.accept(*_ENDS)
-        if not closed and (yield from cursor.more()) and not (yield from cursor.at(_NEXT_PART)):
+        yield from reading.space()
+        closed = yield from reading.accept(*_ENDS)
+        if not closed and (yield from reading.more()) and not (yield from reading.at(_NEXT_PART)):
             raise Unreadable
         reading.call(Call(name, arguments))
 
     def _body(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read the text of a message that is not a call."""
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         reading.closing = _ENDS[0]
         answer.exact(reasoning=header.channel == "analysis")
         while marker := (
-            yield from cursor.until(_BODY_ENDS, lambda text: reading.write(text, _BODY_ENDS))
+            yield from reading.until(_BODY_ENDS, lambda text: reading.write(text, _BODY_ENDS))
         ):
             if length := (yield from self._quoted(reading, marker)):
-                answer.write(cursor.take(length))
+                answer.write(reading.take(length))
                 continue
-            cursor.take(len(marker) if marker in _ENDS else 0)
+            reading.take(len(marker) if marker in _ENDS else 0)
             break
         answer.exact(reasoning=False)
 
     def _quoted(self, reading: Reading, marker: str) -> Wait[int]:
         """Return the length of the quoted text that a marker begins; 0 if the marker is real."""
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         if (yield from is_quoted(reading, marker)):
             return len(marker)
         if marker in _ENDS:
             return 0
         if answer.markdown.fenced:
             return len(marker)
-        start = cursor.position
-        with cursor.ahead():
-            cursor.take(len(marker))
+        start = reading.position
+        with reading.ahead():
+            reading.take(len(marker))
             if marker == _CHANNEL:
                 # A real channel marker is followed by a channel's name and the rest of the header.
                 for following in (_CHANNELS, _AFTER_CHANNEL):
-                    yield from cursor.space()
-                    found = yield from cursor.accept(*following)
-                    if not found and (yield from cursor.more()):
+                    yield from reading.space()
+                    found = yield from reading.accept(*following)
+                    if not found and (yield from reading.more()):
                         return len(marker)
             if not answer.quotes:
                 return 0
-            yield from cursor.run(_QUOTED)
-            if (yield from cursor.peek()) == "{":
+            yield from reading.run(_QUOTED)
+            if (yield from reading.peek()) == "{":
                 try:
-                    yield from read_value(cursor)
+                    yield from read_value(reading)
                 except Unreadable:
                     return 0
-                yield from cursor.run(_QUOTED)
-            length = cursor.position - start
-            return length if (yield from cursor.peek()) in ("`", "'", '"') else 0
+                yield from reading.run(_QUOTED)
+            length = reading.position - start
+            return length if (yield from reading.peek()) in ("`", "'", '"') else 0
 
     def _other(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read text with another header, or without one, as content.
@@ -236,7 +234,7 @@ class Harmony:
         A malformed call is content too, as written. Text that is not JSON, sent to a tool that the
         model knows from training, is a message.
         """
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         if not header.recipient:
             yield from self._body(reading, _Header())
             return
@@ -245,9 +243,9 @@ class Harmony:
             yield from self._body(reading, header)
             return
         answer.exact(reasoning=False)
-        answer.write((yield from cursor.space()))
-        answer.write((yield from cursor.accept(_START)))
-        yield from cursor.until(_NEXT, answer.write)
+        answer.write((yield from reading.space()))
+        answer.write((yield from reading.accept(_START)))
+        yield from reading.until(_NEXT, answer.write)
         answer.flush()
 
 

@@ -59,13 +59,12 @@ def read_arguments(
 
     typed: the tool whose schema may give strings another type.
     """
-    cursor = reading.cursor
-    fence = yield from read_fence(cursor)
-    if fence and (yield from cursor.accept(fence)):
+    fence = yield from read_fence(reading)
+    if fence and (yield from reading.accept(fence)):
         return "{}"
     ends = (fence, *ends) if fence else ends
     members = yield from _at_members(reading)
-    send = reading.send if members or (yield from cursor.peek()) == "{" else None
+    send = reading.send if members or (yield from reading.peek()) == "{" else None
 
     def converter(key: str) -> Callable[[str], str] | None:
         argument = string_of(key) or ""
@@ -78,7 +77,7 @@ def read_arguments(
     tools = reading.tools
     declared = {key: "string" in tools.types_at(typed, (key,)) for key in tools.properties(typed)}
     value = yield from read_value(
-        cursor,
+        reading,
         dialect,
         ends,
         send=send,
@@ -89,9 +88,9 @@ def read_arguments(
     arguments = arguments_of(value)
     if arguments is None:
         raise Unreadable
-    yield from cursor.drop_surplus(ends)
-    yield from cursor.accept_after_space(fence)
-    yield from cursor.drop_cut(ends)
+    yield from reading.drop_surplus(ends)
+    yield from reading.accept_after_space(fence)
+    yield from reading.drop_cut(ends)
     return arguments
 
 
@@ -225,29 +224,28 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     One bracket too few or too many before an end is repaired. A call may also be Python's, or a
     name before an object.
     """
-    cursor = reading.cursor
-    fence = yield from read_fence(cursor)
+    fence = yield from read_fence(reading)
     sign = yield from at_named_call(reading)
     if sign == "(":
         yield from read_pythonic(reading, (fence, *ends) if fence else ends, offered=False)
     elif sign:
-        name = yield from cursor.run(NAME)
-        yield from cursor.space()
+        name = yield from reading.run(NAME)
+        yield from reading.space()
         reading.begin(name)
         reading.call(Call(name, (yield from read_arguments(reading, ends))))
-    elif (yield from cursor.accept("[")):
+    elif (yield from reading.accept("[")):
         yield from _read_json_list(reading, ends)
     else:
         yield from _read_json_call(reading, ends)
         while (yield from _accept_separator(reading)):
             yield from _read_json_call(reading, ends)
-    yield from cursor.drop_surplus((fence, *ends) if fence else ends)
-    yield from cursor.accept_after_space(fence)
+    yield from reading.drop_surplus((fence, *ends) if fence else ends)
+    yield from reading.accept_after_space(fence)
 
 
 def at_plain_calls(reading: Reading) -> Wait[bool]:
     """Return whether JSON comes next, or a call with brackets after the tool's name."""
-    if (yield from reading.cursor.at(["{", "[", "`", '"{', '"['])):
+    if (yield from reading.at(["{", "[", "`", '"{', '"['])):
         return True
     return bool((yield from at_named_call(reading)) or (yield from _at_members(reading)))
 
@@ -257,75 +255,72 @@ def _at_members(reading: Reading) -> Wait[bool]:
 
     Without quotes, the first one must be the name of an offered tool.
     """
-    cursor = reading.cursor
-    with cursor.ahead():
-        quote = yield from cursor.accept('"')
-        key = yield from cursor.run(_KEY)
-        closed = yield from cursor.accept('"')
-        if not key or bool(quote) != bool(closed) or not (yield from cursor.accept(":")):
+    with reading.ahead():
+        quote = yield from reading.accept('"')
+        key = yield from reading.run(_KEY)
+        closed = yield from reading.accept('"')
+        if not key or bool(quote) != bool(closed) or not (yield from reading.accept(":")):
             return False
-        yield from cursor.run(_QUOTES)
-        name = yield from cursor.run(NAME)
+        yield from reading.run(_QUOTES)
+        name = yield from reading.run(NAME)
     return bool(quote) or (key in _NAMES and reading.tools.meant(name) in reading.tools)
 
 
 def _accept_separator(reading: Reading) -> Wait[bool]:
     """Read the separator between two calls, if another call follows."""
-    cursor = reading.cursor
-    with cursor.ahead() as keep:
-        yield from cursor.space()
-        separator = yield from cursor.accept(";", ",")
-        yield from cursor.space()
-        head = yield from cursor.peek()
+    with reading.ahead() as keep:
+        yield from reading.space()
+        separator = yield from reading.accept(";", ",")
+        yield from reading.space()
+        head = yield from reading.peek()
         if head == "{" or (separator and not head):
             keep()
     return head == "{"
 
 
 def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    cursor = reading.cursor
-    yield from cursor.space()
+    yield from reading.space()
     readable = False
     while True:
         readable = (yield from _read_item(reading, ends)) or readable
-        yield from cursor.run(_SURPLUS_BRACE)
-        while (yield from cursor.accept(",")):
-            yield from cursor.space()
+        yield from reading.run(_SURPLUS_BRACE)
+        while (yield from reading.accept(",")):
+            yield from reading.space()
         if readable:
             reading.settle()
-        if not (yield from cursor.more()) or (yield from cursor.at(["]", *ends])):
+        if not (yield from reading.more()) or (yield from reading.at(["]", *ends])):
             break
     if not readable:
-        raise cursor.unreadable()
-    if not (yield from cursor.at(ends)):
-        yield from cursor.expect("]")
+        raise reading.unreadable()
+    if not (yield from reading.at(ends)):
+        yield from reading.expect("]")
     reading.settle()
 
 
 def _read_item(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
     """Read one entry of a list, or skip an entry that is no call. Returns whether it was a call."""
-    cursor, called = reading.cursor, reading.answer.calls
-    place = cursor.save()
+    called = reading.answer.calls
+    place = reading.save()
     try:
         yield from _read_json_call(reading, ends)
         return True
     except Cut:
         raise
     except Unreadable:
-        cursor.restore(place)
+        reading.restore(place)
         reading.answer.abandon()
         sent = reading.answer.calls > called
-        if sent or not (yield from read_source(cursor, ends)):
+        if sent or not (yield from read_source(reading, ends)):
             raise
         return False
     finally:
-        cursor.release()
+        reading.release()
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     members = yield from _at_members(reading)
     value = yield from read_value(
-        reading.cursor, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
+        reading, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
     )
     for call in calls_of(value, reading.tools, aliases=reading.aliases, keyed=reading.keyed):
         reading.call(call)
@@ -347,26 +342,25 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     If the family has closing markers, one of them or the end of the text must follow. A call to a
     name that was not offered counts only if it is the whole answer, in the family's own syntax.
     """
-    cursor = reading.cursor
     alone = reading.answer.fresh
     while True:
         yield from _expect_call(reading, alone)
         receiver = None if closers or not alone else _CallSender(reading)
         found = calls_of(
-            (yield from read_value(cursor, MODEL_JSON, receiver=receiver)),
+            (yield from read_value(reading, MODEL_JSON, receiver=receiver)),
             reading.tools,
             strict=True,
         )
-        yield from cursor.drop_surplus(closers)
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            over = not (yield from cursor.more())
-            closed = bool((yield from cursor.at(closers)))
-            separator = yield from cursor.accept(";", ",")
-            yield from cursor.space()
-            length = cursor.position - start
-            head = (yield from cursor.peek()) if separator else ""
+        yield from reading.drop_surplus(closers)
+        start = reading.position
+        with reading.ahead():
+            yield from reading.space()
+            over = not (yield from reading.more())
+            closed = bool((yield from reading.at(closers)))
+            separator = yield from reading.accept(";", ",")
+            yield from reading.space()
+            length = reading.position - start
+            head = (yield from reading.peek()) if separator else ""
             another = bool(separator) and head in ("{", "[", "")
         if closers and not (over or closed or another):
             raise Unreadable
@@ -377,8 +371,8 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
             reading.call(call)
         if not another:
             return
-        cursor.take(length)
-        if not (yield from cursor.more()):
+        reading.take(length)
+        if not (yield from reading.more()):
             return
         reading.begun = True  # a separator after a call can only belong to a call
 
@@ -390,16 +384,15 @@ def bare_block(opener: str, closer: str) -> CallSyntax:
     """
 
     def read(reading: Reading) -> Wait[None]:
-        cursor = reading.cursor
         if opener.startswith(_FENCE):
-            yield from read_fence(cursor)
+            yield from read_fence(reading)
         else:
-            cursor.take(len(opener))
-            yield from cursor.space()
+            reading.take(len(opener))
+            yield from reading.space()
         reading.offered = reading.offered or opener == _FENCE
-        reading.begun = opener != _FENCE and (yield from cursor.peek()) == "{"
+        reading.begun = opener != _FENCE and (yield from reading.peek()) == "{"
         yield from read_bare_calls(reading, (closer,))
-        yield from cursor.accept_after_space(closer)
+        yield from reading.accept_after_space(closer)
 
     return CallSyntax((opener,), read, begins=begins_line)
 
@@ -409,32 +402,32 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
 
     The keys are examined up to that of the arguments.
     """
-    cursor, name = reading.cursor, ""
-    with cursor.ahead():
+    name = ""
+    with reading.ahead():
         while True:
-            key = yield from _read_key(cursor)
-            yield from cursor.expect(":", "=")
+            key = yield from _read_key(reading)
+            yield from reading.expect(":", "=")
             if key not in _KEYS:
                 raise Unreadable
-            yield from cursor.space()
-            head = yield from cursor.peek()
+            yield from reading.space()
+            head = yield from reading.peek()
             if key in _ARGUMENTS:
                 if name and (yield from _is_schema(reading, name)):
                     raise Unreadable
                 return
             if head in ("{", "["):
                 continue
-            value = string_of((yield from read_value(cursor, MODEL_JSON)))
+            value = string_of((yield from read_value(reading, MODEL_JSON)))
             if key in _NAMES:
                 name = reading.tools.meant(value or "")
                 if name in reading.tools:
                     reading.begun = reading.begun or alone
                 elif not alone:
                     raise Unreadable
-            yield from cursor.space()
-            yield from cursor.accept(",")
-            yield from cursor.space()
-            if (yield from cursor.peek()) == "/":
+            yield from reading.space()
+            yield from reading.accept(",")
+            yield from reading.space()
+            if (yield from reading.peek()) == "/":
                 return  # a comment
 
 
@@ -451,10 +444,9 @@ def _read_key(cursor: Cursor) -> Wait[str]:
 
 def _is_schema(reading: Reading, name: str) -> Wait[bool]:
     """Return whether a tool's schema comes next: a description of a tool has it as arguments."""
-    cursor = reading.cursor
-    key = yield from _read_key(cursor)
+    key = yield from _read_key(reading)
     if key not in ("type", "properties") or key in reading.tools.properties(name):
         return False
-    yield from cursor.accept(":")
-    yield from cursor.run(_QUOTES)
-    return bool((yield from cursor.at(["{"] if key == "properties" else ["object"])))
+    yield from reading.accept(":")
+    yield from reading.run(_QUOTES)
+    return bool((yield from reading.at(["{"] if key == "properties" else ["object"])))

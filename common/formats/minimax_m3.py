@@ -59,7 +59,7 @@ def _read_element(
     reading: Reading, name: str, path: Path, key: str, value: ValueSender | None = None
 ) -> Wait[str]:
     """Read text, or the elements inside, and the closing tag; returns the value as JSON."""
-    cursor, tools = reading.cursor, reading.tools
+    tools = reading.tools
     is_entry = path and key == _ENTRY and "object" not in tools.types_at(name, path)
     path = (*path, None if is_entry else key)
     chunks: list[str] = []
@@ -69,23 +69,23 @@ def _read_element(
         if value:
             value.add(text)
 
-    yield from cursor.inside(_MARKS, add)
+    yield from reading.inside(_MARKS, add)
     text, end = "".join(chunks), f"{MARK}</{key}>"
-    if (yield from cursor.accept(end)):
+    if (yield from reading.accept(end)):
         return tools.typed_at(name, path, text)
     if text.strip() or (value and value.sent) or len(path) > _DEEPEST:
-        raise cursor.unreadable()
+        raise reading.unreadable()
     if value:
         value.stop()
     members: list[tuple[str, str]] = []
-    while not (yield from cursor.accept(end)):
-        yield from cursor.expect(f"{MARK}<")
-        inner = yield from cursor.run(_KEY)
-        yield from cursor.expect(">")
+    while not (yield from reading.accept(end)):
+        yield from reading.expect(f"{MARK}<")
+        inner = yield from reading.run(_KEY)
+        yield from reading.expect(">")
         if not inner:
-            raise cursor.unreadable()
+            raise reading.unreadable()
         members.append((inner, (yield from _read_element(reading, name, path, inner))))
-        yield from cursor.space()
+        yield from reading.space()
     return _container(members, tools.types_at(name, path))
 
 

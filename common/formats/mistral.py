@@ -18,29 +18,28 @@ _NAME = re.compile(r"[\w.:/-]*")
 
 
 def _read(reading: Reading) -> Wait[None]:
-    cursor = reading.cursor
-    yield from cursor.accept(_CALLS, *_BROKEN)
-    yield from cursor.accept(":")
+    yield from reading.accept(_CALLS, *_BROKEN)
+    yield from reading.accept(":")
     while True:
-        yield from cursor.space()
-        if not (yield from cursor.more()):
+        yield from reading.space()
+        if not (yield from reading.more()):
             return
-        named = (yield from cursor.at([_ARGS, _CALL_ID])) or not (yield from _in_brackets(reading))
+        named = (yield from reading.at([_ARGS, _CALL_ID])) or not (yield from _in_brackets(reading))
         if not named:
             yield from read_json_calls(reading)
             return
         yield from _read_named(reading)
-        with cursor.ahead():
-            yield from cursor.space()
-            named = bool((yield from cursor.run(_NAME)))
-            another = named and bool((yield from cursor.at([_ARGS, _CALL_ID, "{"])))
+        with reading.ahead():
+            yield from reading.space()
+            named = bool((yield from reading.run(_NAME)))
+            another = named and bool((yield from reading.at([_ARGS, _CALL_ID, "{"])))
         if not another:
             return
 
 
 def _in_brackets(reading: Reading) -> Wait[bool]:
     """Return whether JSON comes next, or a call with its arguments in brackets."""
-    if (yield from reading.cursor.peek()) in ("[", "{", "`"):
+    if (yield from reading.peek()) in ("[", "{", "`"):
         return True
     return (yield from at_named_call(reading)) == "("
 
@@ -52,27 +51,26 @@ def _read_named(reading: Reading) -> Wait[None]:
 
     A name alone is a call of an offered tool that has no arguments.
     """
-    cursor = reading.cursor
-    quote = yield from cursor.accept('"')
-    written = yield from cursor.run(_NAME)
-    yield from cursor.accept(quote)
+    quote = yield from reading.accept('"')
+    written = yield from reading.run(_NAME)
+    yield from reading.accept(quote)
     name = written.rstrip(":")
     if not name:
-        raise cursor.unreadable()
-    yield from cursor.space()
+        raise reading.unreadable()
+    yield from reading.space()
     identity = ""
-    if (yield from cursor.accept(_CALL_ID)):
-        identity = (yield from cursor.run(_NAME)).strip()
+    if (yield from reading.accept(_CALL_ID)):
+        identity = (yield from reading.run(_NAME)).strip()
     marked = written != name
-    while (yield from cursor.accept(*_ARGUMENTS, f"{name}{_ARGS}")):
+    while (yield from reading.accept(*_ARGUMENTS, f"{name}{_ARGS}")):
         marked = True
-        yield from cursor.space()
-    ended = not (yield from cursor.more()) and not reading.was_cut()
-    none = ended or bool((yield from cursor.at([_CALLS])))
-    if (yield from cursor.peek()) != "{" and not (
+        yield from reading.space()
+    ended = not (yield from reading.more()) and not reading.was_cut()
+    none = ended or bool((yield from reading.at([_CALLS])))
+    if (yield from reading.peek()) != "{" and not (
         marked or (none and reading.tools.takes_nothing(name))
     ):
-        raise cursor.unreadable()
+        raise reading.unreadable()
     reading.begin(name, identity)
     arguments = "{}" if none else (yield from read_arguments(reading, (_CALLS,)))
     reading.call(Call(name, arguments, identity))
@@ -80,14 +78,13 @@ def _read_named(reading: Reading) -> Wait[None]:
 
 def _read_without_opening(reading: Reading) -> Wait[None]:
     """Read a call whose first token is missing; `[ARGS]` still identifies it."""
-    cursor = reading.cursor
-    if (yield from cursor.peek()) in ("[", "{"):
+    if (yield from reading.peek()) in ("[", "{"):
         yield from read_bare_calls(reading)
         return
-    with cursor.ahead():
-        yield from cursor.run(_NAME)
-        if not (yield from cursor.at([_ARGS, _CALL_ID])):
-            raise cursor.unreadable()
+    with reading.ahead():
+        yield from reading.run(_NAME)
+        if not (yield from reading.at([_ARGS, _CALL_ID])):
+            raise reading.unreadable()
     yield from _read_named(reading)
 
 

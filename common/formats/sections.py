@@ -89,25 +89,24 @@ class Section:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
-        cursor = reading.cursor
-        in_section = bool((yield from cursor.accept(*_forms(self.openers))))
+        in_section = bool((yield from reading.accept(*_forms(self.openers))))
         count = 0
         while True:
-            with cursor.ahead():
-                space = len((yield from cursor.space()))
-                following = yield from cursor.at([*self.calls, *_forms(self.closers)])
-                inside = in_section and not following and (yield from cursor.more())
+            with reading.ahead():
+                space = len((yield from reading.space()))
+                following = yield from reading.at([*self.calls, *_forms(self.closers)])
+                inside = in_section and not following and (yield from reading.more())
                 plain = inside and (yield from at_plain_calls(reading))
             noise = space if plain else None
             if inside and not plain and self.calls:
                 noise = yield from self._before_call(reading)
             if noise is not None:
-                cursor.take(noise)
+                reading.take(noise)
             elif following in self.calls or not (following or self.calls or count):
-                cursor.take(space + len(following))
+                reading.take(space + len(following))
             else:
                 break
-            while (yield from cursor.accept(*self.calls)):
+            while (yield from reading.accept(*self.calls)):
                 pass  # a marker that was written twice
             if (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, self._ends())
@@ -118,10 +117,10 @@ class Section:
                 reading.call(call)
             count += 1
         if following:
-            cursor.take(space + len(following))
+            reading.take(space + len(following))
             reading.settle()
         elif not count:
-            raise cursor.unreadable()
+            raise reading.unreadable()
 
     def _before_call(self, reading: Reading) -> Wait[int | None]:
         """Return the length of the text before the next call, with the call's marker.
@@ -129,32 +128,30 @@ class Section:
         Returns 0 if the marker is missing, and None if no call follows. Templates write no text
         there, and other parsers of these families do not show it.
         """
-        cursor = reading.cursor
-        start = cursor.position
+        start = reading.position
         brace = "{" if self.unmarked else ""
-        with cursor.ahead():
+        with reading.ahead():
             ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
-            marker = yield from cursor.until(ends, _nothing)
-            length = cursor.position + len(marker) - start
+            marker = yield from reading.until(ends, _nothing)
+            length = reading.position + len(marker) - start
         if not marker and brace and reading.was_cut():
             raise Cut
         return length if marker in self.calls else 0 if brace and marker == brace else None
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
         """Read the text with the name, and the arguments, from behind the call's marker."""
-        cursor = reading.cursor
         if self.tags:
-            yield from cursor.until(markers_of(self.tags.call, *self.call_closes), _nothing)
+            yield from reading.until(markers_of(self.tags.call, *self.call_closes), _nothing)
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
         ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
-        yield from cursor.until(markers_of(*ends, "\n\n", self.between), words.append)
-        yield from cursor.accept(self.between)
-        yield from cursor.space()
-        begun = yield from cursor.at(ends)
+        yield from reading.until(markers_of(*ends, "\n\n", self.between), words.append)
+        yield from reading.accept(self.between)
+        yield from reading.space()
+        begun = yield from reading.at(ends)
         name, identity = _named("".join(words), reading.tools)
         if not (name and begun):
-            raise cursor.unreadable()
+            raise reading.unreadable()
         reading.begin(name, identity)
         given = begun in _ARGUMENTS_BEGIN
         arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
@@ -171,14 +168,13 @@ class Section:
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
-        cursor = reading.cursor
-        yield from cursor.accept_after_space("```")
-        yield from cursor.drop_cut(self._ends())
-        space, found = yield from cursor.after_space(self._ends())
-        with cursor.ahead():
-            cursor.take(space)
-            if not (yield from cursor.more()):
+        yield from reading.accept_after_space("```")
+        yield from reading.drop_cut(self._ends())
+        space, found = yield from reading.after_space(self._ends())
+        with reading.ahead():
+            reading.take(space)
+            if not (yield from reading.more()):
                 return
         if not found and self.call_closes:
-            raise cursor.unreadable()
-        cursor.take(space + (len(found) if found in _forms(self.call_closes) else 0))
+            raise reading.unreadable()
+        reading.take(space + (len(found) if found in _forms(self.call_closes) else 0))

@@ -48,13 +48,13 @@ def json_block(
     aliases = {key: usual for key, usual in zip(keys, _KEYS, strict=True) if key != usual}
 
     def read(reading: Reading) -> Wait[None]:
-        cursor, reading.aliases = reading.cursor, aliases
+        reading.aliases = aliases
         reading.keyed = keyed
-        cursor.take(len(reading.opener.rstrip("[{")))
-        yield from cursor.space()
-        reading.begun = bool((yield from cursor.at(["```"])))
+        reading.take(len(reading.opener.rstrip("[{")))
+        yield from reading.space()
+        reading.begun = bool((yield from reading.at(["```"])))
         yield from read_json_calls(reading, closings(closer) if closer else ())
-        yield from cursor.accept_after_space(*closings(closer))
+        yield from reading.accept_after_space(*closings(closer))
 
     return CallSyntax((opener,), read, (closer,) if closer else (), begins)
 
@@ -65,7 +65,7 @@ def _is_answer(reading: Reading, _opener: str) -> bool:
 
 def _read_unmarked(reading: Reading) -> Wait[None]:
     """Read JSON or a list of Python calls. Without a marker, only offered tools count as calls."""
-    if (yield from _is_json(reading.cursor)):
+    if (yield from _is_json(reading)):
         yield from read_bare_calls(reading)
     else:
         yield from read_pythonic(reading, offered=True)
@@ -87,14 +87,13 @@ def python_block(opener: str, closer: str = "", *, offered: bool = False) -> Cal
     closers = (closer,) if closer else ()
 
     def read(reading: Reading) -> Wait[None]:
-        cursor = reading.cursor
-        cursor.take(len(reading.opener))
-        yield from cursor.space()
-        if (yield from _is_json(cursor)):
+        reading.take(len(reading.opener))
+        yield from reading.space()
+        if (yield from _is_json(reading)):
             yield from read_json_calls(reading, closings(closer) if closer else (";",))
-        elif not (yield from cursor.at(closers)):
+        elif not (yield from reading.at(closers)):
             yield from read_fenced_pythonic(reading, closers and closings(closer), offered=offered)
-        yield from cursor.accept_after_space(*closings(closer))
+        yield from reading.accept_after_space(*closings(closer))
 
     return CallSyntax((opener,), read, closers)
 

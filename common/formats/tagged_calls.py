@@ -106,12 +106,11 @@ class CallTags:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
-        cursor = reading.cursor
         opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
         respelt_block = "" if opens_call else reading.opener
-        in_block = bool((yield from cursor.accept(*forms(self.block), respelt_block)))
+        in_block = bool((yield from reading.accept(*forms(self.block), respelt_block)))
         if tags := (yield from self._without_brackets(reading)):
-            yield from cursor.space()
+            yield from reading.space()
             yield from tags.read(reading)
             return
         ends = respelt(self.block_close)
@@ -121,35 +120,34 @@ class CallTags:
                 space = yield from self._space_before_call(reading)
                 if space is None:
                     break
-                cursor.take(space)
+                reading.take(space)
             if in_block and (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, (*ends, *_STRAY_CLOSINGS))
             else:
                 yield from self._read_calls(reading, in_block)
             count += 1
-            yield from self._skip_stray(cursor)
-        yield from cursor.accept_after_space(*ends)
+            yield from self._skip_stray(reading)
+        yield from reading.accept_after_space(*ends)
         if not count:
-            raise cursor.unreadable()
+            raise reading.unreadable()
 
     def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
         """Return the tags with which a call is written here whose first angle bracket is missing.
 
         The others may be missing too. The call must name an offered tool.
         """
-        cursor = reading.cursor
         if not self.call.startswith("<"):
             return None
-        with cursor.ahead():
-            yield from cursor.space()
-            if not (yield from cursor.accept(self.call[1:])):
+        with reading.ahead():
+            yield from reading.space()
+            if not (yield from reading.accept(self.call[1:])):
                 return None
             try:
                 name, _, _ = yield from self._read_call_header(reading, self.call)
             except Unreadable:
                 return None
-            yield from cursor.space()
-            bare = not (yield from cursor.at(["<"]))
+            yield from reading.space()
+            bare = not (yield from reading.at(["<"]))
         if reading.tools.meant(name) not in reading.tools:
             return None
         half = replace(self, call=self.call[1:])
@@ -173,24 +171,24 @@ class CallTags:
 
         outer: whether the name may also be in an element inside it.
         """
-        cursor, tools = reading.cursor, reading.tools
-        start = cursor.position
-        with cursor.ahead():
-            word, header, closed = yield from self._read_any_tag(cursor)
+        tools = reading.tools
+        start = reading.position
+        with reading.ahead():
+            word, header, closed = yield from self._read_any_tag(reading)
             attributes = attributes_of(header, self.name_key)
             name, identity = attributes.get(self.name_key, ""), attributes.get("id", "")
             close = f"</{word}>" if word else ""
             if word in _NAME_WORDS and not (header or closed):
-                yield from cursor.space()
+                yield from reading.space()
                 inner = (yield from self._element(reading, outer=False)) if outer else _Element()
                 if inner.name:
-                    cursor.take(inner.length)
-                    return inner._replace(length=cursor.position - start)
-                name = (yield from cursor.run(_TEXT)).strip()
-                if (yield from cursor.accept(close)):
+                    reading.take(inner.length)
+                    return inner._replace(length=reading.position - start)
+                name = (yield from reading.run(_TEXT)).strip()
+                if (yield from reading.accept(close)):
                     close = ""  # the tag that closes the call
             found = next((each for each in (name, word) if tools.meant(each) in tools), "")
-            return _Element(found, close, closed, identity, cursor.position - start)
+            return _Element(found, close, closed, identity, reading.position - start)
 
     def _read_any_tag(self, cursor: Cursor) -> Wait[tuple[str, str, bool]]:
         """Return the first word and the header of any opening tag, and whether it is self-closing.
@@ -210,30 +208,29 @@ class CallTags:
 
         Calls that are objects may have a comma between them.
         """
-        cursor = reading.cursor
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            if "<tool_call>" not in self._calls and (yield from cursor.accept("<tool_call>")):
-                yield from cursor.space()  # an opening tag too many
-            if not (yield from cursor.at(self._calls)):
-                comma = yield from cursor.accept(",")
-                yield from cursor.space()
-                if comma and not (yield from cursor.more()) and reading.was_cut():
+        start = reading.position
+        with reading.ahead():
+            yield from reading.space()
+            if "<tool_call>" not in self._calls and (yield from reading.accept("<tool_call>")):
+                yield from reading.space()  # an opening tag too many
+            if not (yield from reading.at(self._calls)):
+                comma = yield from reading.accept(",")
+                yield from reading.space()
+                if comma and not (yield from reading.more()) and reading.was_cut():
                     raise Cut
-                if self.block_close and (yield from cursor.at([self.block_close])):
+                if self.block_close and (yield from reading.at([self.block_close])):
                     return None
                 plain = yield from at_plain_calls(reading)
                 if not plain and not (yield from self._element(reading)).name:
                     return None
-            return cursor.position - start
+            return reading.position - start
 
     def _read_call_header(self, reading: Reading, begun: str) -> Wait[tuple[str, bool, str]]:
         """Return a call's name, whether its tag is self-closing, and its id.
 
         begun: the beginning of the tag, which was read.
         """
-        header, closed = yield from self._read_header(reading.cursor, begun, self.call)
+        header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
         name = attributes.get(self.name_key, "")
         single = len(name.split()) == 1 or self.name_key in header
@@ -265,82 +262,80 @@ class CallTags:
 
     def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:
         element = (yield from self._element(reading)) if in_block else _Element()
-        if not element.name or (yield from reading.cursor.at(self._calls)):
+        if not element.name or (yield from reading.at(self._calls)):
             reading.call((yield from self.read_call(reading)))
             return
         reading.call((yield from self._read_element(reading, element)))
 
     def _read_element(self, reading: Reading, element: _Element) -> Wait[Call]:
         """Read a call that begins with a tag of another family."""
-        reading.cursor.take(element.length)
+        reading.take(element.length)
         lines = "paired" if self.lines == "kept" else self.lines
         tags = replace(self, call_close=element.close or self.call_close, lines=lines)
         return (yield from tags.read_body(reading, element))
 
     def read_call(self, reading: Reading) -> Wait[Call]:
-        begun = yield from reading.cursor.expect(*self._calls)
+        begun = yield from reading.expect(*self._calls)
         return (yield from self.read_inside(reading, begun))
 
     def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
         name, closed, identity = yield from self._read_call_header(reading, begun)
         if not name:
-            raise reading.cursor.unreadable()
+            raise reading.unreadable()
         return (yield from self.read_body(reading, _Element(name, "", closed, identity)))
 
     def read_body(self, reading: Reading, tag: _Element) -> Wait[Call]:
         """Read a call from its arguments on."""
-        cursor = reading.cursor
         name, closed, identity = reading.tools.meant(tag.name), tag.closed, tag.identity
         arguments: list[tuple[str, str]] = []
         reading.begin(name, identity)
         while not closed:
-            yield from self._gap(cursor)
-            if (yield from self._accept_close(cursor)):
+            yield from self._gap(reading)
+            if (yield from self._accept_close(reading)):
                 break
-            if begun := (yield from self._opens_parameter(cursor)):
+            if begun := (yield from self._opens_parameter(reading)):
                 yield from self._read_parameter(reading, name, arguments, begun)
             elif (argument := (yield from self._argument(reading, name, arguments))).name:
-                cursor.take(argument.length)
+                reading.take(argument.length)
                 yield from self._read_parameter(reading, name, arguments, "", argument)
-            elif not arguments and (yield from cursor.accept("(")):
+            elif not arguments and (yield from reading.accept("(")):
                 given = yield from read_parenthesis(reading, name, (self.call_close,))
-                yield from cursor.accept(">")
-                yield from cursor.accept_after_space(*forms(self.call_close))
+                yield from reading.accept(">")
+                yield from reading.accept_after_space(*forms(self.call_close))
                 return Call(name, given, identity)
-            elif self.json_block and (yield from cursor.accept(self.json_block)):
-                yield from self._read_header(cursor, "", self.json_block)
+            elif self.json_block and (yield from reading.accept(self.json_block)):
+                yield from self._read_header(reading, "", self.json_block)
                 return Call(name, (yield from self._read_json(reading)), identity)
-            elif not arguments and (yield from cursor.at(["{", '"', "```"])):
+            elif not arguments and (yield from reading.at(["{", '"', "```"])):
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from self._repeats_header(reading, name)):
                 continue
             elif (yield from self._left_open(reading, name, arguments)):
                 break
             else:
-                raise cursor.unreadable()
+                raise reading.unreadable()
         return Call(name, object_of(arguments), identity)
 
     def read_parameters(self, reading: Reading, name: str) -> Wait[list[tuple[str, str]]]:
         """Read the parameters of a call that has no tags of its own."""
         arguments: list[tuple[str, str]] = []
-        yield from self._gap(reading.cursor)
-        while begun := (yield from self._opens_parameter(reading.cursor)):
+        yield from self._gap(reading)
+        while begun := (yield from self._opens_parameter(reading)):
             yield from self._read_parameter(reading, name, arguments, begun)
-            yield from self._gap(reading.cursor)
+            yield from self._gap(reading)
         return arguments
 
     def _argument(self, reading: Reading, name: str, arguments: Pairs) -> Wait[_Element]:
         """Return the next tag if its name or its only attribute is a declared argument's."""
-        cursor = reading.cursor
         given = {key for key, _ in arguments}
-        start = cursor.position
-        with cursor.ahead():
-            word, header, closed = yield from self._read_any_tag(cursor)
+        start = reading.position
+        with reading.ahead():
+            word, header, closed = yield from self._read_any_tag(reading)
             key = attributes_of(header, self.parameter_key).get(self.parameter_key, word)
             if key in given or key not in reading.tools.properties(name):
                 return _Element()
-            return _Element(key, f"</{word}>", closed, "", cursor.position - start)
+            return _Element(key, f"</{word}>", closed, "", reading.position - start)
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
@@ -368,9 +363,8 @@ class CallTags:
 
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
-        cursor = reading.cursor
-        with cursor.ahead() as keep:
-            if not (begun := (yield from cursor.accept(*self._calls))):
+        with reading.ahead() as keep:
+            if not (begun := (yield from reading.accept(*self._calls))):
                 return False
             again, _, _ = yield from self._read_call_header(reading, begun)
             if reading.tools.meant(again) != name:
@@ -383,25 +377,23 @@ class CallTags:
 
         At the end of the text, a call without a required argument counts as truncated.
         """
-        cursor = reading.cursor
-        if not (yield from cursor.more()):
+        if not (yield from reading.more()):
             tools = reading.tools
             begun = arguments or (name in tools and not tools.properties(name))
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
         following = filter(None, (*respelt(self.block_close), self.block, *self._calls))
-        return bool((yield from cursor.at(following)))
+        return bool((yield from reading.at(following)))
 
     def _read_json(self, reading: Reading) -> Wait[str]:
         """Read arguments that are one JSON object, up to the end of the call."""
-        cursor = reading.cursor
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
         half = self.call_close.removesuffix(">")
         closings = (self.json_close,), _AROUND_ARGUMENTS, self._ends
         for closing in (*closings, (half, *respelt(self.call_close))):  # a stray one too
-            yield from cursor.accept_after_space(*closing)
+            yield from reading.accept_after_space(*closing)
         return text
 
     def _read_parameter(
@@ -416,19 +408,18 @@ class CallTags:
 
         begun: the beginning of the tag.
         """
-        cursor = reading.cursor
         if element:
             attributes: Mapping[str, str] = {self.parameter_key: element.name}
             closed = element.closed
         else:
-            attributes, closed = yield from self._read_parameter_header(cursor, begun)
+            attributes, closed = yield from self._read_parameter_header(reading, begun)
         key = attributes.get(self.parameter_key)
         if key is None:
-            raise cursor.unreadable()
-        again = yield from cursor.at(self._parameters)
+            raise reading.unreadable()
+        again = yield from reading.at(self._parameters)
         if again and (yield from self._next_key(reading)) == key:  # the tag was written twice
-            cursor.take(len(again))
-            yield from self._read_parameter_header(cursor, again)
+            reading.take(len(again))
+            yield from self._read_parameter_header(reading, again)
         value = self._value_sender(reading, name, key, attributes, arguments)
         value.ends = (element.close,) if element else (*self._ends, f"</{key}>")
         value.given = {key, *(k for k, _ in arguments)}
@@ -475,22 +466,21 @@ class CallTags:
 
         Where the length limit cuts a value after a quoted call, the end is missing.
         """
-        cursor = reading.cursor
-        place = cursor.save()
+        place = reading.save()
         try:
-            if self.cdata and (yield from _opens_section(cursor)):
+            if self.cdata and (yield from _opens_section(reading)):
                 value.lines = "kept"
-                return (yield from self._scan_section(cursor, value))
+                return (yield from self._scan_section(reading, value))
             return (yield from self._scan_text(reading, value))
         except Cut:
             value.stop()
             if reading.was_cut():
                 raise
-            cursor.restore(place)
-            yield from _opens_section(cursor)
+            reading.restore(place)
+            yield from _opens_section(reading)
             return (yield from self._scan_text(reading, value, skips_calls=False))
         finally:
-            cursor.release()
+            reading.release()
 
     def _scan_section(self, cursor: Cursor, value: ValueSender) -> Wait[str]:
         """Read the rest of a CDATA section, and the end of the value after it."""
@@ -517,7 +507,6 @@ class CallTags:
     def _scan_text(
         self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
     ) -> Wait[str]:
-        cursor = reading.cursor
         chunks: list[str] = []
         tags = markers_of(*self._tags, *value.ends)
         value.quoted = QuotedMarkup()
@@ -527,7 +516,7 @@ class CallTags:
             value.add(text)
 
         while True:
-            marker = yield from cursor.inside(tags, add)
+            marker = yield from reading.inside(tags, add)
             if value.quoted.close(marker):
                 pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
@@ -538,37 +527,36 @@ class CallTags:
                 if skips_calls and value.quotes and marker not in value.ends:
                     raise Cut  # the value's own closing tag was taken for one of the quoted call
                 text = "".join(chunks)
-                if cursor.take(len(marker) if marker in value.ends else 0):
-                    cursor.take((yield from _repeated_name(cursor)))
+                if reading.take(len(marker) if marker in value.ends else 0):
+                    reading.take((yield from _repeated_name(reading)))
                 else:
                     text = text if self.lines == "dropped" else LAST_BREAK.sub("", text)
                 return text
-            add(cursor.take(len(marker)))
+            add(reading.take(len(marker)))
 
     def _begins_quote(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
         """Return whether a tag inside a value opens a quoted block, call or parameter.
 
         Raises Cut if the length limit leaves that open.
         """
-        cursor = reading.cursor
         if marker in self._parameters:
             return bool(value.quoted) and (yield from self._next_key(reading)) is not None
         if marker != self.block and marker not in self._calls:
             return False
-        with cursor.ahead():
+        with reading.ahead():
             if marker == self.block:
-                cursor.take(len(marker))
-                yield from cursor.space()
+                reading.take(len(marker))
+                yield from reading.space()
                 if not (yield from self._follows(reading, self._calls)):
                     return False
-            begun = yield from cursor.accept(*self._calls)
+            begun = yield from reading.accept(*self._calls)
             try:
                 yield from self._read_call_header(reading, begun)
             except Unreadable as error:
                 if isinstance(error, Cut) and reading.was_cut():
                     raise
                 return False
-            yield from cursor.space()
+            yield from reading.space()
             following = (*self._parameters, self.call_close)
             return bool((yield from self._follows(reading, following)))
 
@@ -577,12 +565,11 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        cursor = reading.cursor
-        with cursor.ahead():
-            if not (begun := (yield from self._opens_parameter(cursor))):
+        with reading.ahead():
+            if not (begun := (yield from self._opens_parameter(reading))):
                 return None
             try:
-                attributes, _ = yield from self._read_parameter_header(cursor, begun)
+                attributes, _ = yield from self._read_parameter_header(reading, begun)
             except Unreadable as error:
                 if isinstance(error, Cut) and reading.was_cut():
                     raise
@@ -591,11 +578,10 @@ class CallTags:
 
     def _follows(self, reading: Reading, literals: Sequence[str]) -> Wait[str]:
         """Return the literal that comes next; raises Cut if the length limit leaves that open."""
-        cursor = reading.cursor
-        found = yield from cursor.at(literals)
+        found = yield from reading.at(literals)
         if not found and reading.was_cut():
-            with cursor.ahead():
-                rest = cursor.rest()
+            with reading.ahead():
+                rest = reading.rest()
             if any(literal.startswith(rest) for literal in literals):
                 raise Cut
         return found
@@ -605,7 +591,6 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        cursor = reading.cursor
         call_ends = forms(self.call_close)
         following = [t for t in (*call_ends, self.block_close, self.block, *self._calls) if t]
         if marker in self._parameters:
@@ -613,12 +598,12 @@ class CallTags:
             return key in value.declared and key not in value.given
         if marker == self.block or marker in self._calls:
             return False
-        with cursor.ahead():
-            cursor.take(len(marker))
-            cursor.take((yield from _repeated_name(cursor)))
-            yield from self._gap(cursor)
+        with reading.ahead():
+            reading.take(len(marker))
+            reading.take((yield from _repeated_name(reading)))
+            yield from self._gap(reading)
             ends = marker not in value.ends and not value.quotes
-            if not (yield from cursor.more()) and (ends or not reading.was_cut()):
+            if not (yield from reading.more()) and (ends or not reading.was_cut()):
                 return True
             if marker in value.ends:
                 following += self._parameters
