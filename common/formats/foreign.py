@@ -6,7 +6,6 @@ tools were offered; those without a marker also only if nothing comes after them
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
@@ -18,14 +17,13 @@ from common.formats.pythonic import (
     at_named_call,
     read_fence,
     read_pythonic,
-    read_tool_code,
+    read_statements,
 )
 from common.formats.reading import CallSyntax, Reading, no_content_yet, own_line
 from common.formats.shapes import PythonShape, Shape, TagShape, invoked, json_block, tagged
 from common.formats.tagged_calls import CallTags
 
 _FENCE = "```"
-_BETWEEN = re.compile(r"[\s,;]*")
 _BLOCKS = (
     *("tools", "tool", "tool_calls", "function_call", "toolcall", "tool-call", "functioncall"),
     *("tool_use", "function_calls", "tool_call", "TOOL_CALL", "TOOL_CALLS", "Tool_call"),
@@ -53,7 +51,7 @@ def _read_python_block(reading: Reading) -> Wait[None]:
     if (yield from reading.peek()) == "[":
         yield from _read_bare(reading, (_FENCE,))
     else:
-        yield from read_tool_code(reading)
+        yield from read_statements(reading)
     yield from reading.accept_after_space(_FENCE)
 
 
@@ -68,11 +66,9 @@ def _read_bare(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 def _read_named(reading: Reading) -> Wait[None]:
     """Read Python calls on lines of their own."""
-    while (yield from at_named_call(reading)) == "(":
-        yield from read_pythonic(reading, offered=True)
-        yield from reading.run(_BETWEEN)
-    if (yield from reading.more()):
+    if (yield from at_named_call(reading)) != "(":
         raise reading.unreadable()
+    yield from read_statements(reading)
 
 
 def _with_name(word: str) -> CallTags:

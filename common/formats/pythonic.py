@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.cursor import SPACE, Cursor, Unreadable, Wait
 from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.string_literals import read_source
@@ -15,7 +15,7 @@ NAME = re.compile(r"[\w.:/-]*")
 _LANGUAGE = re.compile(r"\w*")
 _KEYWORD = re.compile(r"[\w.-]*")
 _TYPES = frozenset("str string int integer float number bool boolean list dict object".split())
-_STATEMENT_SPACE = re.compile(r"[\s;]*")
+_STATEMENT_SPACE = re.compile(r"[\s,;]*")
 _CODE_ENDS = ("```", "</tool_code>")
 _SEPARATOR = re.compile(r"[,\s}]*")
 _SURPLUS = re.compile(r"[)}\s]*")
@@ -49,11 +49,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             pending.append(call)
         reading.begun = certain and in_list
         with reading.ahead():
-            start = reading.position
-            yield from reading.space()
-            yield from reading.accept(",", ";")
-            yield from reading.space()
-            length = reading.position - start
+            length = sum(map(len, (yield from reading.accept_all(SPACE, (",", ";", ""), SPACE))))
             another = (yield from reading.peek()).isidentifier()
         if in_list:
             yield from reading.space()
@@ -68,11 +64,9 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             reading.take(length)
         if not in_list and not (another and ends):
             break
-    if offered and not all(call.name in reading.tools for call in pending):
-        with reading.ahead():
-            yield from reading.space()
-            if not in_list or (yield from reading.more()):
-                raise Unreadable
+    known = not offered or all(call.name in reading.tools for call in pending)
+    if not known and not (in_list and (yield from reading.is_last())):
+        raise Unreadable
     for call in pending:
         reading.call(call)
 
@@ -83,47 +77,38 @@ def at_named_call(reading: Reading) -> Wait[str]:
     The name of the first argument, if it has one, must be declared. A signature is no call.
     """
     with reading.ahead():
-        listed = yield from reading.accept("[")
-        yield from reading.space()
-        gemma = yield from reading.at(["call:"])
-        name = reading.tools.meant((yield from reading.run(NAME)))
-        if gemma or name not in reading.tools:
+        listed, _, word = yield from reading.accept_all(("[", ""), SPACE, NAME)
+        name = reading.tools.meant(word)
+        if word.startswith("call:") or name not in reading.tools:
             return ""
-        if not (yield from reading.at(["("])):
-            yield from reading.space()
-        head = yield from reading.peek()
+        _, head = yield from reading.accept_all(SPACE, ("(", "{", ""))
         if head == "(":
-            reading.take(1)
             yield from reading.space()
             if (yield from _is_parameter(reading, name)):
                 return ""
             key = yield from _read_keyword(reading, name)
             if key is not None and key not in reading.tools.properties(name):
                 return ""
-    return head if head == "(" or (head == "{" and not listed) else ""
+    return "" if head == "{" and listed else head
 
 
 def _is_parameter(reading: Reading, name: str) -> Wait[bool]:
     """Return whether a declared parameter without a value comes next, so that this is no call."""
-    with reading.ahead():
-        declared = (yield from reading.run(_KEYWORD)) in reading.tools.properties(name)
-        yield from reading.space()
-        typed = yield from reading.accept(":")
-        yield from reading.space()
-        text = yield from reading.run(_LANGUAGE)
-        ends = (yield from reading.peek()) in (",", ")")
-    return declared and (text.lower() in _TYPES if typed else ends and not text)
+    parts = (_KEYWORD, SPACE, (":", ""), SPACE, _LANGUAGE, (",", ")", ""))
+    word, _, typed, _, text, end = yield from reading.follow(*parts)
+    ends = text.lower() in _TYPES if typed else end and not text
+    return bool(ends) and word in reading.tools.properties(name)
 
 
 def _read_tool_code(reading: Reading) -> Wait[None]:
     """Read a marked block of code."""
     reading.take(len(reading.opener))
     reading.begun = not reading.opener.isidentifier()
-    yield from read_tool_code(reading)
+    yield from read_statements(reading)
 
 
-def read_tool_code(reading: Reading) -> Wait[None]:
-    """Read the calls of a block of code, whose results may be assigned or printed."""
+def read_statements(reading: Reading) -> Wait[None]:
+    """Read calls as statements of a program, whose results may be assigned or printed."""
     variable, called = "tool_code", False
     while True:
         with reading.ahead() as keep:
@@ -156,14 +141,8 @@ def _skip_statement(cursor: Cursor) -> Wait[None]:
 
 def _read_assigned(cursor: Cursor) -> Wait[str]:
     """Read a variable and an equals sign; returns the variable, '' if there is none."""
-    with cursor.ahead() as keep:
-        variable = yield from cursor.run(_KEYWORD)
-        yield from cursor.space()
-        if not (yield from cursor.accept("=")):
-            return ""
-        yield from cursor.space()
-        keep()
-    return variable
+    found = yield from cursor.accept_all(_KEYWORD, SPACE, "=", SPACE)
+    return found[0] if found else ""
 
 
 def read_fenced_pythonic(
@@ -179,11 +158,8 @@ def read_fenced_pythonic(
 def read_fence(cursor: Cursor) -> Wait[str]:
     """Read space, and the first line of a code block if one begins here; returns its fence."""
     yield from cursor.space()
-    fence = yield from cursor.accept("```")
-    if fence:
-        yield from cursor.run(_LANGUAGE)
-        yield from cursor.space()
-    return fence
+    found = yield from cursor.accept_all("```", _LANGUAGE, SPACE)
+    return found[0] if found else ""
 
 
 def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:
@@ -259,8 +235,7 @@ def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
         if (yield from reading.peek()) != "]":
             return False
         with reading.ahead():
-            reading.take(1)
-            yield from reading.space()
+            yield from reading.accept_all("]", SPACE)
             more = yield from reading.more()
             if (yield from reading.at(ends)) or not (more or reading.was_cut()):
                 return True
@@ -273,10 +248,8 @@ def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
     Returns None, and reads nothing, for a positional argument.
     """
     with reading.ahead() as keep:
-        quote = yield from reading.accept('"', "'")
-        name = yield from reading.run(_KEYWORD)
-        yield from reading.accept(quote)
-        yield from reading.space()
+        quotes = ('"', "'", "")
+        quote, name, _, _ = yield from reading.accept_all(quotes, _KEYWORD, quotes, SPACE)
         if not (yield from reading.more()):
             raise reading.unreadable()
         declared = name in reading.tools.properties(tool)

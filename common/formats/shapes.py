@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -226,6 +226,18 @@ class TagShape:
         tags = self.tags
         unopened = (tags.unopened,) if isinstance(tags, KeyValueTags) else ()
         return (tagged(tags), *unopened)
+
+    @property
+    def alone(self) -> TagShape:
+        """The shape with the text around all calls as a part of each one."""
+        return replace(
+            self,
+            call=self.opening + self.call,
+            call_end=self.call_end + self.closing,
+            opening="",
+            closing="",
+            forbidden=self.markup,
+        )
 
     @property
     def markup(self) -> tuple[str, ...]:

@@ -8,12 +8,13 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Unreadable, Wait, markers_of
+from common.formats.cursor import Cursor, Cut, T, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.json_text import json_string
 from common.formats.pythonic import read_parenthesis
@@ -24,7 +25,7 @@ from common.formats.value_sender import FIRST_BREAK, LAST_BREAK, Lines, QuotedMa
 from common.formats.values import Pairs, as_json, object_of
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{(]*")
-_WORD, _TEXT = re.compile(r"[\w:.|｜-]*"), re.compile(r"[^<>]*")
+_WORD, _TEXT = re.compile(r"[\w:.|｜-]+"), re.compile(r"[^<>]*")
 _NAME_WORDS = frozenset({"name", "tool_name", "function_name", "function", "tool"})
 _STRAY = ("tool_call", "tool_calls", "function_calls", "function_call", "tool_response", "invoke")
 _STRAY_CLOSINGS = tuple(
@@ -39,6 +40,7 @@ class _Element(NamedTuple):
     """A tag other than the family's, with the name of a tool or an argument in it.
 
     length: the number of its characters.
+    around_name: whether the name may be its text.
     """
 
     name: str = ""
@@ -46,6 +48,7 @@ class _Element(NamedTuple):
     closed: bool = False
     identity: str = ""
     length: int = 0
+    around_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,28 +76,29 @@ class CallTags:
     json_block: str = ""
     """The tags around arguments that are written as one JSON object."""
     json_close: str = ""
-    _calls: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _parameters: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The beginning of a parameter's tag, also without its first bracket."""
-    _closing: Mapping[str, str] = field(init=False, repr=False, compare=False)
-    _tags: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _ends: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The closing tag of a parameter, also without a bracket."""
 
-    def __post_init__(self) -> None:
-        calls, parameters = spellings(self.call), spellings(self.parameter)
-        object.__setattr__(self, "_calls", calls)
-        bare = self.parameter.removeprefix("<")
-        object.__setattr__(self, "_parameters", tuple(dict.fromkeys((*parameters, bare))))
-        closing = {
+    @cached_property
+    def _calls(self) -> tuple[str, ...]:
+        return spellings(self.call)
+
+    @cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        """The beginning of a parameter's tag, also without its first bracket."""
+        return (*spellings(self.parameter), self.parameter.removeprefix("<"))
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        """The closing tag of a parameter, also without a bracket."""
+        return forms(self.parameter_close)
+
+    @cached_property
+    def _closing(self) -> Mapping[str, str]:
+        """The closing tags of tags that may be quoted in a value."""
+        return {
             self.block: self.block_close,
-            **dict.fromkeys(calls, self.call_close),
-            **dict.fromkeys(parameters, self.parameter_close),
+            **dict.fromkeys(self._calls, self.call_close),
+            **dict.fromkeys(spellings(self.parameter), self.parameter_close),
         }
-        ends = forms(self.parameter_close)
-        object.__setattr__(self, "_closing", closing)
-        object.__setattr__(self, "_ends", ends)
-        object.__setattr__(self, "_tags", (*closing, *closing.values(), *ends))
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -142,13 +146,10 @@ class CallTags:
             yield from reading.space()
             if not (yield from reading.accept(self.call[1:])):
                 return None
-            try:
-                name, _, _ = yield from self._read_call_header(reading, self.call)
-            except Unreadable:
-                return None
+            header = yield from _tried(reading, self._read_call_header(reading, self.call))
             yield from reading.space()
             bare = not (yield from reading.at(["<"]))
-        if reading.tools.meant(name) not in reading.tools:
+        if not header or reading.tools.meant(header[0]) not in reading.tools:
             return None
         half = replace(self, call=self.call[1:])
         if not bare:
@@ -166,42 +167,46 @@ class CallTags:
                 return
             cursor.take(space + len(found))
 
+    def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[_Element]:
+        """Return the next tag, unread; its name is its only attribute or its word if it is known.
+
+        key: the key of an attribute without one.
+        """
+        found = yield from reading.follow("<", _WORD, _HEADER_RUN, ">")
+        if self.header_close != ">" or not found:
+            return _Element()
+        word, header = found[1], found[2].rstrip("/")
+        attributes = attributes_of(header, key)
+        name = next((each for each in (attributes.get(key, ""), word) if known(each)), "")
+        closed, identity = (word + found[2]).endswith("/"), attributes.get("id", "")
+        only = not (header or closed)
+        length = sum(map(len, found))
+        return _Element(name, f"</{word}>", closed, identity, length, only and word in _NAME_WORDS)
+
     def _element(self, reading: Reading, *, outer: bool = True) -> Wait[_Element]:
-        """Return the next tag if its name, its only attribute or its text is an offered tool's.
+        """Return the next tag if its word, its only attribute or its text is an offered tool's.
 
         outer: whether the name may also be in an element inside it.
         """
-        tools = reading.tools
+
+        def known(name: str) -> bool:
+            return reading.tools.meant(name) in reading.tools
+
+        tag = yield from self._tag(reading, self.name_key, known)
+        if not tag.around_name:
+            return tag
         start = reading.position
         with reading.ahead():
-            word, header, closed = yield from self._read_any_tag(reading)
-            attributes = attributes_of(header, self.name_key)
-            name, identity = attributes.get(self.name_key, ""), attributes.get("id", "")
-            close = f"</{word}>" if word else ""
-            if word in _NAME_WORDS and not (header or closed):
-                yield from reading.space()
-                inner = (yield from self._element(reading, outer=False)) if outer else _Element()
-                if inner.name:
-                    reading.take(inner.length)
-                    return inner._replace(length=reading.position - start)
+            reading.take(tag.length)
+            yield from reading.space()
+            inner = (yield from self._element(reading, outer=False)) if outer else _Element()
+            reading.take(inner.length if inner.name else 0)
+            if not inner.name:
                 name = (yield from reading.run(_TEXT)).strip()
-                if (yield from reading.accept(close)):
-                    close = ""  # the tag that closes the call
-            found = next((each for each in (name, word) if tools.meant(each) in tools), "")
-            return _Element(found, close, closed, identity, reading.position - start)
-
-    def _read_any_tag(self, cursor: Cursor) -> Wait[tuple[str, str, bool]]:
-        """Return the first word and the header of any opening tag, and whether it is self-closing.
-
-        The word is '' if none comes next.
-        """
-        if self.header_close != ">" or not (yield from cursor.accept("<")):
-            return "", "", False
-        word = yield from cursor.run(_WORD)
-        header = yield from cursor.run(_HEADER_RUN)
-        if not word or not (yield from cursor.accept(">")):
-            return "", "", False
-        return word, header.rstrip("/"), (word + header).endswith("/")
+                closed = yield from reading.accept(tag.close)
+                # The name's closing tag does not close the call.
+                inner = _Element(name if known(name) else tag.name, "" if closed else tag.close)
+            return inner._replace(length=reading.position - start)
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
         """Return the length of the space before the next call of the block; None if there is none.
@@ -328,14 +333,8 @@ class CallTags:
 
     def _argument(self, reading: Reading, name: str, arguments: Pairs) -> Wait[_Element]:
         """Return the next tag if its name or its only attribute is a declared argument's."""
-        given = {key for key, _ in arguments}
-        start = reading.position
-        with reading.ahead():
-            word, header, closed = yield from self._read_any_tag(reading)
-            key = attributes_of(header, self.parameter_key).get(self.parameter_key, word)
-            if key in given or key not in reading.tools.properties(name):
-                return _Element()
-            return _Element(key, f"</{word}>", closed, "", reading.position - start)
+        expected = set(reading.tools.properties(name)).difference(key for key, _ in arguments)
+        return (yield from self._tag(reading, self.parameter_key, expected.__contains__))
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
@@ -508,7 +507,8 @@ class CallTags:
         self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
     ) -> Wait[str]:
         chunks: list[str] = []
-        tags = markers_of(*self._tags, *value.ends)
+        closing = self._closing
+        tags = markers_of(*closing, *closing.values(), *self._ends, *value.ends)
         value.quoted = QuotedMarkup()
 
         def add(text: str) -> None:
@@ -550,11 +550,7 @@ class CallTags:
                 if not (yield from self._follows(reading, self._calls)):
                     return False
             begun = yield from reading.accept(*self._calls)
-            try:
-                yield from self._read_call_header(reading, begun)
-            except Unreadable as error:
-                if isinstance(error, Cut) and reading.was_cut():
-                    raise
+            if (yield from _tried(reading, self._read_call_header(reading, begun))) is None:
                 return False
             yield from reading.space()
             following = (*self._parameters, self.call_close)
@@ -568,13 +564,8 @@ class CallTags:
         with reading.ahead():
             if not (begun := (yield from self._opens_parameter(reading))):
                 return None
-            try:
-                attributes, _ = yield from self._read_parameter_header(reading, begun)
-            except Unreadable as error:
-                if isinstance(error, Cut) and reading.was_cut():
-                    raise
-                return None
-            return attributes.get(self.parameter_key)
+            header = yield from _tried(reading, self._read_parameter_header(reading, begun))
+            return header[0].get(self.parameter_key) if header else None
 
     def _follows(self, reading: Reading, literals: Sequence[str]) -> Wait[str]:
         """Return the literal that comes next; raises Cut if the length limit leaves that open."""
@@ -620,14 +611,22 @@ class CallTags:
             return key is not None and not (value.quotes and key in value.given)
 
 
+def _tried(reading: Reading, read: Wait[T]) -> Wait[T | None]:
+    """Return what was read; None if it is not readable.
+
+    Raises Cut if the length limit leaves that open.
+    """
+    try:
+        return (yield from read)
+    except Unreadable as error:
+        if isinstance(error, Cut) and reading.was_cut():
+            raise
+        return None
+
+
 def _repeated_name(cursor: Cursor) -> Wait[int]:
     """Return the length of the rest of a closing tag that repeats a name, as `</parameter=KEY>`."""
-    start = cursor.position
-    with cursor.ahead():
-        if not (yield from cursor.accept("=")):
-            return 0
-        yield from cursor.run(_NAME_RUN)
-        return cursor.position - start if (yield from cursor.accept(">")) else 0
+    return sum(map(len, (yield from cursor.follow("=", _NAME_RUN, ">"))))
 
 
 def _opens_section(cursor: Cursor) -> Wait[bool]:

@@ -284,7 +284,7 @@ class TaggedText:
                     yield from _skip_repeated(reading, opener)
                 yield from syntax.read(reading)
                 length = reading.position - start
-                if ends and not (yield from self._is_last(reading)):
+                if ends and not (yield from reading.is_last()):
                     raise Unreadable
                 if (
                     mentioned
@@ -327,12 +327,6 @@ class TaggedText:
         answer.edge()
         yield from reading.drop_cut(syntax.closers)
         return True
-
-    def _is_last(self, reading: Reading) -> Wait[bool]:
-        """Return whether only space comes after calls, and the model itself ended the answer."""
-        with reading.ahead():
-            yield from reading.space()
-            return not (yield from reading.more())
 
     def _code_ends(self, reading: Reading) -> Wait[bool]:
         """Return whether inline code that was open before a call closes after it, on its line."""
