@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.formats.answer import Call
@@ -11,7 +10,7 @@ from common.formats.cursor import Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tag_spelling import forms
-from common.formats.tagged_calls import CallTags
+from common.formats.tagged_calls import CallTags, Tag
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import object_of
 
@@ -104,7 +103,7 @@ class KeyValueTags(CallTags):
             yield from cursor.space()
         yield from cursor.drop_cut((self.call_close, "\\n"))
 
-    def _read_call_header(self, reading: Reading, _begun: str) -> Wait[tuple[str, bool, str]]:
+    def _read_call_header(self, reading: Reading, _begun: str) -> Wait[Tag]:
         yield from reading.space()
         with reading.ahead():
             name = yield from reading.run(_NAME)
@@ -121,7 +120,7 @@ class KeyValueTags(CallTags):
             with reading.ahead():
                 if not (yield from self._opens_parameter(reading)):
                     raise reading.unreadable()
-        return name, False, ""
+        return Tag(name)
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
         """Read a key's tag, perhaps repeated; without it, the closing tag of the key must follow.
@@ -142,9 +141,7 @@ class KeyValueTags(CallTags):
                 keep()
         return self.parameter if closed else ""
 
-    def _read_parameter_header(
-        self, cursor: Cursor, _begun: str
-    ) -> Wait[tuple[Mapping[str, str], bool]]:
+    def _read_parameter_header(self, cursor: Reading, _begun: str) -> Wait[Tag]:
         yield from cursor.space()
         text = (yield from cursor.run(_KEY)).strip()
         key = text.removesuffix(self.key_close[1:])
@@ -167,7 +164,7 @@ class KeyValueTags(CallTags):
             yield from cursor.drop_cut(ends)
         if not key or not (closed or opened):
             raise cursor.unreadable()
-        return {"name": key}, False
+        return Tag(key)
 
     @property
     def unopened(self) -> CallSyntax:

@@ -14,8 +14,8 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments
 from common.formats.reading import Reading, Tags, is_quoted
-from common.formats.tagged_calls import CallTags
-from common.formats.values import object_of, read_value
+from common.formats.tagged_calls import CallTags, Tag
+from common.formats.values import read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
@@ -173,7 +173,7 @@ class Harmony:
         empty = stopped and not reading.tools.lacks(name, ())
         reading.begin(name)
         if (yield from reading.at([_BEAM.parameter])):
-            arguments = object_of((yield from _BEAM.read_parameters(reading, name)))
+            arguments = (yield from _BEAM.read_body(reading, Tag(name))).arguments
         elif not empty and not (yield from reading.at([*_ENDS, _START])):
             arguments = yield from read_arguments(reading, (*_ENDS, *_NEXT_PART))
         yield from reading.space()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.reading import Reading
-from common.formats.tagged_calls import CallTags
+from common.formats.tagged_calls import CallTags, Tag
 from common.formats.value_sender import ValueSender
 from common.formats.values import object_of
 
@@ -35,24 +35,27 @@ class ElementTags(CallTags):
         yield from ()
         return None
 
-    def _read_parameter_header(
-        self, cursor: Cursor, begun: str
-    ) -> Wait[tuple[Mapping[str, str], bool]]:
+    def _read_parameter_header(self, cursor: Reading, begun: str) -> Wait[Tag]:
         if begun == MARK:  # only the closing tag has the key
             with cursor.ahead():
                 yield from cursor.inside(_MARKS, lambda _text: None)
                 yield from cursor.expect(f"{MARK}</")
-                return {"name": (yield from cursor.run(_KEY))}, False
+                return Tag((yield from cursor.run(_KEY)))
         key = yield from cursor.run(_KEY)
         yield from cursor.expect(">")
         if not key:
             raise cursor.unreadable()
-        return {"name": key}, False
+        return Tag(key)
 
     def _read_value(
-        self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
+        self,
+        reading: Reading,
+        name: str,
+        key: str,
+        _attributes: Mapping[str, str],
+        value: ValueSender,
     ) -> Wait[str]:
-        return (yield from _read_element(reading, name, (), attributes["name"], value))
+        return (yield from _read_element(reading, name, (), key, value))
 
 
 def _read_element(

@@ -36,19 +36,19 @@ _AROUND_ARGUMENTS = ("<parameters>", "</parameters>", "<arguments>", "</argument
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 
 
-class _Element(NamedTuple):
-    """A tag other than the family's, with the name of a tool or an argument in it.
+class Tag(NamedTuple):
+    """An opening tag with the name of a tool or an argument in it.
 
-    length: the number of its characters.
-    around_name: whether the name may be its text.
+    closed: whether the tag is self-closing.
+    close: its closing tag, if it is not one of the family's own tags.
+    length: the number of its characters, if it was not read.
     """
 
     name: str = ""
-    close: str = ""
     closed: bool = False
-    identity: str = ""
+    attributes: Mapping[str, str] = {}
+    close: str = ""
     length: int = 0
-    around_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class CallTags:
             header = yield from _tried(reading, self._read_call_header(reading, self.call))
             yield from reading.space()
             bare = not (yield from reading.at(["<"]))
-        if not header or reading.tools.meant(header[0]) not in reading.tools:
+        if not header or reading.tools.meant(header.name) not in reading.tools:
             return None
         half = replace(self, call=self.call[1:])
         if not bare:
@@ -167,23 +167,20 @@ class CallTags:
                 return
             cursor.take(space + len(found))
 
-    def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[_Element]:
+    def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[Tag]:
         """Return the next tag, unread; its name is its only attribute or its word if it is known.
 
         key: the key of an attribute without one.
         """
         found = yield from reading.follow("<", _WORD, _HEADER_RUN, ">")
         if self.header_close != ">" or not found:
-            return _Element()
-        word, header = found[1], found[2].rstrip("/")
-        attributes = attributes_of(header, key)
+            return Tag()
+        word, attributes = found[1], attributes_of(found[2].rstrip("/"), key)
         name = next((each for each in (attributes.get(key, ""), word) if known(each)), "")
-        closed, identity = (word + found[2]).endswith("/"), attributes.get("id", "")
-        only = not (header or closed)
-        length = sum(map(len, found))
-        return _Element(name, f"</{word}>", closed, identity, length, only and word in _NAME_WORDS)
+        closed = (word + found[2]).endswith("/")
+        return Tag(name, closed, attributes, f"</{word}>", sum(map(len, found)))
 
-    def _element(self, reading: Reading, *, outer: bool = True) -> Wait[_Element]:
+    def _element(self, reading: Reading, *, outer: bool = True) -> Wait[Tag]:
         """Return the next tag if its word, its only attribute or its text is an offered tool's.
 
         outer: whether the name may also be in an element inside it.
@@ -193,19 +190,20 @@ class CallTags:
             return reading.tools.meant(name) in reading.tools
 
         tag = yield from self._tag(reading, self.name_key, known)
-        if not tag.around_name:
+        if tag.attributes or tag.closed or tag.close[2:-1] not in _NAME_WORDS:
             return tag
         start = reading.position
         with reading.ahead():
             reading.take(tag.length)
             yield from reading.space()
-            inner = (yield from self._element(reading, outer=False)) if outer else _Element()
+            inner = (yield from self._element(reading, outer=False)) if outer else Tag()
             reading.take(inner.length if inner.name else 0)
             if not inner.name:
                 name = (yield from reading.run(_TEXT)).strip()
                 closed = yield from reading.accept(tag.close)
                 # The name's closing tag does not close the call.
-                inner = _Element(name if known(name) else tag.name, "" if closed else tag.close)
+                close = "" if closed else tag.close
+                inner = Tag(name if known(name) else tag.name, close=close)
             return inner._replace(length=reading.position - start)
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
@@ -230,26 +228,22 @@ class CallTags:
                     return None
             return reading.position - start
 
-    def _read_call_header(self, reading: Reading, begun: str) -> Wait[tuple[str, bool, str]]:
-        """Return a call's name, whether its tag is self-closing, and its id.
-
-        begun: the beginning of the tag, which was read.
-        """
+    def _read_call_header(self, reading: Reading, begun: str) -> Wait[Tag]:
+        """Read a call's tag from behind its beginning."""
         header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
         name = attributes.get(self.name_key, "")
-        single = len(name.split()) == 1 or self.name_key in header
-        return name if single else "", closed, attributes.get("id", "")
+        if len(name.split()) != 1 and (not name or self.name_key not in header):
+            raise reading.unreadable()
+        return Tag(name, closed, attributes)
 
-    def _read_parameter_header(
-        self, cursor: Cursor, begun: str
-    ) -> Wait[tuple[Mapping[str, str], bool]]:
-        """Return a parameter's attributes, and whether its tag is self-closing.
-
-        begun: the beginning of the tag, which was read.
-        """
-        header, closed = yield from self._read_header(cursor, begun, self.parameter)
-        return attributes_of(header, self.parameter_key), closed
+    def _read_parameter_header(self, reading: Reading, begun: str) -> Wait[Tag]:
+        """Read a parameter's tag from behind its beginning."""
+        header, closed = yield from self._read_header(reading, begun, self.parameter)
+        attributes = attributes_of(header, self.parameter_key)
+        if self.parameter_key not in attributes:
+            raise reading.unreadable()
+        return Tag(attributes[self.parameter_key], closed, attributes)
 
     def _read_header(self, cursor: Cursor, begun: str, tag: str) -> Wait[tuple[str, bool]]:
         """Return the header of a tag whose beginning was read, and whether it is self-closing."""
@@ -266,13 +260,13 @@ class CallTags:
         return header.rstrip("/"), header.endswith("/")
 
     def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:
-        element = (yield from self._element(reading)) if in_block else _Element()
-        if not element.name or (yield from reading.at(self._calls)):
+        element = (yield from self._element(reading)) if in_block else Tag()
+        if element.name and not (yield from reading.at(self._calls)):
+            reading.call((yield from self._read_element(reading, element)))
+        else:
             reading.call((yield from self.read_call(reading)))
-            return
-        reading.call((yield from self._read_element(reading, element)))
 
-    def _read_element(self, reading: Reading, element: _Element) -> Wait[Call]:
+    def _read_element(self, reading: Reading, element: Tag) -> Wait[Call]:
         """Read a call that begins with a tag of another family."""
         reading.take(element.length)
         lines = "paired" if self.lines == "kept" else self.lines
@@ -285,34 +279,28 @@ class CallTags:
 
     def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
-        name, closed, identity = yield from self._read_call_header(reading, begun)
-        if not name:
-            raise reading.unreadable()
-        return (yield from self.read_body(reading, _Element(name, "", closed, identity)))
+        tag = yield from self._read_call_header(reading, begun)
+        return (yield from self.read_body(reading, tag))
 
-    def read_body(self, reading: Reading, tag: _Element) -> Wait[Call]:
+    def read_body(self, reading: Reading, tag: Tag) -> Wait[Call]:
         """Read a call from its arguments on."""
-        name, closed, identity = reading.tools.meant(tag.name), tag.closed, tag.identity
+        name, identity = reading.tools.meant(tag.name), tag.attributes.get("id", "")
         arguments: list[tuple[str, str]] = []
         reading.begin(name, identity)
-        while not closed:
+        while not tag.closed:
             yield from self._gap(reading)
             if (yield from self._accept_close(reading)):
                 break
-            if begun := (yield from self._opens_parameter(reading)):
-                yield from self._read_parameter(reading, name, arguments, begun)
-            elif (argument := (yield from self._argument(reading, name, arguments))).name:
-                reading.take(argument.length)
-                yield from self._read_parameter(reading, name, arguments, "", argument)
+            if parameter := (yield from self._read_parameter_tag(reading, name, arguments)):
+                yield from self._read_parameter(reading, name, arguments, parameter)
             elif not arguments and (yield from reading.accept("(")):
                 given = yield from read_parenthesis(reading, name, (self.call_close,))
                 yield from reading.accept(">")
                 yield from reading.accept_after_space(*forms(self.call_close))
                 return Call(name, given, identity)
-            elif self.json_block and (yield from reading.accept(self.json_block)):
-                yield from self._read_header(reading, "", self.json_block)
-                return Call(name, (yield from self._read_json(reading)), identity)
-            elif not arguments and (yield from reading.at(["{", '"', "```"])):
+            elif (yield from reading.at([self.json_block])) or (
+                not arguments and (yield from reading.at(["{", '"', "```"]))
+            ):
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from self._repeats_header(reading, name)):
                 continue
@@ -322,19 +310,21 @@ class CallTags:
                 raise reading.unreadable()
         return Call(name, object_of(arguments), identity)
 
-    def read_parameters(self, reading: Reading, name: str) -> Wait[list[tuple[str, str]]]:
-        """Read the parameters of a call that has no tags of its own."""
-        arguments: list[tuple[str, str]] = []
-        yield from self._gap(reading)
-        while begun := (yield from self._opens_parameter(reading)):
-            yield from self._read_parameter(reading, name, arguments, begun)
-            yield from self._gap(reading)
-        return arguments
-
-    def _argument(self, reading: Reading, name: str, arguments: Pairs) -> Wait[_Element]:
-        """Return the next tag if its name or its only attribute is a declared argument's."""
-        expected = set(reading.tools.properties(name)).difference(key for key, _ in arguments)
-        return (yield from self._tag(reading, self.parameter_key, expected.__contains__))
+    def _read_parameter_tag(
+        self, reading: Reading, name: str, arguments: Pairs
+    ) -> Wait[Tag | None]:
+        """Read the next tag if it is a parameter's, or has a declared argument's name."""
+        if not (begun := (yield from self._opens_parameter(reading))):
+            expected = set(reading.tools.properties(name)).difference(key for key, _ in arguments)
+            tag = yield from self._tag(reading, self.parameter_key, expected.__contains__)
+            reading.take(tag.length if tag.name else 0)
+            return tag if tag.name else None
+        tag = yield from self._read_parameter_header(reading, begun)
+        again = yield from reading.at(self._parameters)
+        if again and (yield from self._next_key(reading)) == tag.name:  # the tag was written twice
+            reading.take(len(again))
+            yield from self._read_parameter_header(reading, again)
+        return tag
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
@@ -365,8 +355,8 @@ class CallTags:
         with reading.ahead() as keep:
             if not (begun := (yield from reading.accept(*self._calls))):
                 return False
-            again, _, _ = yield from self._read_call_header(reading, begun)
-            if reading.tools.meant(again) != name:
+            again = yield from self._read_call_header(reading, begun)
+            if reading.tools.meant(again.name) != name:
                 return False
             keep()
         return True
@@ -387,6 +377,8 @@ class CallTags:
 
     def _read_json(self, reading: Reading) -> Wait[str]:
         """Read arguments that are one JSON object, up to the end of the call."""
+        if self.json_block and (yield from reading.accept(self.json_block)):
+            yield from self._read_header(reading, "", self.json_block)
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
         half = self.call_close.removesuffix(">")
@@ -396,37 +388,19 @@ class CallTags:
         return text
 
     def _read_parameter(
-        self,
-        reading: Reading,
-        name: str,
-        arguments: list[tuple[str, str]],
-        begun: str,
-        element: _Element | None = None,
+        self, reading: Reading, name: str, arguments: list[tuple[str, str]], tag: Tag
     ) -> Wait[None]:
-        """Read a parameter from behind the beginning of its tag, or the whole tag.
-
-        begun: the beginning of the tag.
-        """
-        if element:
-            attributes: Mapping[str, str] = {self.parameter_key: element.name}
-            closed = element.closed
-        else:
-            attributes, closed = yield from self._read_parameter_header(reading, begun)
-        key = attributes.get(self.parameter_key)
-        if key is None:
-            raise reading.unreadable()
-        again = yield from reading.at(self._parameters)
-        if again and (yield from self._next_key(reading)) == key:  # the tag was written twice
-            reading.take(len(again))
-            yield from self._read_parameter_header(reading, again)
+        """Read a parameter from behind its tag."""
+        key, attributes = tag.name, tag.attributes
         value = self._value_sender(reading, name, key, attributes, arguments)
-        value.ends = (element.close,) if element else (*self._ends, f"</{key}>")
+        value.ends = (tag.close,) if tag.close else (*self._ends, f"</{key}>")
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
-        if closed:
-            arguments.append((key, self._typed(reading, name, "", attributes)))
+        if tag.closed:
+            arguments.append((key, self._typed(reading, name, key, "", attributes)))
         else:
-            arguments.append((key, (yield from self._read_value(reading, name, attributes, value))))
+            text = yield from self._read_value(reading, name, key, attributes, value)
+            arguments.append((key, text))
         value.whole(arguments[-1][1])
 
     def _value_sender(
@@ -444,16 +418,23 @@ class CallTags:
         return ValueSender(reading.send, known, self.lines)
 
     def _read_value(
-        self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
+        self,
+        reading: Reading,
+        name: str,
+        key: str,
+        attributes: Mapping[str, str],
+        value: ValueSender,
     ) -> Wait[str]:
         """Read a value and its closing tag; returns it as JSON."""
         text = yield from self._read_text(reading, value)
         if value.lines == "dropped" or (value.lines == "paired" and FIRST_BREAK.match(text)):
             text = LAST_BREAK.sub("", FIRST_BREAK.sub("", text))
-        return self._typed(reading, name, text, attributes)
+        return self._typed(reading, name, key, text, attributes)
 
-    def _typed(self, reading: Reading, name: str, text: str, attributes: Mapping[str, str]) -> str:
-        key, (flag, is_text) = attributes[self.parameter_key], self.text_flag
+    def _typed(
+        self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
+    ) -> str:
+        flag, is_text = self.text_flag
         if flag in attributes:
             if attributes[flag] == is_text:
                 return reading.tools.retyped(name, key, text)
@@ -565,7 +546,7 @@ class CallTags:
             if not (begun := (yield from self._opens_parameter(reading))):
                 return None
             header = yield from _tried(reading, self._read_parameter_header(reading, begun))
-            return header[0].get(self.parameter_key) if header else None
+            return header.name if header else None
 
     def _follows(self, reading: Reading, literals: Sequence[str]) -> Wait[str]:
         """Return the literal that comes next; raises Cut if the length limit leaves that open."""
