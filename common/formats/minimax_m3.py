@@ -7,7 +7,7 @@ which type a value is, and whether elements are members of an object or entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.reading import Reading
@@ -47,15 +47,8 @@ class ElementTags(CallTags):
             raise cursor.unreadable()
         return Tag(key)
 
-    def _read_value(
-        self,
-        reading: Reading,
-        name: str,
-        key: str,
-        _attributes: Mapping[str, str],
-        value: ValueSender,
-    ) -> Wait[str]:
-        return (yield from _read_element(reading, name, (), key, value))
+    def _read_value(self, reading: Reading, value: ValueSender) -> Wait[str]:
+        return (yield from _read_element(reading, value.tool, (), value.key, value))
 
 
 def _read_element(

@@ -157,7 +157,7 @@ class JsonShape:
             _written(call),
             tuple(dict.fromkeys((*_written(call_end), *_written(call_end.lstrip(")"))))),
             unmarked=bool(self.opening.strip()),
-            between="" if _TOKEN_OR_FENCE.search(between) else between,
+            between=() if _TOKEN_OR_FENCE.search(between) else _written(between),
         )
 
 

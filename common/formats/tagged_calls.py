@@ -16,13 +16,12 @@ from typing import NamedTuple
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, T, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
-from common.formats.json_text import json_string
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
 from common.formats.tag_spelling import attributes_of, forms, respelt, spellings
 from common.formats.tool_schema import Undeclared
-from common.formats.value_sender import FIRST_BREAK, LAST_BREAK, Lines, QuotedMarkup, ValueSender
-from common.formats.values import Pairs, as_json, object_of
+from common.formats.value_sender import LAST_BREAK, Lines, QuotedMarkup, ValueSender
+from common.formats.values import Pairs, object_of
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{(]*")
 _WORD, _TEXT = re.compile(r"[\w:.|｜-]+"), re.compile(r"[^<>]*")
@@ -391,55 +390,18 @@ class CallTags:
         self, reading: Reading, name: str, arguments: list[tuple[str, str]], tag: Tag
     ) -> Wait[None]:
         """Read a parameter from behind its tag."""
-        key, attributes = tag.name, tag.attributes
-        value = self._value_sender(reading, name, key, attributes, arguments)
-        value.ends = (tag.close,) if tag.close else (*self._ends, f"</{key}>")
-        value.given = {key, *(k for k, _ in arguments)}
-        value.declared = reading.tools.properties(name)
-        if tag.closed:
-            arguments.append((key, self._typed(reading, name, key, "", attributes)))
-        else:
-            text = yield from self._read_value(reading, name, key, attributes, value)
-            arguments.append((key, text))
-        value.whole(arguments[-1][1])
+        flag = tag.attributes.get(self.text_flag[0])
+        is_text = None if flag is None else flag == self.text_flag[1]
+        value = ValueSender(reading, name, tag.name, arguments, is_text)
+        value.undeclared, value.lines = self.undeclared, self.lines
+        value.ends = (tag.close,) if tag.close else (*self._ends, f"</{tag.name}>")
+        written = value.typed("") if tag.closed else (yield from self._read_value(reading, value))
+        arguments.append((tag.name, written))
+        value.whole(written)
 
-    def _value_sender(
-        self, reading: Reading, name: str, key: str, attributes: Mapping[str, str], arguments: Pairs
-    ) -> ValueSender:
-        """Return the sender for the next value."""
-        reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
-        flag, is_text = self.text_flag
-
-        def known(text: str) -> bool:
-            if flag in attributes:
-                return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
-            return reading.tools.is_text(name, key, text, self.undeclared)
-
-        return ValueSender(reading.send, known, self.lines)
-
-    def _read_value(
-        self,
-        reading: Reading,
-        name: str,
-        key: str,
-        attributes: Mapping[str, str],
-        value: ValueSender,
-    ) -> Wait[str]:
+    def _read_value(self, reading: Reading, value: ValueSender) -> Wait[str]:
         """Read a value and its closing tag; returns it as JSON."""
-        text = yield from self._read_text(reading, value)
-        if value.lines == "dropped" or (value.lines == "paired" and FIRST_BREAK.match(text)):
-            text = LAST_BREAK.sub("", FIRST_BREAK.sub("", text))
-        return self._typed(reading, name, key, text, attributes)
-
-    def _typed(
-        self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
-    ) -> str:
-        flag, is_text = self.text_flag
-        if flag in attributes:
-            if attributes[flag] == is_text:
-                return reading.tools.retyped(name, key, text)
-            return as_json(text) or reading.tools.typed(name, key, text, "guess")
-        return reading.tools.typed(name, key, text, self.undeclared)
+        return value.typed((yield from self._read_text(reading, value)))
 
     def _read_text(self, reading: Reading, value: ValueSender) -> Wait[str]:
         """Read a value to its end; quoted calls are skipped, unless no end would remain.
