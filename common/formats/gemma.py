@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Wait
+from common.formats.cursor import SPACE, Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import at_named_call, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
@@ -49,38 +49,27 @@ def _read(
             reading.call(Call(name, arguments))
         else:
             raise reading.unreadable()
-        with reading.ahead() as keep:
-            yield from reading.space()
-            another = yield from reading.at(["call:"])
-            if (yield from reading.accept(*closers)) or another:
-                keep()
+        another = yield from reading.follow(SPACE, "call:")
         if not another:
+            yield from reading.accept_all(SPACE, closers)
             return
 
 
 def _read_name(cursor: Cursor, dialect: Dialect, openers: tuple[str, ...]) -> Wait[str]:
     """Read a name, without the tokens or quotes that the model wrote around it."""
-    around = (*_AROUND_NAME, dialect.fence, *openers)
-    yield from cursor.accept(*around)
-    name = yield from cursor.run(_NAME)
-    yield from cursor.accept(*around)
-    yield from cursor.space()
-    return name
+    around = ("", *_AROUND_NAME, dialect.fence, *openers)
+    return (yield from cursor.accept_all(around, _NAME, around, SPACE))[1]
 
 
 def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     """Read calls that are JSON or Python's between the markers; returns whether they are."""
-    with reading.ahead():
-        is_json = (yield from reading.peek()) in ("{", "[")
-        word = yield from reading.accept("call:")
-        yield from reading.run(_NAME)
-        is_python = (yield from reading.peek()) == "("
-    if is_python and reading.offered:
-        is_python = bool((yield from at_named_call(reading)))
-    if is_json:
+    python = yield from reading.follow(("call:", ""), _NAME, "(")
+    if python and reading.offered and not (yield from at_named_call(reading)):
+        python = ()
+    if (yield from reading.at(["{", "["])):
         yield from read_json_calls(reading, closers)
-    elif is_python:
-        reading.take(len(word))
+    elif python:
+        reading.take(len(python[0]))
         yield from read_pythonic(reading, closers, offered=False)
     else:
         return False

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
+from common.formats.cursor import SPACE, Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments
 from common.formats.reading import Reading, Tags, is_quoted
 from common.formats.tagged_calls import CallTags, Tag
@@ -25,6 +25,7 @@ _NEXT_PART = (_START, _CHANNEL)
 _BODY_ENDS = Markers([*_NEXT_PART, *_ENDS])
 _HEADER_PARTS = (_START, _ROLE, _CHANNEL, *_CHANNELS, _CONSTRAIN, "json", "code", _RECIPIENT)
 _AFTER_CHANNEL = (_MESSAGE, _CHANNEL, _CONSTRAIN, _RECIPIENT, "json", "code")
+_PARTS, _MARKS = (*_HEADER_PARTS, _MESSAGE), (_CHANNEL, _MESSAGE, _CONSTRAIN)
 _BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
@@ -103,16 +104,13 @@ class Harmony:
     def _header(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read the header between a message's start and its text, whose marker may be missing."""
         while True:
-            with reading.ahead():
-                space = len((yield from reading.space()))
-                part = yield from reading.at([*_HEADER_PARTS, _MESSAGE])
+            space, part = (yield from reading.follow(SPACE, _PARTS)) or ("", "")
             if not part and header.marked and (yield from self._skips_junk(reading)):
                 continue
-            if not part or (
-                part in _BARE_PARTS and not (yield from self._is_header(reading, header))
-            ):
+            bare = part in _BARE_PARTS and not header.marked  # other words may come here
+            if not part or (bare and not (yield from reading.follow(SPACE, _HEADER_WORDS, _MARKS))):
                 break
-            reading.take(space + len(part))
+            reading.take(len(space + part))
             header.marked = header.marked or part not in _BARE_PARTS
             if part == _MESSAGE:
                 header.whole = True
@@ -122,18 +120,17 @@ class Harmony:
             elif part == _RECIPIENT:
                 recipient = yield from reading.run(_NAME)
                 header.recipient = "" if recipient in _PEOPLE else recipient
-            elif part in _NEXT_PART and not (yield from self._known(reading)):
+            elif part in _NEXT_PART and not (yield from reading.follow(SPACE, _PARTS)):
                 word = yield from reading.run(_NAME)  # a tool as the author, or another channel
                 if part == _CHANNEL and word.startswith(_FUNCTIONS):
                     header.recipient = word
             elif part == _CONSTRAIN:
                 yield from reading.space()
                 yield from reading.run(_FORMAT)
-        yield from reading.drop_cut((*_HEADER_PARTS, _MESSAGE))
-        with reading.ahead():
+        yield from reading.drop_cut(_PARTS)
+        if not header.marked or (yield from reading.is_last()):
             yield from reading.space()
-            if not header.marked or not (yield from reading.more()):
-                raise reading.unreadable()
+            raise reading.unreadable()
         header.whole = True
 
     def _skips_junk(self, cursor: Cursor) -> Wait[bool]:
@@ -141,27 +138,8 @@ class Harmony:
 
         The model writes, for example, `<|channel|>commentary?`.
         """
-        with cursor.ahead() as keep:
-            junk = yield from cursor.run(_JUNK)
-            found = junk.strip() and (yield from cursor.at([*_HEADER_PARTS, _MESSAGE]))
-            if found:
-                keep()
-        return bool(found)
-
-    def _known(self, cursor: Cursor) -> Wait[bool]:
-        """Return whether a known part of a header follows, possibly after space."""
-        with cursor.ahead():
-            yield from cursor.space()
-            return bool((yield from cursor.at([*_HEADER_PARTS, _MESSAGE])))
-
-    def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
-        """Return whether possible header words are a header, by the markup before or after them."""
-        if header.marked:
-            return True
-        with cursor.ahead():
-            yield from cursor.space()
-            yield from cursor.run(_HEADER_WORDS)
-            return bool((yield from cursor.at([_CHANNEL, _MESSAGE, _CONSTRAIN])))
+        junk = (yield from cursor.follow(_JUNK, _PARTS)) or ("",)
+        return bool(cursor.take(len(junk[0])).strip())
 
     def _call(self, reading: Reading, recipient: str) -> Wait[None]:
         name = recipient.removeprefix(_FUNCTIONS)

@@ -8,7 +8,7 @@ from functools import partial
 
 from common.formats.answer import Call
 from common.formats.arguments import arguments_of
-from common.formats.cursor import Cursor, Cut, Unreadable, Wait
+from common.formats.cursor import SPACE, Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
@@ -37,7 +37,7 @@ _EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS, _LISTS)
 _SPELT = frozenset({"name", "function", "arguments", "parameters"})
 """Keys that are recognised in any case, and with space around them."""
-_KEY, _QUOTES = re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
+_KEY, _KEY_RUN, _QUOTES = re.compile(r"\w+"), re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
@@ -255,23 +255,16 @@ def _at_members(reading: Reading) -> Wait[bool]:
 
     Without quotes, the first one must be the name of an offered tool.
     """
-    with reading.ahead():
-        quote = yield from reading.accept('"')
-        key = yield from reading.run(_KEY)
-        closed = yield from reading.accept('"')
-        if not key or bool(quote) != bool(closed) or not (yield from reading.accept(":")):
-            return False
-        yield from reading.run(_QUOTES)
-        name = yield from reading.run(NAME)
-    return bool(quote) or (key in _NAMES and reading.tools.meant(name) in reading.tools)
+    if (yield from reading.follow('"', _KEY, '":')):
+        return True
+    found = yield from reading.follow(_KEY, ":", _QUOTES, NAME)
+    return bool(found) and found[0] in _NAMES and reading.tools.meant(found[3]) in reading.tools
 
 
 def _accept_separator(reading: Reading) -> Wait[bool]:
     """Read the separator between two calls, if another call follows."""
     with reading.ahead() as keep:
-        yield from reading.space()
-        separator = yield from reading.accept(";", ",")
-        yield from reading.space()
+        _, separator, _ = yield from reading.accept_all(SPACE, (";", ",", ""), SPACE)
         head = yield from reading.peek()
         if head == "{" or (separator and not head):
             keep()
@@ -352,16 +345,12 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
             strict=True,
         )
         yield from reading.drop_surplus(closers)
-        start = reading.position
+        over = yield from reading.is_last()
+        closed = (yield from reading.after_space(closers))[1]
         with reading.ahead():
-            yield from reading.space()
-            over = not (yield from reading.more())
-            closed = bool((yield from reading.at(closers)))
-            separator = yield from reading.accept(";", ",")
-            yield from reading.space()
-            length = reading.position - start
-            head = (yield from reading.peek()) if separator else ""
-            another = bool(separator) and head in ("{", "[", "")
+            separator = yield from reading.accept_all(SPACE, (";", ","), SPACE)
+            length = sum(map(len, separator))
+            another = separator and (yield from reading.peek()) in ("{", "[", "")
         if closers and not (over or closed or another):
             raise Unreadable
         offered = all(call.name in reading.tools for call in found)
@@ -424,22 +413,15 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
                     reading.begun = reading.begun or alone
                 elif not alone:
                     raise Unreadable
-            yield from reading.space()
-            yield from reading.accept(",")
-            yield from reading.space()
+            yield from reading.accept_all(SPACE, (",", ""), SPACE)
             if (yield from reading.peek()) == "/":
                 return  # a comment
 
 
 def _read_key(cursor: Cursor) -> Wait[str]:
     """Read the next key, and the brackets before it; no more, so that parsing time stays linear."""
-    for brackets in (("[",), ("{", "{{")):
-        yield from cursor.accept(*brackets)
-        yield from cursor.space()
-    yield from cursor.run(_QUOTES)
-    key = yield from cursor.run(_KEY)
-    yield from cursor.run(_QUOTES)
-    return key
+    before = (("[", ""), SPACE, ("{", "{{", ""), SPACE, _QUOTES)
+    return (yield from cursor.accept_all(*before, _KEY_RUN, _QUOTES))[-2]
 
 
 def _is_schema(reading: Reading, name: str) -> Wait[bool]:
