@@ -200,10 +200,8 @@ class Section:
         yield from reading.accept_after_space("```")
         yield from reading.drop_cut(self._ends())
         space, found = yield from reading.after_space(self._ends())
-        with reading.ahead():
-            reading.take(space)
-            if not (yield from reading.more()):
-                return
+        if (yield from reading.is_last()):
+            return
         if not found and self.call_closes:
             raise reading.unreadable()
         reading.take(space + (len(found) if found in _forms(self.call_closes) else 0))

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from common.formats.cursor import (
     END_TOKENS,
-    Cursor,
+    SPACE,
     Cut,
     Markers,
     Unreadable,
@@ -42,17 +42,8 @@ _HEADERS = (
     "<|im_assistant|>assistant<|im_middle|>",
 )
 """The beginning of the model's turn, which it may repeat."""
-_REST_OF_CODE = re.compile(r"[^`\n]*")
+_REST_OF_CODE = re.compile(r"[^`\n]*")  # inline code ends on its line
 _ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
-
-
-def _skip_repeated(cursor: Cursor, opener: str) -> Wait[None]:
-    """Skip an opener that is followed by itself."""
-    with cursor.ahead() as keep:
-        cursor.take(len(opener))
-        yield from cursor.space()
-        if (yield from cursor.at([opener])):
-            keep()
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +195,10 @@ class TaggedText:
                 if not alone and not answer.markdown.quoted:
                     return self._edge(reading, marker)
                 if reading.broken:
-                    return self._end_broken(reading, marker)
+                    # What looked like code in a malformed call ends with it.
+                    answer.write(reading.take(len(marker)))
+                    answer.markdown, reading.broken = Markdown(), False
+                    return True
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
         repeated = answer.fresh and marker in (END_TOKENS if answer.called else _HEADERS)
@@ -212,20 +206,11 @@ class TaggedText:
             return False
         return self._edge(reading, marker)
 
-    def _end_broken(self, reading: Reading, marker: str) -> bool:
-        """Write the end of a malformed call as text; what looked like code in it ends there."""
-        reading.answer.write(reading.take(len(marker)))
-        reading.answer.markdown = Markdown()
-        reading.broken = False
-        return True
-
     def _is_stray(self, reading: Reading, marker: str) -> Wait[bool]:
         """Return whether a closing marker at the end of a line closes nothing in the text."""
         if reading.opener_is_text or reading.answer.reasoning:
             return False
-        with reading.ahead():
-            reading.take(len(marker))
-            return (yield from reading.peek()) in ("", "\n")
+        return (yield from reading.peek(len(marker) + 1))[len(marker) :] in ("", "\n")
 
     def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read a tag inside text up to its `>`; returns False if the marker begins no tag."""
@@ -280,8 +265,8 @@ class TaggedText:
         start, quoted = reading.position, 0
         try:
             with reading.attempt():
-                if syntax.marked:
-                    yield from _skip_repeated(reading, opener)
+                if syntax.marked and (yield from reading.follow(opener, SPACE, opener)):
+                    yield from reading.accept_all(opener, SPACE)
                 yield from syntax.read(reading)
                 length = reading.position - start
                 if ends and not (yield from reading.is_last()):
@@ -289,7 +274,7 @@ class TaggedText:
                 if (
                     mentioned
                     or (answer.quotes and (yield from reading.peek()) in CLOSING_QUOTES)
-                    or (in_code and (yield from self._code_ends(reading)))
+                    or (in_code and (yield from reading.follow(_REST_OF_CODE, "`")))
                     or (
                         answer.reasoning
                         and not (yield from self._are_real_calls(reading, own_line))
@@ -327,12 +312,6 @@ class TaggedText:
         answer.edge()
         yield from reading.drop_cut(syntax.closers)
         return True
-
-    def _code_ends(self, reading: Reading) -> Wait[bool]:
-        """Return whether inline code that was open before a call closes after it, on its line."""
-        with reading.ahead():
-            yield from reading.run(_REST_OF_CODE)
-            return (yield from reading.peek()) == "`"
 
     def _are_real_calls(self, reading: Reading, own_line: bool) -> Wait[bool]:
         """Return whether calls inside reasoning are real, and not an example in a sentence."""
