@@ -11,7 +11,7 @@ from common.formats.arguments import arguments_of
 from common.formats.cursor import SPACE, Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
-from common.formats.reading import CallSyntax, Reading, begins_line
+from common.formats.reading import Reading
 from common.formats.string_literals import read_source
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import (
@@ -366,24 +366,20 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
         reading.begun = True  # a separator after a call can only belong to a call
 
 
-def bare_block(opener: str, closer: str) -> CallSyntax:
-    """Return the syntax of JSON calls between markers of ordinary text, such as code blocks.
+def read_code_blocks(reading: Reading) -> Wait[None]:
+    """Read code blocks that contain nothing but calls.
 
     In a code block of any language, only calls of offered tools count.
     """
-
-    def read(reading: Reading) -> Wait[None]:
-        if opener.startswith(_FENCE):
-            yield from read_fence(reading)
-        else:
-            reading.take(len(opener))
-            yield from reading.space()
-        reading.offered = reading.offered or opener == _FENCE
-        reading.begun = opener != _FENCE and (yield from reading.peek()) == "{"
-        yield from read_bare_calls(reading, (closer,))
-        yield from reading.accept_after_space(closer)
-
-    return CallSyntax((opener,), read, begins=begins_line)
+    marked = reading.opener != _FENCE
+    reading.offered = reading.offered or not marked
+    fence: tuple[str, ...] = (_FENCE,)
+    while fence:
+        yield from read_fence(reading)
+        reading.begun = marked and (yield from reading.peek()) == "{"
+        yield from read_bare_calls(reading, (_FENCE,))
+        yield from reading.accept_after_space(_FENCE)
+        fence = yield from reading.follow(SPACE, _FENCE)
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:

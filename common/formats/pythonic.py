@@ -248,8 +248,8 @@ def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
     Returns None, and reads nothing, for a positional argument.
     """
     with reading.ahead() as keep:
-        quotes = ('"', "'", "")
-        quote, name, _, _ = yield from reading.accept_all(quotes, _KEYWORD, quotes, SPACE)
+        quote, name = yield from reading.accept_all(('"', "'", ""), _KEYWORD)
+        yield from reading.accept_all((quote, ""), SPACE)
         if not (yield from reading.more()):
             raise reading.unreadable()
         declared = name in reading.tools.properties(tool)

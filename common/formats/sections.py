@@ -162,7 +162,8 @@ class Section:
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
         ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
-        named = markers_of(*ends, *self.calls, "\n\n", *self.between)
+        calls = self.calls if self.between else ()
+        named = markers_of(*ends, *calls, "\n\n", *self.between)
         words += yield from reading.accept_all('"', _NAME, '"')
         yield from reading.until(named, words.append)
         name, identity = _named("".join(words).strip('"'), reading.tools)
@@ -172,10 +173,14 @@ class Section:
             yield from reading.space()
         yield from reading.space()
         begun = yield from reading.at(["[", *ends] if marked else ends)
-        empty = not begun and (marked or reading.tools.takes_nothing(name))
+        bare = self.between and not marked
+        if self.between and (not _NAME.fullmatch(name) or (bare and begun not in ("", "{"))):
+            raise reading.unreadable()
+        if name and (begun or marked):
+            reading.begin(name, identity)
+        empty = not begun and (marked or (self.between and reading.tools.takes_nothing(name)))
         if not name or not (begun or (empty and (yield from self._ends_here(reading)))):
             raise reading.unreadable()
-        reading.begin(name, identity)
         given = begun in (*_ARGUMENTS_BEGIN, "[")
         arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
         if name not in reading.tools and _ID_ALONE.fullmatch(name):
@@ -204,4 +209,5 @@ class Section:
             return
         if not found and self.call_closes:
             raise reading.unreadable()
-        reading.take(space + (len(found) if found in _forms(self.call_closes) else 0))
+        if found:
+            reading.take(space + (len(found) if found in _forms(self.call_closes) else 0))

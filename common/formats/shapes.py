@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from common.formats.cursor import Cursor, Wait
+from common.formats.cursor import SPACE, Wait
 from common.formats.gemma import fenced_calls
 from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_bare_calls, read_json_calls
@@ -23,6 +23,7 @@ from common.formats.value_sender import Lines
 
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
+_JSON = (("[", ""), SPACE, "{")  # an object, or a list that begins with one
 _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
 _FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
 _TOKEN_OR_FENCE = re.compile("[|｜`]")
@@ -63,20 +64,12 @@ def _is_answer(reading: Reading, _opener: str) -> bool:
     return not reading.answer.reasoning
 
 
-def _read_unmarked(reading: Reading) -> Wait[None]:
+def read_unmarked(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     """Read JSON or a list of Python calls. Without a marker, only offered tools count as calls."""
-    if (yield from _is_json(reading)):
-        yield from read_bare_calls(reading)
+    if (yield from reading.follow(*_JSON)):
+        yield from read_bare_calls(reading, ends)
     else:
-        yield from read_pythonic(reading, offered=True)
-
-
-def _is_json(cursor: Cursor) -> Wait[bool]:
-    """Return whether an object comes next, or a list that begins with one."""
-    with cursor.ahead():
-        if (yield from cursor.accept("[")):
-            yield from cursor.space()
-        return (yield from cursor.peek()) == "{"
+        yield from read_pythonic(reading, ends, offered=True)
 
 
 def python_block(opener: str, closer: str = "", *, offered: bool = False) -> CallSyntax:
@@ -89,7 +82,7 @@ def python_block(opener: str, closer: str = "", *, offered: bool = False) -> Cal
     def read(reading: Reading) -> Wait[None]:
         reading.take(len(reading.opener))
         yield from reading.space()
-        if (yield from _is_json(reading)):
+        if (yield from reading.follow(*_JSON)):
             yield from read_json_calls(reading, closings(closer) if closer else (";",))
         elif not (yield from reading.at(closers)):
             yield from read_fenced_pythonic(reading, closers and closings(closer), offered=offered)
@@ -98,7 +91,7 @@ def python_block(opener: str, closer: str = "", *, offered: bool = False) -> Cal
     return CallSyntax((opener,), read, closers)
 
 
-UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
+UNMARKED = CallSyntax(("{", "["), read_unmarked, begins=_is_answer)
 
 
 def tagged(tags: CallTags) -> CallSyntax:

@@ -232,9 +232,8 @@ class CallTags:
         header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
         name = attributes.get(self.name_key, "")
-        if len(name.split()) != 1 and (not name or self.name_key not in header):
-            raise reading.unreadable()
-        return Tag(name, closed, attributes)
+        single = len(name.split()) == 1 or self.name_key in header
+        return Tag(name if single else "", closed, attributes)
 
     def _read_parameter_header(self, reading: Reading, begun: str) -> Wait[Tag]:
         """Read a parameter's tag from behind its beginning."""
@@ -279,6 +278,8 @@ class CallTags:
     def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
         tag = yield from self._read_call_header(reading, begun)
+        if not tag.name:
+            raise reading.unreadable()
         return (yield from self.read_body(reading, tag))
 
     def read_body(self, reading: Reading, tag: Tag) -> Wait[Call]:
