@@ -26,7 +26,6 @@ from common.chat_events import (
 )
 from common.chat_format import ChatFormat
 from common.formats.answer import Answer
-from common.formats.cursor import Cursor
 from common.formats.end_tokens import EndTokens
 from common.formats.reading import FinishReason, Reading, Tags
 from common.formats.tool_schema import ToolSchemas
@@ -66,12 +65,11 @@ class ChatParser:
         partial_calls: bool = False,
     ) -> None:
         self._answer = Answer()
-        self._cursor = Cursor()
         self._ends = EndTokens(format.markers)
         # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
-        self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), before)
+        self._reading = Reading(self._answer, ToolSchemas(tools or ()), before)
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
         self._begun_text = ""  # text of `begun` that is still to be removed from events
@@ -114,7 +112,7 @@ class ChatParser:
         """Parse the next piece of text. Returns the events that following text cannot change."""
         if self._finished:
             raise ValueError("the answer is finished: create another parser")
-        self._cursor.feed(self._ends.feed(text))
+        self._reading.feed(self._ends.feed(text))
         next(self._grammar)
         return self._new()
 
@@ -126,9 +124,9 @@ class ChatParser:
         if self._finished:
             return []
         self._finished = True
-        self._cursor.feed(self._ends.finish())
-        self._cursor.ended = True
-        self._cursor.stopped = reason == "stop"
+        self._reading.feed(self._ends.finish())
+        self._reading.ended = True
+        self._reading.stopped = reason == "stop"
         self._reading.reason = reason
         for _ in self._grammar:
             raise AssertionError("a grammar asks for more text after the end")
@@ -138,7 +136,7 @@ class ChatParser:
     @property
     def _pending(self) -> str:
         """The text that was received but not parsed yet."""
-        return self._cursor.pending + self._ends.held
+        return self._reading.pending + self._ends.held
 
     def _new(self) -> list[ChatEvent]:
         events = self._answer.take()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.call_grammar.bare_families import fenced_calls, json_calls, python_calls
-from common.call_grammar.rules import Markers, RuleBook
-from common.call_grammar.tagged_families import tagged_calls
+from common.call_grammar.calls import fenced_call, json_call, python_call, tag_text, tagged_call
+from common.call_grammar.rules import Markers, RuleBook, either
 from common.call_grammar.tools import CallableTool
 from common.formats.families import BY_NAME
-from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape
+from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
 
 FAMILIES: Mapping[str, Shape] = {
     name: family.shape for name, family in BY_NAME.items() if family.shape
 }
 """How calls are written, by the name of the format."""
+_NOTHING = '""'
 
 
 def writes_hermes_calls(format_name: str) -> bool:
@@ -52,10 +52,28 @@ def call_grammar(
             " strict, or load the model with another tool_parser"
         )
     book = RuleBook(markers, json_options)
+    around, several = ("", "", ""), parallel
+    if isinstance(shape, TagShape) and shape.each:
+        shape = shape.alone
+    if not isinstance(shape, FencedShape):
+        around = (shape.opening, shape.separator, shape.closing)
     if isinstance(shape, JsonShape):
-        return json_calls(shape, book, tools, parallel=parallel)
-    if isinstance(shape, PythonShape):
-        return python_calls(shape, book, tools, parallel=parallel)
-    if isinstance(shape, FencedShape):
-        return fenced_calls(shape, book, tools, parallel=parallel)
-    return tagged_calls(shape, book, tools, parallel=parallel)
+        several = parallel and shape.several
+    opening, separator, closing = (tag_text(shape, book, text) for text in around)
+    later = call = either([_call(shape, book, tool) for tool in tools])
+    if isinstance(shape, JsonShape):
+        later = either([json_call(shape, book, tool, first=False) for tool in tools])
+    calls = f"{call} ({separator or _NOTHING} {later})*" if several else call
+    return book.written(f"{opening} {calls} {closing}")
+
+
+def _call(shape: Shape, book: RuleBook, tool: CallableTool) -> str:
+    match shape:
+        case JsonShape():
+            return json_call(shape, book, tool)
+        case PythonShape():
+            return python_call(book, tool)
+        case FencedShape():
+            return fenced_call(shape, book, tool)
+        case TagShape():
+            return tagged_call(shape, book, tool)

@@ -34,6 +34,7 @@ class RuleBook:
     json_options: Mapping[str, Any]
     lines: list[str] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
+    _reserved: dict[str, str] = field(default_factory=dict)
 
     def rule(self, body: str) -> str:
         return self._line("r", body)
@@ -41,11 +42,16 @@ class RuleBook:
     def terminal(self, body: str) -> str:
         return self._line("T", body)
 
-    def reserve(self) -> str:
-        """Reserve the name of a rule that is needed before its body is known; see `define`."""
-        name = f"p{len(self.lines)}"
-        self.lines.append("")
-        return name
+    def reserve(self, key: str) -> tuple[str, bool]:
+        """Return the name of the rule with this key, and whether it was reserved before.
+
+        The body of a rule may contain the name; see `define`.
+        """
+        known = key in self._reserved
+        if not known:
+            self._reserved[key] = f"p{len(self.lines)}"
+            self.lines.append("")
+        return self._reserved[key], known
 
     def define(self, name: str, body: str) -> None:
         self.lines[int(name[1:])] = f"{name}: {body}"
@@ -89,11 +95,6 @@ class RuleBook:
             self._names[key] = f"{kind}{len(self.lines)}"
             self.lines.append(f"{self._names[key]}: {body}")
         return self._names[key]
-
-
-def one_or_more(call: str, separator: str, *, several: bool) -> str:
-    """Return a rule for one call, or for several with separators."""
-    return f"{call} ({separator} {call})*" if several else call
 
 
 def either(options: Sequence[str]) -> str:

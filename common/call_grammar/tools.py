@@ -62,7 +62,7 @@ class CallableTool:
                 f"the tool {shown(self.name)} requires {shown(missing[0])}, which is not among its"
                 " properties"
             )
-        shared = {key: self.schema[key] for key in _SHARED if key in self.schema}
+        shared = shared_of(self.schema)
         return [
             (key, {**shared, **_as_object(schema)}, key in required)
             for key, schema in properties.items()
@@ -71,6 +71,11 @@ class CallableTool:
 
 def _as_object(schema: Any) -> dict[str, Any]:
     return dict(schema) if isinstance(schema, Mapping) else {} if schema is True else {"enum": []}
+
+
+def shared_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definitions to which references in the schema's parts lead."""
+    return {key: schema[key] for key in _SHARED if key in schema}
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,15 +87,14 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         target = referenced(reference, schema)
         if not isinstance(target, Mapping):
             raise ValueError(f"the reference {shown(reference)} has no target")
-        shared = {key: schema[key] for key in _SHARED if key in schema}
-        schema = {**shared, **target}
+        schema = {**shared_of(schema), **target}
     raise ValueError(f"the reference {shown(reference)} is circular")
 
 
 def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternative schemas for a value, with references resolved."""
     schema = resolved(schema)
-    shared = {key: schema[key] for key in _SHARED if key in schema}
+    shared = shared_of(schema)
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list):
             return [

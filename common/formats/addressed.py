@@ -17,12 +17,11 @@ _NAME, _RECIPIENT = re.compile(r"[\w.:/-]*"), re.compile(r"[^\s<]*")
 
 def _read_functionary(reading: Reading) -> Wait[None]:
     """Read the name of a tool on a line of its own, and its arguments."""
-    cursor = reading.cursor
-    yield from cursor.accept(_TO)
-    name = yield from cursor.run(_NAME)
-    yield from cursor.expect("\n", "\r\n")
-    if not name or (yield from cursor.peek()) != "{":
-        raise cursor.unreadable()
+    yield from reading.accept(_TO)
+    name = yield from reading.run(_NAME)
+    yield from reading.expect("\n", "\r\n")
+    if not name or (yield from reading.peek()) != "{":
+        raise reading.unreadable()
     reading.begin(name)
     reading.call(Call(name, (yield from read_arguments(reading, (_TO,)))))
 
@@ -31,8 +30,8 @@ class Addressed(TaggedText):
     """If the prompt ends with `>>>`, the answer begins with a recipient; `all` is the user."""
 
     def read(self, reading: Reading) -> Wait[None]:
-        if reading.prompt_tail.endswith(_TO) and not (yield from reading.cursor.accept(_ALL)):
-            yield from reading.cursor.drop_cut((_ALL,))
+        if reading.prompt_tail.endswith(_TO) and not (yield from reading.accept(_ALL)):
+            yield from reading.drop_cut((_ALL,))
             if reading.tools:
                 yield from self._calls(reading, self.calls[0], "")
         yield from TaggedText.read(self, reading)
@@ -49,12 +48,11 @@ _TO_TOOL = " to="
 
 def _read_glimmer(reading: Reading) -> Wait[None]:
     """Read a message to a tool, ` to=NAME<|message|>`, with the calls as its text."""
-    cursor = reading.cursor
-    cursor.take(len(_TO_TOOL))
-    name = yield from cursor.run(_RECIPIENT)
+    reading.take(len(_TO_TOOL))
+    name = yield from reading.run(_RECIPIENT)
     reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
-    yield from cursor.expect("<|message|>")
-    yield from cursor.space()
+    yield from reading.expect("<|message|>")
+    yield from reading.space()
     yield from _ATEM.read(reading)
 
 
@@ -72,14 +70,13 @@ _INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>"
 
 def _read_inkling(reading: Reading) -> Wait[None]:
     """Skip a message's header with the tool's name, and read the call as JSON, which repeats it."""
-    cursor = reading.cursor
-    yield from cursor.accept(_MODEL)
-    if not (yield from cursor.more()):
+    yield from reading.accept(_MODEL)
+    if not (yield from reading.more()):
         return
-    yield from cursor.run(_NAME)
-    yield from cursor.expect(_INVOKE_JSON)
+    yield from reading.run(_NAME)
+    yield from reading.expect(_INVOKE_JSON)
     yield from read_json_calls(reading, (_END,))
-    yield from cursor.accept_after_space(_END)
+    yield from reading.accept_after_space(_END)
 
 
 INKLING_SILENT = (

@@ -19,7 +19,10 @@ T = TypeVar("T")
 Wait = Generator[None, None, T]
 """A grammar that returns a T and yields whenever it needs more text."""
 
-_SPACE = re.compile(r"[ \t\r\n]*")
+Part = str | tuple[str, ...] | re.Pattern[str]
+"""A literal, one of several literals, or a repeated character class."""
+
+SPACE = re.compile(r"[ \t\r\n]*")
 _SURPLUS = re.compile(r"[})\]\s]*")
 STRUCK_END = "</s>"
 END_TOKENS = (
@@ -204,6 +207,30 @@ class Cursor:
         found = yield from self.at(literals)
         return self.take(len(found))
 
+    def accept_all(self, *parts: Part) -> Wait[tuple[str, ...]]:
+        """Read these parts one after the other; returns their texts.
+
+        Returns nothing, and reads nothing, if one is missing.
+        """
+        texts: list[str] = []
+        with self.ahead() as keep:
+            for part in parts:
+                if isinstance(part, re.Pattern):
+                    text, optional = (yield from self.run(part)), bool(part.match(""))
+                else:
+                    literals = (part,) if isinstance(part, str) else part
+                    text, optional = (yield from self.accept(*literals)), "" in literals
+                if not text and not optional:
+                    return ()
+                texts.append(text)
+            keep()
+        return tuple(texts)
+
+    def follow(self, *parts: Part) -> Wait[tuple[str, ...]]:
+        """Return the texts of these parts if they come next, unread; nothing if one is missing."""
+        with self.ahead():
+            return (yield from self.accept_all(*parts))
+
     def after_space(self, literals: Iterable[str]) -> Wait[tuple[int, str]]:
         """Return the length of the space and end tokens that come next, and the literal behind.
 
@@ -247,6 +274,12 @@ class Cursor:
             closes = (yield from self.at(ends)) or not (yield from self.more())
         self.take(len(surplus) if closes else 0)
 
+    def is_last(self) -> Wait[bool]:
+        """Return whether only space comes before the end of the text."""
+        with self.ahead():
+            yield from self.space()
+            return not (yield from self.more())
+
     def run(self, pattern: re.Pattern[str], show: Callable[[str], None] | None = None) -> Wait[str]:
         """Read characters as long as the pattern, a repeated character class, matches."""
         chunks: list[str] = []
@@ -261,7 +294,7 @@ class Cursor:
             yield
 
     def space(self) -> Wait[str]:
-        return (yield from self.run(_SPACE))
+        return (yield from self.run(SPACE))
 
     def until(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
         """Pass text to `show` up to a marker, which is left unread; '' at the end of the text."""

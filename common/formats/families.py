@@ -10,7 +10,7 @@ from common.formats import addressed, gemma, mistral, qwen
 from common.formats.family import THINK, Family
 from common.formats.foreign import foreign_calls
 from common.formats.harmony import Harmony
-from common.formats.json_calls import bare_block, read_bare_calls
+from common.formats.json_calls import read_bare_calls, read_code_blocks
 from common.formats.minimax_m3 import MARK
 from common.formats.reading import CallSyntax, Tags, begins_line
 from common.formats.sections import Section
@@ -87,7 +87,7 @@ _MINIMAX_CALLS = (
 _XLAM_CALLS = (
     qwen.MARKED_CALLS,
     mistral.CALLS[0],
-    bare_block("```", "```"),
+    CallSyntax(("```",), read_code_blocks, begins=begins_line),
     CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
 )
 _FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.formats.cursor import Cursor, Wait, markers_of
+from common.formats.cursor import SPACE, Cursor, Wait, markers_of
 from common.formats.json_text import NUMBER, Send, escaped
 
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
@@ -20,7 +20,7 @@ _FARTHEST, _MOST_DELIMITERS = 20_000, 100
 _SCALAR_THEN_KEY = re.compile(rf"\s*(?:{NUMBER.pattern}|[tT]rue|[fF]alse|null|None)(?=\s+\w+:)")
 _TEXT_THEN_KEY = re.compile(r".*\S(?=\s+\w+:\s*\Z)", re.S)
 KEY_RUN = re.compile(r"[^:=,{}\[\]<\n]*")
-_WORD_RUN = re.compile(r"[\w$-]*")
+_WORD_RUN = re.compile(r"[\w$-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ class Place:
 
 
 def at_key(cursor: Cursor) -> Wait[bool]:
-    """Read a word; returns whether it is a key without quotes."""
-    word = yield from cursor.run(_WORD_RUN)
-    return bool(word) and bool((yield from cursor.at([":", "="])))
+    """Return whether a key without quotes comes next."""
+    return bool((yield from cursor.follow(_WORD_RUN, (":", "="))))
 
 
 def read_raw(cursor: Cursor, place: Place) -> Wait[str | None]:
@@ -226,13 +225,10 @@ def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
     with cursor.ahead():
         head = yield from cursor.peek()
         if head == ",":
-            cursor.take(1)
-            yield from cursor.space()
-            key = yield from cursor.run(_WORD_RUN)
-            if key and (yield from cursor.accept(":", "=")):
-                yield from cursor.space()
-                if place.keys.get(key) is False or (yield from cursor.at([place.fence])):
-                    return 0, 1
+            found = yield from cursor.accept_all(",", SPACE, _WORD_RUN, (":", "="), SPACE)
+            known = found and place.keys.get(found[2]) is False
+            if known or (found and (yield from cursor.at([place.fence]))):
+                return 0, 1
             yield from _expect_more(cursor, (place.fence,))
             return -1, 1
         brackets = yield from cursor.run(_BRACKETS_RUN)

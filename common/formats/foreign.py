@@ -6,76 +6,57 @@ tools were offered; those without a marker also only if nothing comes after them
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from common.formats import qwen
 from common.formats.cursor import Wait
-from common.formats.json_calls import bare_block, read_bare_calls
+from common.formats.json_calls import read_code_blocks
 from common.formats.pythonic import (
     TOOL_CODE,
     at_named_call,
     read_fence,
-    read_pythonic,
-    read_tool_code,
+    read_statements,
 )
-from common.formats.reading import CallSyntax, Reading, no_content_yet, own_line
-from common.formats.shapes import PythonShape, Shape, TagShape, invoked, json_block, tagged
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet, own_line
+from common.formats.shapes import (
+    PythonShape,
+    Shape,
+    TagShape,
+    invoked,
+    json_block,
+    read_unmarked,
+    tagged,
+)
 from common.formats.tagged_calls import CallTags
 
 _FENCE = "```"
-_BETWEEN = re.compile(r"[\s,;]*")
 _BLOCKS = (
     *("tools", "tool", "tool_calls", "function_call", "toolcall", "tool-call", "functioncall"),
     *("tool_use", "function_calls", "tool_call", "TOOL_CALL", "TOOL_CALLS", "Tool_call"),
 )
+_CODE_BLOCKS = ("```tool_call", "```function_call")
 _BRACKETED = ("TOOL_CALL", "tool_call", "tool_calls")
 """The tags around calls that models write instead of their own."""
 _NAMED = ("tool_call", "function_call", "tool", "call")
 """The tags that models write with the name of the tool in them."""
 
 
-def _read_code_blocks(reading: Reading) -> Wait[None]:
-    """Read code blocks that contain nothing but calls as JSON."""
-    cursor = reading.cursor
-    fence = _FENCE
-    while fence:
-        yield from read_fence(cursor)
-        yield from read_bare_calls(reading, (_FENCE,))
-        yield from cursor.accept_after_space(_FENCE)
-        yield from cursor.space()
-        fence = yield from cursor.at([_FENCE])
-
-
 def _read_python_block(reading: Reading) -> Wait[None]:
     """Read a code block that contains nothing but Python calls."""
-    cursor = reading.cursor
-    yield from read_fence(cursor)
-    if (yield from cursor.peek()) == "[":
-        yield from _read_bare(reading, (_FENCE,))
+    yield from read_fence(reading)
+    if (yield from reading.peek()) == "[":
+        yield from read_unmarked(reading, (_FENCE,))
     else:
-        yield from read_tool_code(reading)
-    yield from cursor.accept_after_space(_FENCE)
-
-
-def _read_bare(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
-    """Read JSON, or Python calls in a list."""
-    if (yield from at_named_call(reading)):
-        yield from read_pythonic(reading, ends, offered=True)
-        yield from reading.cursor.accept("]")
-    else:
-        yield from read_bare_calls(reading, ends)
+        yield from read_statements(reading)
+    yield from reading.accept_after_space(_FENCE)
 
 
 def _read_named(reading: Reading) -> Wait[None]:
     """Read Python calls on lines of their own."""
-    cursor = reading.cursor
-    while (yield from at_named_call(reading)) == "(":
-        yield from read_pythonic(reading, offered=True)
-        yield from cursor.run(_BETWEEN)
-    if (yield from cursor.more()):
-        raise cursor.unreadable()
+    if (yield from at_named_call(reading)) != "(":
+        raise reading.unreadable()
+    yield from read_statements(reading)
 
 
 def _with_name(word: str) -> CallTags:
@@ -96,15 +77,12 @@ _INVOKED = tuple(
 _COMMON = (
     *map(tagged, _INVOKED),
     *(tagged(_with_name(word)) for word in _NAMED),
-    *(
-        replace(bare_block(f"```{name}", _FENCE), last=True)
-        for name in ("tool_call", "function_call")
-    ),
+    CallSyntax(_CODE_BLOCKS, read_code_blocks, begins=begins_line, last=True),
     json_block("<function_calls>", "</function_calls>"),
     json_block("<|FunctionCallBegin|>", "<|FunctionCallEnd|>"),
     TOOL_CODE,
-    CallSyntax((_FENCE,), _read_code_blocks, begins=no_content_yet, last=True),
-    CallSyntax(("{", "["), _read_bare, begins=own_line, last=True),
+    CallSyntax((_FENCE,), read_code_blocks, begins=no_content_yet, last=True),
+    CallSyntax(("{", "["), read_unmarked, begins=own_line, last=True),
     CallSyntax((), _read_named, begins=no_content_yet, by_name=True, last=True),
 )
 _PYTHON = (

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Wait
+from common.formats.cursor import SPACE, Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import at_named_call, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
@@ -30,63 +30,50 @@ _GEMMA4_CLOSERS = (
 def _read(
     reading: Reading, dialect: Dialect, openers: tuple[str, ...], closers: tuple[str, ...]
 ) -> Wait[None]:
-    cursor = reading.cursor
-    marked = bool((yield from cursor.accept(*openers)))
-    yield from cursor.accept(*_HALF_OPENERS)
+    marked = bool((yield from reading.accept(*openers)))
+    yield from reading.accept(*_HALF_OPENERS)
     while True:
-        yield from cursor.space()
+        yield from reading.space()
         if marked and (yield from _read_other_forms(reading, closers)):
             return
-        word = yield from cursor.accept("call:", ":call:", ":", "call=", "call ")
-        yield from cursor.space()
-        name = reading.tools.meant((yield from _read_name(cursor, dialect, openers)))
+        word = yield from reading.accept("call:", ":call:", ":", "call=", "call ")
+        yield from reading.space()
+        name = reading.tools.meant((yield from _read_name(reading, dialect, openers)))
         if not name or not ((marked and word) or name in reading.tools):
-            raise cursor.unreadable()
-        if (yield from cursor.at(closers)) and reading.tools.takes_nothing(name):
+            raise reading.unreadable()
+        if (yield from reading.at(closers)) and reading.tools.takes_nothing(name):
             reading.call(Call(name, "{}"))
-        elif (yield from cursor.peek()) == "{":
+        elif (yield from reading.peek()) == "{":
             reading.begin(name)
             arguments = yield from read_arguments(reading, closers, dialect, typed=name)
             reading.call(Call(name, arguments))
         else:
-            raise cursor.unreadable()
-        with cursor.ahead() as keep:
-            yield from cursor.space()
-            another = yield from cursor.at(["call:"])
-            if (yield from cursor.accept(*closers)) or another:
-                keep()
+            raise reading.unreadable()
+        another = yield from reading.follow(SPACE, "call:")
         if not another:
+            yield from reading.accept_all(SPACE, closers)
             return
 
 
 def _read_name(cursor: Cursor, dialect: Dialect, openers: tuple[str, ...]) -> Wait[str]:
     """Read a name, without the tokens or quotes that the model wrote around it."""
-    around = (*_AROUND_NAME, dialect.fence, *openers)
-    yield from cursor.accept(*around)
-    name = yield from cursor.run(_NAME)
-    yield from cursor.accept(*around)
-    yield from cursor.space()
-    return name
+    around = ("", *_AROUND_NAME, dialect.fence, *openers)
+    return (yield from cursor.accept_all(around, _NAME, around, SPACE))[1]
 
 
 def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     """Read calls that are JSON or Python's between the markers; returns whether they are."""
-    cursor = reading.cursor
-    with cursor.ahead():
-        is_json = (yield from cursor.peek()) in ("{", "[")
-        word = yield from cursor.accept("call:")
-        yield from cursor.run(_NAME)
-        is_python = (yield from cursor.peek()) == "("
-    if is_python and reading.offered:
-        is_python = bool((yield from at_named_call(reading)))
-    if is_json:
+    python = yield from reading.follow(("call:", ""), _NAME, "(")
+    if python and reading.offered and not (yield from at_named_call(reading)):
+        python = ()
+    if (yield from reading.at(["{", "["])):
         yield from read_json_calls(reading, closers)
-    elif is_python:
-        cursor.take(len(word))
+    elif python:
+        reading.take(len(python[0]))
         yield from read_pythonic(reading, closers, offered=False)
     else:
         return False
-    yield from cursor.accept_after_space(*closers)
+    yield from reading.accept_after_space(*closers)
     return True
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Unreadable, Wait, markers_of
+from common.formats.cursor import SPACE, Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tag_spelling import forms
-from common.formats.tagged_calls import CallTags
+from common.formats.tagged_calls import CallTags, Tag
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import object_of
 
 _NAME = re.compile(r"[^<>{}()\s\\]*")
 _KEY = re.compile(r"[^<\n]*")
-_UNOPENED_KEY = re.compile(r"[^<\s]*")
-_WORD = re.compile(r"[\w.-]*")
+_UNOPENED_KEY = re.compile(r"[^<\s]+")
+_WORD, _SOME_SPACE = re.compile(r"[\w.-]+"), re.compile(r"[ \t\r\n]+")
 # Every quantifier that could try the same text again is possessive: answers may be long.
 _PAIR = re.compile(
     r"""(?<![\w.-])([\w.-]++)="""
@@ -47,57 +46,35 @@ class KeyValueTags(CallTags):
     """Tags around the type of a value. The type is skipped: the tool's schema determines it."""
 
     def _read_calls(self, reading: Reading, _in_block: bool) -> Wait[None]:
-        cursor = reading.cursor
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.accept(self.call)
-            yield from cursor.space()
-            begun = cursor.position - start
-            is_json = yield from at_plain_calls(reading)
-            element = yield from self._element(reading)
-            pairs = yield from self._are_pairs(reading)
+        yield from reading.accept_all((self.call, ""), SPACE)
+        pairs = yield from reading.follow(_NAME, _SOME_SPACE, _WORD, "=")
+        element = yield from self._element(reading)
         if element.name:
-            cursor.take(begun)
             reading.call((yield from self._read_element(reading, element)))
-            yield from cursor.accept_after_space(self.call_close)
-        elif pairs:
+        elif pairs and reading.tools.meant(pairs[0]) in reading.tools:
             yield from self._read_pairs(reading)
-        elif is_json:
-            cursor.take(begun)
+        elif (yield from at_plain_calls(reading)):
             yield from read_json_calls(reading, (self.call_close,))
-            yield from cursor.accept_after_space(self.call_close)
         else:
-            call = yield from self.read_call(reading)
+            call = yield from self.read_inside(reading, self.call)
             if call.arguments == "{}" and call.name not in reading.tools:
                 raise Unreadable  # a word between tags
             reading.call(call)
-
-    def _are_pairs(self, reading: Reading) -> Wait[bool]:
-        """Return whether an offered tool's name and a key with an equals sign come next."""
-        cursor = reading.cursor
-        name = reading.tools.meant((yield from cursor.run(_NAME)))
-        space = yield from cursor.space()
-        key = yield from cursor.run(_WORD)
-        return bool(name in reading.tools and space and key and (yield from cursor.at(["="])))
+            return
+        yield from reading.accept_after_space(self.call_close)
 
     def _read_pairs(self, reading: Reading) -> Wait[None]:
         """Read `NAME KEY=VALUE KEY=VALUE`, which mlx-lm reads as well; quotes are optional."""
-        cursor = reading.cursor
-        yield from cursor.expect(self.call)
-        yield from cursor.space()
-        name = reading.tools.meant((yield from cursor.run(_NAME)))
+        name = reading.tools.meant((yield from reading.run(_NAME)))
         chunks: list[str] = []
-        yield from cursor.inside(markers_of(self.call_close), chunks.append)
-        yield from cursor.expect(self.call_close)
+        yield from reading.inside(markers_of(self.call_close), chunks.append)
         text = "".join(chunks)
         if _PAIR.sub("", text).strip():
             raise Unreadable
         arguments = []
         for key, quoted, bare in _PAIR.findall(text):
-            typed = reading.tools.typed(
-                name, key, quoted[1:-1] or bare.removesuffix(","), self.undeclared
-            )
-            arguments.append((key, typed))
+            value = quoted[1:-1] or bare.removesuffix(",")
+            arguments.append((key, reading.tools.typed(name, key, value, self.undeclared)))
         reading.call(Call(name, object_of(arguments)))
 
     def _gap(self, cursor: Cursor) -> Wait[None]:
@@ -107,25 +84,24 @@ class KeyValueTags(CallTags):
             yield from cursor.space()
         yield from cursor.drop_cut((self.call_close, "\\n"))
 
-    def _read_call_header(self, reading: Reading, _begun: str) -> Wait[tuple[str, bool, str]]:
-        cursor = reading.cursor
-        yield from cursor.space()
-        with cursor.ahead():
-            name = yield from cursor.run(_NAME)
-            if (yield from cursor.at([self.key_close])):
+    def _read_call_header(self, reading: Reading, _begun: str) -> Wait[Tag]:
+        yield from reading.space()
+        with reading.ahead():
+            name = yield from reading.run(_NAME)
+            if (yield from reading.at([self.key_close])):
                 name = _before_key(name, reading.tools)
-        cursor.take(len(name))
-        yield from self._gap(cursor)
-        yield from cursor.accept(self.after_name)
-        yield from self._gap(cursor)
+        reading.take(len(name))
+        yield from self._gap(reading)
+        yield from reading.accept(self.after_name)
+        yield from self._gap(reading)
         follow = [self.parameter, self.call_close, "{", self.call + name]
         if reading.tools.meant(name) in reading.tools:
             follow += ["<", "```"]
-        if not (yield from cursor.at(follow)):
-            with cursor.ahead():
-                if not (yield from self._opens_parameter(cursor)):
-                    raise cursor.unreadable()
-        return name, False, ""
+        if not (yield from reading.at(follow)):
+            with reading.ahead():
+                if not (yield from self._opens_parameter(reading)):
+                    raise reading.unreadable()
+        return Tag(name)
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
         """Read a key's tag, perhaps repeated; without it, the closing tag of the key must follow.
@@ -137,18 +113,12 @@ class KeyValueTags(CallTags):
             opened = found
         if opened:
             return opened
-        with cursor.ahead() as keep:
-            yield from cursor.accept(self.call)
-            with cursor.ahead():
-                key = yield from cursor.run(_UNOPENED_KEY)
-                closed = key and (yield from cursor.at([self.key_close]))
-            if closed:
-                keep()
-        return self.parameter if closed else ""
+        if not (yield from cursor.follow((self.call, ""), _UNOPENED_KEY, self.key_close)):
+            return ""
+        yield from cursor.accept(self.call)
+        return self.parameter
 
-    def _read_parameter_header(
-        self, cursor: Cursor, _begun: str
-    ) -> Wait[tuple[Mapping[str, str], bool]]:
+    def _read_parameter_header(self, cursor: Reading, _begun: str) -> Wait[Tag]:
         yield from cursor.space()
         text = (yield from cursor.run(_KEY)).strip()
         key = text.removesuffix(self.key_close[1:])
@@ -160,18 +130,14 @@ class KeyValueTags(CallTags):
         if self.kind[0] and (yield from cursor.accept(self.kind[0])):
             yield from cursor.run(_KEY)
             yield from cursor.expect(self.kind[1])
-        start = cursor.position
-        with cursor.ahead():
-            yield from self._gap(cursor)
-            space = cursor.position - start
-            opened = yield from cursor.at([self.value, self.value.removeprefix("<")])
-        cursor.take(space + len(opened))
+        yield from self._gap(cursor)
+        opened = yield from cursor.accept(self.value, self.value.removeprefix("<"))
         if not opened:
             ends = (self.parameter, self.key_close, self.value, self.value[1:], self.kind[0])
             yield from cursor.drop_cut(ends)
         if not key or not (closed or opened):
             raise cursor.unreadable()
-        return {"name": key}, False
+        return Tag(key)
 
     @property
     def unopened(self) -> CallSyntax:

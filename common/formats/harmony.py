@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
+from common.formats.cursor import SPACE, Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments
 from common.formats.reading import Reading, Tags, is_quoted
-from common.formats.tagged_calls import CallTags
-from common.formats.values import object_of, read_value
+from common.formats.tagged_calls import CallTags, Tag
+from common.formats.values import read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
@@ -25,6 +25,7 @@ _NEXT_PART = (_START, _CHANNEL)
 _BODY_ENDS = Markers([*_NEXT_PART, *_ENDS])
 _HEADER_PARTS = (_START, _ROLE, _CHANNEL, *_CHANNELS, _CONSTRAIN, "json", "code", _RECIPIENT)
 _AFTER_CHANNEL = (_MESSAGE, _CHANNEL, _CONSTRAIN, _RECIPIENT, "json", "code")
+_PARTS, _MARKS = (*_HEADER_PARTS, _MESSAGE), (_CHANNEL, _MESSAGE, _CONSTRAIN)
 _BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
@@ -75,19 +76,19 @@ class Harmony:
         if _MESSAGE in turn:
             yield from self._body(reading, prompted)
             prompted = _Header()
-        while (yield from reading.cursor.more()):
+        while (yield from reading.more()):
             yield from self._message(reading, prompted)
             prompted = _Header()
 
     def _message(self, reading: Reading, header: _Header) -> Wait[None]:
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         try:
             with reading.attempt():
                 yield from self._header(reading, header)
                 if header.recipient:
                     yield from self._call(reading, header.recipient)
         except Cut:
-            rest = cursor.rest()
+            rest = reading.rest()
             cut = reading.was_cut()
             if cut and reading.tools and _BEGUN_CALL.fullmatch(rest):
                 answer.edge()
@@ -102,18 +103,14 @@ class Harmony:
 
     def _header(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read the header between a message's start and its text, whose marker may be missing."""
-        cursor = reading.cursor
         while True:
-            with cursor.ahead():
-                space = len((yield from cursor.space()))
-                part = yield from cursor.at([*_HEADER_PARTS, _MESSAGE])
-            if not part and header.marked and (yield from self._skips_junk(cursor)):
+            space, part = (yield from reading.follow(SPACE, _PARTS)) or ("", "")
+            if not part and header.marked and (yield from self._skips_junk(reading)):
                 continue
-            if not part or (
-                part in _BARE_PARTS and not (yield from self._is_header(cursor, header))
-            ):
+            bare = part in _BARE_PARTS and not header.marked  # other words may come here
+            if not part or (bare and not (yield from reading.follow(SPACE, _HEADER_WORDS, _MARKS))):
                 break
-            cursor.take(space + len(part))
+            reading.take(len(space + part))
             header.marked = header.marked or part not in _BARE_PARTS
             if part == _MESSAGE:
                 header.whole = True
@@ -121,20 +118,19 @@ class Harmony:
             if part in _CHANNELS:
                 header.channel = part
             elif part == _RECIPIENT:
-                recipient = yield from cursor.run(_NAME)
+                recipient = yield from reading.run(_NAME)
                 header.recipient = "" if recipient in _PEOPLE else recipient
-            elif part in _NEXT_PART and not (yield from self._known(cursor)):
-                word = yield from cursor.run(_NAME)  # a tool as the author, or another channel
+            elif part in _NEXT_PART and not (yield from reading.follow(SPACE, _PARTS)):
+                word = yield from reading.run(_NAME)  # a tool as the author, or another channel
                 if part == _CHANNEL and word.startswith(_FUNCTIONS):
                     header.recipient = word
             elif part == _CONSTRAIN:
-                yield from cursor.space()
-                yield from cursor.run(_FORMAT)
-        yield from cursor.drop_cut((*_HEADER_PARTS, _MESSAGE))
-        with cursor.ahead():
-            yield from cursor.space()
-            if not header.marked or not (yield from cursor.more()):
-                raise cursor.unreadable()
+                yield from reading.space()
+                yield from reading.run(_FORMAT)
+        yield from reading.drop_cut(_PARTS)
+        if not header.marked or (yield from reading.is_last()):
+            yield from reading.space()
+            raise reading.unreadable()
         header.whole = True
 
     def _skips_junk(self, cursor: Cursor) -> Wait[bool]:
@@ -142,93 +138,73 @@ class Harmony:
 
         The model writes, for example, `<|channel|>commentary?`.
         """
-        with cursor.ahead() as keep:
-            junk = yield from cursor.run(_JUNK)
-            found = junk.strip() and (yield from cursor.at([*_HEADER_PARTS, _MESSAGE]))
-            if found:
-                keep()
-        return bool(found)
-
-    def _known(self, cursor: Cursor) -> Wait[bool]:
-        """Return whether a known part of a header follows, possibly after space."""
-        with cursor.ahead():
-            yield from cursor.space()
-            return bool((yield from cursor.at([*_HEADER_PARTS, _MESSAGE])))
-
-    def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
-        """Return whether possible header words are a header, by the markup before or after them."""
-        if header.marked:
-            return True
-        with cursor.ahead():
-            yield from cursor.space()
-            yield from cursor.run(_HEADER_WORDS)
-            return bool((yield from cursor.at([_CHANNEL, _MESSAGE, _CONSTRAIN])))
+        junk = (yield from cursor.follow(_JUNK, _PARTS)) or ("",)
+        return bool(cursor.take(len(junk[0])).strip())
 
     def _call(self, reading: Reading, recipient: str) -> Wait[None]:
-        cursor = reading.cursor
         name = recipient.removeprefix(_FUNCTIONS)
         if not reading.tools:
             raise Unreadable
-        yield from cursor.space()
+        yield from reading.space()
         arguments = "{}"
-        stopped = not (yield from cursor.more()) and not reading.was_cut()
+        stopped = not (yield from reading.more()) and not reading.was_cut()
         empty = stopped and not reading.tools.lacks(name, ())
         reading.begin(name)
-        if (yield from cursor.at([_BEAM.parameter])):
-            arguments = object_of((yield from _BEAM.read_parameters(reading, name)))
-        elif not empty and not (yield from cursor.at([*_ENDS, _START])):
+        if (yield from reading.at([_BEAM.parameter])):
+            arguments = (yield from _BEAM.read_body(reading, Tag(name))).arguments
+        elif not empty and not (yield from reading.at([*_ENDS, _START])):
             arguments = yield from read_arguments(reading, (*_ENDS, *_NEXT_PART))
-        yield from cursor.space()
-        closed = yield from cursor.accept(*_ENDS)
-        if not closed and (yield from cursor.more()) and not (yield from cursor.at(_NEXT_PART)):
+        yield from reading.space()
+        closed = yield from reading.accept(*_ENDS)
+        if not closed and (yield from reading.more()) and not (yield from reading.at(_NEXT_PART)):
             raise Unreadable
         reading.call(Call(name, arguments))
 
     def _body(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read the text of a message that is not a call."""
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         reading.closing = _ENDS[0]
         answer.exact(reasoning=header.channel == "analysis")
         while marker := (
-            yield from cursor.until(_BODY_ENDS, lambda text: reading.write(text, _BODY_ENDS))
+            yield from reading.until(_BODY_ENDS, lambda text: reading.write(text, _BODY_ENDS))
         ):
             if length := (yield from self._quoted(reading, marker)):
-                answer.write(cursor.take(length))
+                answer.write(reading.take(length))
                 continue
-            cursor.take(len(marker) if marker in _ENDS else 0)
+            reading.take(len(marker) if marker in _ENDS else 0)
             break
         answer.exact(reasoning=False)
 
     def _quoted(self, reading: Reading, marker: str) -> Wait[int]:
         """Return the length of the quoted text that a marker begins; 0 if the marker is real."""
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         if (yield from is_quoted(reading, marker)):
             return len(marker)
         if marker in _ENDS:
             return 0
         if answer.markdown.fenced:
             return len(marker)
-        start = cursor.position
-        with cursor.ahead():
-            cursor.take(len(marker))
+        start = reading.position
+        with reading.ahead():
+            reading.take(len(marker))
             if marker == _CHANNEL:
                 # A real channel marker is followed by a channel's name and the rest of the header.
                 for following in (_CHANNELS, _AFTER_CHANNEL):
-                    yield from cursor.space()
-                    found = yield from cursor.accept(*following)
-                    if not found and (yield from cursor.more()):
+                    yield from reading.space()
+                    found = yield from reading.accept(*following)
+                    if not found and (yield from reading.more()):
                         return len(marker)
             if not answer.quotes:
                 return 0
-            yield from cursor.run(_QUOTED)
-            if (yield from cursor.peek()) == "{":
+            yield from reading.run(_QUOTED)
+            if (yield from reading.peek()) == "{":
                 try:
-                    yield from read_value(cursor)
+                    yield from read_value(reading)
                 except Unreadable:
                     return 0
-                yield from cursor.run(_QUOTED)
-            length = cursor.position - start
-            return length if (yield from cursor.peek()) in ("`", "'", '"') else 0
+                yield from reading.run(_QUOTED)
+            length = reading.position - start
+            return length if (yield from reading.peek()) in ("`", "'", '"') else 0
 
     def _other(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read text with another header, or without one, as content.
@@ -236,7 +212,7 @@ class Harmony:
         A malformed call is content too, as written. Text that is not JSON, sent to a tool that the
         model knows from training, is a message.
         """
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         if not header.recipient:
             yield from self._body(reading, _Header())
             return
@@ -245,9 +221,9 @@ class Harmony:
             yield from self._body(reading, header)
             return
         answer.exact(reasoning=False)
-        answer.write((yield from cursor.space()))
-        answer.write((yield from cursor.accept(_START)))
-        yield from cursor.until(_NEXT, answer.write)
+        answer.write((yield from reading.space()))
+        answer.write((yield from reading.accept(_START)))
+        yield from reading.until(_NEXT, answer.write)
         answer.flush()
 
 

@@ -8,10 +8,10 @@ from functools import partial
 
 from common.formats.answer import Call
 from common.formats.arguments import arguments_of
-from common.formats.cursor import Cursor, Cut, Unreadable, Wait
+from common.formats.cursor import SPACE, Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
-from common.formats.reading import CallSyntax, Reading, begins_line
+from common.formats.reading import Reading
 from common.formats.string_literals import read_source
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import (
@@ -37,7 +37,7 @@ _EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS, _LISTS)
 _SPELT = frozenset({"name", "function", "arguments", "parameters"})
 """Keys that are recognised in any case, and with space around them."""
-_KEY, _QUOTES = re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
+_KEY, _KEY_RUN, _QUOTES = re.compile(r"\w+"), re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
@@ -59,13 +59,12 @@ def read_arguments(
 
     typed: the tool whose schema may give strings another type.
     """
-    cursor = reading.cursor
-    fence = yield from read_fence(cursor)
-    if fence and (yield from cursor.accept(fence)):
+    fence = yield from read_fence(reading)
+    if fence and (yield from reading.accept(fence)):
         return "{}"
     ends = (fence, *ends) if fence else ends
     members = yield from _at_members(reading)
-    send = reading.send if members or (yield from cursor.peek()) == "{" else None
+    send = reading.send if members or (yield from reading.peek()) == "{" else None
 
     def converter(key: str) -> Callable[[str], str] | None:
         argument = string_of(key) or ""
@@ -78,7 +77,7 @@ def read_arguments(
     tools = reading.tools
     declared = {key: "string" in tools.types_at(typed, (key,)) for key in tools.properties(typed)}
     value = yield from read_value(
-        cursor,
+        reading,
         dialect,
         ends,
         send=send,
@@ -89,9 +88,9 @@ def read_arguments(
     arguments = arguments_of(value)
     if arguments is None:
         raise Unreadable
-    yield from cursor.drop_surplus(ends)
-    yield from cursor.accept_after_space(fence)
-    yield from cursor.drop_cut(ends)
+    yield from reading.drop_surplus(ends)
+    yield from reading.accept_after_space(fence)
+    yield from reading.drop_cut(ends)
     return arguments
 
 
@@ -225,29 +224,28 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     One bracket too few or too many before an end is repaired. A call may also be Python's, or a
     name before an object.
     """
-    cursor = reading.cursor
-    fence = yield from read_fence(cursor)
+    fence = yield from read_fence(reading)
     sign = yield from at_named_call(reading)
     if sign == "(":
         yield from read_pythonic(reading, (fence, *ends) if fence else ends, offered=False)
     elif sign:
-        name = yield from cursor.run(NAME)
-        yield from cursor.space()
+        name = yield from reading.run(NAME)
+        yield from reading.space()
         reading.begin(name)
         reading.call(Call(name, (yield from read_arguments(reading, ends))))
-    elif (yield from cursor.accept("[")):
+    elif (yield from reading.accept("[")):
         yield from _read_json_list(reading, ends)
     else:
         yield from _read_json_call(reading, ends)
         while (yield from _accept_separator(reading)):
             yield from _read_json_call(reading, ends)
-    yield from cursor.drop_surplus((fence, *ends) if fence else ends)
-    yield from cursor.accept_after_space(fence)
+    yield from reading.drop_surplus((fence, *ends) if fence else ends)
+    yield from reading.accept_after_space(fence)
 
 
 def at_plain_calls(reading: Reading) -> Wait[bool]:
     """Return whether JSON comes next, or a call with brackets after the tool's name."""
-    if (yield from reading.cursor.at(["{", "[", "`", '"{', '"['])):
+    if (yield from reading.at(["{", "[", "`", '"{', '"['])):
         return True
     return bool((yield from at_named_call(reading)) or (yield from _at_members(reading)))
 
@@ -257,75 +255,65 @@ def _at_members(reading: Reading) -> Wait[bool]:
 
     Without quotes, the first one must be the name of an offered tool.
     """
-    cursor = reading.cursor
-    with cursor.ahead():
-        quote = yield from cursor.accept('"')
-        key = yield from cursor.run(_KEY)
-        closed = yield from cursor.accept('"')
-        if not key or bool(quote) != bool(closed) or not (yield from cursor.accept(":")):
-            return False
-        yield from cursor.run(_QUOTES)
-        name = yield from cursor.run(NAME)
-    return bool(quote) or (key in _NAMES and reading.tools.meant(name) in reading.tools)
+    if (yield from reading.follow('"', _KEY, '":')):
+        return True
+    found = yield from reading.follow(_KEY, ":", _QUOTES, NAME)
+    return bool(found) and found[0] in _NAMES and reading.tools.meant(found[3]) in reading.tools
 
 
 def _accept_separator(reading: Reading) -> Wait[bool]:
     """Read the separator between two calls, if another call follows."""
-    cursor = reading.cursor
-    with cursor.ahead() as keep:
-        yield from cursor.space()
-        separator = yield from cursor.accept(";", ",")
-        yield from cursor.space()
-        head = yield from cursor.peek()
+    with reading.ahead() as keep:
+        _, separator, _ = yield from reading.accept_all(SPACE, (";", ",", ""), SPACE)
+        head = yield from reading.peek()
         if head == "{" or (separator and not head):
             keep()
     return head == "{"
 
 
 def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    cursor = reading.cursor
-    yield from cursor.space()
+    yield from reading.space()
     readable = False
     while True:
         readable = (yield from _read_item(reading, ends)) or readable
-        yield from cursor.run(_SURPLUS_BRACE)
-        while (yield from cursor.accept(",")):
-            yield from cursor.space()
+        yield from reading.run(_SURPLUS_BRACE)
+        while (yield from reading.accept(",")):
+            yield from reading.space()
         if readable:
             reading.settle()
-        if not (yield from cursor.more()) or (yield from cursor.at(["]", *ends])):
+        if not (yield from reading.more()) or (yield from reading.at(["]", *ends])):
             break
     if not readable:
-        raise cursor.unreadable()
-    if not (yield from cursor.at(ends)):
-        yield from cursor.expect("]")
+        raise reading.unreadable()
+    if not (yield from reading.at(ends)):
+        yield from reading.expect("]")
     reading.settle()
 
 
 def _read_item(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
     """Read one entry of a list, or skip an entry that is no call. Returns whether it was a call."""
-    cursor, called = reading.cursor, reading.answer.calls
-    place = cursor.save()
+    called = reading.answer.calls
+    place = reading.save()
     try:
         yield from _read_json_call(reading, ends)
         return True
     except Cut:
         raise
     except Unreadable:
-        cursor.restore(place)
+        reading.restore(place)
         reading.answer.abandon()
         sent = reading.answer.calls > called
-        if sent or not (yield from read_source(cursor, ends)):
+        if sent or not (yield from read_source(reading, ends)):
             raise
         return False
     finally:
-        cursor.release()
+        reading.release()
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     members = yield from _at_members(reading)
     value = yield from read_value(
-        reading.cursor, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
+        reading, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
     )
     for call in calls_of(value, reading.tools, aliases=reading.aliases, keyed=reading.keyed):
         reading.call(call)
@@ -347,27 +335,22 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     If the family has closing markers, one of them or the end of the text must follow. A call to a
     name that was not offered counts only if it is the whole answer, in the family's own syntax.
     """
-    cursor = reading.cursor
     alone = reading.answer.fresh
     while True:
         yield from _expect_call(reading, alone)
         receiver = None if closers or not alone else _CallSender(reading)
         found = calls_of(
-            (yield from read_value(cursor, MODEL_JSON, receiver=receiver)),
+            (yield from read_value(reading, MODEL_JSON, receiver=receiver)),
             reading.tools,
             strict=True,
         )
-        yield from cursor.drop_surplus(closers)
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            over = not (yield from cursor.more())
-            closed = bool((yield from cursor.at(closers)))
-            separator = yield from cursor.accept(";", ",")
-            yield from cursor.space()
-            length = cursor.position - start
-            head = (yield from cursor.peek()) if separator else ""
-            another = bool(separator) and head in ("{", "[", "")
+        yield from reading.drop_surplus(closers)
+        over = yield from reading.is_last()
+        closed = (yield from reading.after_space(closers))[1]
+        with reading.ahead():
+            separator = yield from reading.accept_all(SPACE, (";", ","), SPACE)
+            length = sum(map(len, separator))
+            another = separator and (yield from reading.peek()) in ("{", "[", "")
         if closers and not (over or closed or another):
             raise Unreadable
         offered = all(call.name in reading.tools for call in found)
@@ -377,31 +360,26 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
             reading.call(call)
         if not another:
             return
-        cursor.take(length)
-        if not (yield from cursor.more()):
+        reading.take(length)
+        if not (yield from reading.more()):
             return
         reading.begun = True  # a separator after a call can only belong to a call
 
 
-def bare_block(opener: str, closer: str) -> CallSyntax:
-    """Return the syntax of JSON calls between markers of ordinary text, such as code blocks.
+def read_code_blocks(reading: Reading) -> Wait[None]:
+    """Read code blocks that contain nothing but calls.
 
     In a code block of any language, only calls of offered tools count.
     """
-
-    def read(reading: Reading) -> Wait[None]:
-        cursor = reading.cursor
-        if opener.startswith(_FENCE):
-            yield from read_fence(cursor)
-        else:
-            cursor.take(len(opener))
-            yield from cursor.space()
-        reading.offered = reading.offered or opener == _FENCE
-        reading.begun = opener != _FENCE and (yield from cursor.peek()) == "{"
-        yield from read_bare_calls(reading, (closer,))
-        yield from cursor.accept_after_space(closer)
-
-    return CallSyntax((opener,), read, begins=begins_line)
+    marked = reading.opener != _FENCE
+    reading.offered = reading.offered or not marked
+    fence: tuple[str, ...] = (_FENCE,)
+    while fence:
+        yield from read_fence(reading)
+        reading.begun = marked and (yield from reading.peek()) == "{"
+        yield from read_bare_calls(reading, (_FENCE,))
+        yield from reading.accept_after_space(_FENCE)
+        fence = yield from reading.follow(SPACE, _FENCE)
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
@@ -409,52 +387,44 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
 
     The keys are examined up to that of the arguments.
     """
-    cursor, name = reading.cursor, ""
-    with cursor.ahead():
+    name = ""
+    with reading.ahead():
         while True:
-            key = yield from _read_key(cursor)
-            yield from cursor.expect(":", "=")
+            key = yield from _read_key(reading)
+            yield from reading.expect(":", "=")
             if key not in _KEYS:
                 raise Unreadable
-            yield from cursor.space()
-            head = yield from cursor.peek()
+            yield from reading.space()
+            head = yield from reading.peek()
             if key in _ARGUMENTS:
                 if name and (yield from _is_schema(reading, name)):
                     raise Unreadable
                 return
             if head in ("{", "["):
                 continue
-            value = string_of((yield from read_value(cursor, MODEL_JSON)))
+            value = string_of((yield from read_value(reading, MODEL_JSON)))
             if key in _NAMES:
                 name = reading.tools.meant(value or "")
                 if name in reading.tools:
                     reading.begun = reading.begun or alone
                 elif not alone:
                     raise Unreadable
-            yield from cursor.space()
-            yield from cursor.accept(",")
-            yield from cursor.space()
-            if (yield from cursor.peek()) == "/":
+            yield from reading.accept_all(SPACE, (",", ""), SPACE)
+            if (yield from reading.peek()) == "/":
                 return  # a comment
 
 
 def _read_key(cursor: Cursor) -> Wait[str]:
     """Read the next key, and the brackets before it; no more, so that parsing time stays linear."""
-    for brackets in (("[",), ("{", "{{")):
-        yield from cursor.accept(*brackets)
-        yield from cursor.space()
-    yield from cursor.run(_QUOTES)
-    key = yield from cursor.run(_KEY)
-    yield from cursor.run(_QUOTES)
-    return key
+    before = (("[", ""), SPACE, ("{", "{{", ""), SPACE, _QUOTES)
+    return (yield from cursor.accept_all(*before, _KEY_RUN, _QUOTES))[-2]
 
 
 def _is_schema(reading: Reading, name: str) -> Wait[bool]:
     """Return whether a tool's schema comes next: a description of a tool has it as arguments."""
-    cursor = reading.cursor
-    key = yield from _read_key(cursor)
+    key = yield from _read_key(reading)
     if key not in ("type", "properties") or key in reading.tools.properties(name):
         return False
-    yield from cursor.accept(":")
-    yield from cursor.run(_QUOTES)
-    return bool((yield from cursor.at(["{"] if key == "properties" else ["object"])))
+    yield from reading.accept(":")
+    yield from reading.run(_QUOTES)
+    return bool((yield from reading.at(["{"] if key == "properties" else ["object"])))

@@ -7,11 +7,11 @@ which type a value is, and whether elements are members of an object or entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.reading import Reading
-from common.formats.tagged_calls import CallTags
+from common.formats.tagged_calls import CallTags, Tag
 from common.formats.value_sender import ValueSender
 from common.formats.values import object_of
 
@@ -35,31 +35,27 @@ class ElementTags(CallTags):
         yield from ()
         return None
 
-    def _read_parameter_header(
-        self, cursor: Cursor, begun: str
-    ) -> Wait[tuple[Mapping[str, str], bool]]:
+    def _read_parameter_header(self, cursor: Reading, begun: str) -> Wait[Tag]:
         if begun == MARK:  # only the closing tag has the key
             with cursor.ahead():
                 yield from cursor.inside(_MARKS, lambda _text: None)
                 yield from cursor.expect(f"{MARK}</")
-                return {"name": (yield from cursor.run(_KEY))}, False
+                return Tag((yield from cursor.run(_KEY)))
         key = yield from cursor.run(_KEY)
         yield from cursor.expect(">")
         if not key:
             raise cursor.unreadable()
-        return {"name": key}, False
+        return Tag(key)
 
-    def _read_value(
-        self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
-    ) -> Wait[str]:
-        return (yield from _read_element(reading, name, (), attributes["name"], value))
+    def _read_value(self, reading: Reading, value: ValueSender) -> Wait[str]:
+        return (yield from _read_element(reading, value.tool, (), value.key, value))
 
 
 def _read_element(
     reading: Reading, name: str, path: Path, key: str, value: ValueSender | None = None
 ) -> Wait[str]:
     """Read text, or the elements inside, and the closing tag; returns the value as JSON."""
-    cursor, tools = reading.cursor, reading.tools
+    tools = reading.tools
     is_entry = path and key == _ENTRY and "object" not in tools.types_at(name, path)
     path = (*path, None if is_entry else key)
     chunks: list[str] = []
@@ -69,23 +65,23 @@ def _read_element(
         if value:
             value.add(text)
 
-    yield from cursor.inside(_MARKS, add)
+    yield from reading.inside(_MARKS, add)
     text, end = "".join(chunks), f"{MARK}</{key}>"
-    if (yield from cursor.accept(end)):
+    if (yield from reading.accept(end)):
         return tools.typed_at(name, path, text)
     if text.strip() or (value and value.sent) or len(path) > _DEEPEST:
-        raise cursor.unreadable()
+        raise reading.unreadable()
     if value:
         value.stop()
     members: list[tuple[str, str]] = []
-    while not (yield from cursor.accept(end)):
-        yield from cursor.expect(f"{MARK}<")
-        inner = yield from cursor.run(_KEY)
-        yield from cursor.expect(">")
+    while not (yield from reading.accept(end)):
+        yield from reading.expect(f"{MARK}<")
+        inner = yield from reading.run(_KEY)
+        yield from reading.expect(">")
         if not inner:
-            raise cursor.unreadable()
+            raise reading.unreadable()
         members.append((inner, (yield from _read_element(reading, name, path, inner))))
-        yield from cursor.space()
+        yield from reading.space()
     return _container(members, tools.types_at(name, path))
 
 

@@ -2,97 +2,30 @@
 
 from __future__ import annotations
 
-import re
-
-from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import read_arguments, read_bare_calls, read_json_calls
-from common.formats.pythonic import at_named_call
+from common.formats.json_calls import read_bare_calls
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
+from common.formats.sections import Section
 
-_CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_CALLS = "[TOOL_CALLS]"
 _BROKEN = ("[TOOL_CALLS", "TOOL_CALLS]", "TOOL_CALLS", "[TOOL_CALL]")
-_ARGUMENTS = (_ARGS, "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=")
+_ARGUMENTS = ("[ARGS]", "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=", ":")
 """The marker before the arguments, and what models write instead."""
-_NAME = re.compile(r"[\w.:/-]*")
-
-
-def _read(reading: Reading) -> Wait[None]:
-    cursor = reading.cursor
-    yield from cursor.accept(_CALLS, *_BROKEN)
-    yield from cursor.accept(":")
-    while True:
-        yield from cursor.space()
-        if not (yield from cursor.more()):
-            return
-        named = (yield from cursor.at([_ARGS, _CALL_ID])) or not (yield from _in_brackets(reading))
-        if not named:
-            yield from read_json_calls(reading)
-            return
-        yield from _read_named(reading)
-        with cursor.ahead():
-            yield from cursor.space()
-            named = bool((yield from cursor.run(_NAME)))
-            another = named and bool((yield from cursor.at([_ARGS, _CALL_ID, "{"])))
-        if not another:
-            return
-
-
-def _in_brackets(reading: Reading) -> Wait[bool]:
-    """Return whether JSON comes next, or a call with its arguments in brackets."""
-    if (yield from reading.cursor.peek()) in ("[", "{", "`"):
-        return True
-    return (yield from at_named_call(reading)) == "("
-
-
-def _read_named(reading: Reading) -> Wait[None]:
-    """Read `NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions `[ARGS]`, may be missing.
-
-    Models also write the name and `[ARGS]` twice, quotes around the name, or a colon behind it.
-
-    A name alone is a call of an offered tool that has no arguments.
-    """
-    cursor = reading.cursor
-    quote = yield from cursor.accept('"')
-    written = yield from cursor.run(_NAME)
-    yield from cursor.accept(quote)
-    name = written.rstrip(":")
-    if not name:
-        raise cursor.unreadable()
-    yield from cursor.space()
-    identity = ""
-    if (yield from cursor.accept(_CALL_ID)):
-        identity = (yield from cursor.run(_NAME)).strip()
-    marked = written != name
-    while (yield from cursor.accept(*_ARGUMENTS, f"{name}{_ARGS}")):
-        marked = True
-        yield from cursor.space()
-    ended = not (yield from cursor.more()) and not reading.was_cut()
-    none = ended or bool((yield from cursor.at([_CALLS])))
-    if (yield from cursor.peek()) != "{" and not (
-        marked or (none and reading.tools.takes_nothing(name))
-    ):
-        raise cursor.unreadable()
-    reading.begin(name, identity)
-    arguments = "{}" if none else (yield from read_arguments(reading, (_CALLS,)))
-    reading.call(Call(name, arguments, identity))
+_SECTION = Section((), (), (_CALLS, *_BROKEN, f"{_CALLS}:"), (), between=_ARGUMENTS)
 
 
 def _read_without_opening(reading: Reading) -> Wait[None]:
     """Read a call whose first token is missing; `[ARGS]` still identifies it."""
-    cursor = reading.cursor
-    if (yield from cursor.peek()) in ("[", "{"):
+    if (yield from reading.peek()) in ("[", "{"):
         yield from read_bare_calls(reading)
-        return
-    with cursor.ahead():
-        yield from cursor.run(_NAME)
-        if not (yield from cursor.at([_ARGS, _CALL_ID])):
-            raise cursor.unreadable()
-    yield from _read_named(reading)
+    elif (yield from _SECTION.at_named(reading)):
+        yield from _SECTION.read_named(reading)
+    else:
+        raise reading.unreadable()
 
 
 CALLS = (
-    CallSyntax((_CALLS,), _read),
-    CallSyntax(_BROKEN, _read, begins=begins_line, broken=True),
+    CallSyntax((_CALLS,), _SECTION.read),
+    CallSyntax(_BROKEN, _SECTION.read, begins=begins_line, broken=True),
     CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
 )

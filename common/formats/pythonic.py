@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.cursor import SPACE, Cursor, Unreadable, Wait
 from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.string_literals import read_source
@@ -15,7 +15,7 @@ NAME = re.compile(r"[\w.:/-]*")
 _LANGUAGE = re.compile(r"\w*")
 _KEYWORD = re.compile(r"[\w.-]*")
 _TYPES = frozenset("str string int integer float number bool boolean list dict object".split())
-_STATEMENT_SPACE = re.compile(r"[\s;]*")
+_STATEMENT_SPACE = re.compile(r"[\s,;]*")
 _CODE_ENDS = ("```", "</tool_code>")
 _SEPARATOR = re.compile(r"[,\s}]*")
 _SURPLUS = re.compile(r"[)}\s]*")
@@ -27,17 +27,16 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
     `offered`: there is no marker, so the names must be those of offered tools, unless the list is
     the whole answer.
     """
-    cursor = reading.cursor
     alone = reading.answer.fresh
     certain = alone or not offered
-    in_list = bool((yield from cursor.accept("[", "[[")))
+    in_list = bool((yield from reading.accept("[", "[[")))
     pending: list[Call] = []  # calls that count only if the whole list can be parsed
     count, unclosed = 0, False  # unclosed: the bracket at the end of the list is missing
     while True:
-        yield from cursor.space()
-        if in_list and (count or not offered) and (unclosed or (yield from cursor.accept("]"))):
+        yield from reading.space()
+        if in_list and (count or not offered) and (unclosed or (yield from reading.accept("]"))):
             break
-        yield from _skip_statement(cursor)
+        yield from _skip_statement(reading)
         call = yield from _read_call(reading, ends, shown=certain)
         if offered and call.name not in reading.tools:
             if not alone:
@@ -49,31 +48,25 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
         else:
             pending.append(call)
         reading.begun = certain and in_list
-        with cursor.ahead():
-            start = cursor.position
-            yield from cursor.space()
-            yield from cursor.accept(",", ";")
-            yield from cursor.space()
-            length = cursor.position - start
-            another = (yield from cursor.peek()).isidentifier()
+        with reading.ahead():
+            length = sum(map(len, (yield from reading.accept_all(SPACE, (",", ";", ""), SPACE))))
+            another = (yield from reading.peek()).isidentifier()
         if in_list:
-            yield from cursor.space()
+            yield from reading.space()
             if certain:
-                yield from cursor.run(_SURPLUS)
-            unclosed = bool((yield from cursor.at(ends)))
-            unclosed = unclosed or (cursor.stopped and not (yield from cursor.more()))
-            goes_on = unclosed or (yield from cursor.accept(",", ";")) or (certain and another)
-            if not goes_on and (yield from cursor.peek()) != "]":
-                raise cursor.unreadable()
+                yield from reading.run(_SURPLUS)
+            unclosed = bool((yield from reading.at(ends)))
+            unclosed = unclosed or (reading.stopped and not (yield from reading.more()))
+            goes_on = unclosed or (yield from reading.accept(",", ";")) or (certain and another)
+            if not goes_on and (yield from reading.peek()) != "]":
+                raise reading.unreadable()
         elif another and ends:
-            cursor.take(length)
+            reading.take(length)
         if not in_list and not (another and ends):
             break
-    if offered and not all(call.name in reading.tools for call in pending):
-        with cursor.ahead():
-            yield from cursor.space()
-            if not in_list or (yield from cursor.more()):
-                raise Unreadable
+    known = not offered or all(call.name in reading.tools for call in pending)
+    if not known and not (in_list and (yield from reading.is_last())):
+        raise Unreadable
     for call in pending:
         reading.call(call)
 
@@ -83,58 +76,46 @@ def at_named_call(reading: Reading) -> Wait[str]:
 
     The name of the first argument, if it has one, must be declared. A signature is no call.
     """
-    cursor = reading.cursor
-    with cursor.ahead():
-        listed = yield from cursor.accept("[")
-        yield from cursor.space()
-        gemma = yield from cursor.at(["call:"])
-        name = reading.tools.meant((yield from cursor.run(NAME)))
-        if gemma or name not in reading.tools:
+    with reading.ahead():
+        listed, _, word = yield from reading.accept_all(("[", ""), SPACE, NAME)
+        name = reading.tools.meant(word)
+        if word.startswith("call:") or name not in reading.tools:
             return ""
-        if not (yield from cursor.at(["("])):
-            yield from cursor.space()
-        head = yield from cursor.peek()
+        _, head = yield from reading.accept_all(SPACE, ("(", "{", ""))
         if head == "(":
-            cursor.take(1)
-            yield from cursor.space()
+            yield from reading.space()
             if (yield from _is_parameter(reading, name)):
                 return ""
             key = yield from _read_keyword(reading, name)
             if key is not None and key not in reading.tools.properties(name):
                 return ""
-    return head if head == "(" or (head == "{" and not listed) else ""
+    return "" if head == "{" and listed else head
 
 
 def _is_parameter(reading: Reading, name: str) -> Wait[bool]:
     """Return whether a declared parameter without a value comes next, so that this is no call."""
-    cursor = reading.cursor
-    with cursor.ahead():
-        declared = (yield from cursor.run(_KEYWORD)) in reading.tools.properties(name)
-        yield from cursor.space()
-        typed = yield from cursor.accept(":")
-        yield from cursor.space()
-        text = yield from cursor.run(_LANGUAGE)
-        ends = (yield from cursor.peek()) in (",", ")")
-    return declared and (text.lower() in _TYPES if typed else ends and not text)
+    parts = (_KEYWORD, SPACE, (":", ""), SPACE, _LANGUAGE, (",", ")", ""))
+    word, _, typed, _, text, end = yield from reading.follow(*parts)
+    ends = text.lower() in _TYPES if typed else end and not text
+    return bool(ends) and word in reading.tools.properties(name)
 
 
 def _read_tool_code(reading: Reading) -> Wait[None]:
     """Read a marked block of code."""
-    reading.cursor.take(len(reading.opener))
+    reading.take(len(reading.opener))
     reading.begun = not reading.opener.isidentifier()
-    yield from read_tool_code(reading)
+    yield from read_statements(reading)
 
 
-def read_tool_code(reading: Reading) -> Wait[None]:
-    """Read the calls of a block of code, whose results may be assigned or printed."""
-    cursor = reading.cursor
+def read_statements(reading: Reading) -> Wait[None]:
+    """Read calls as statements of a program, whose results may be assigned or printed."""
     variable, called = "tool_code", False
     while True:
-        with cursor.ahead() as keep:
-            yield from cursor.run(_STATEMENT_SPACE)
-            assigned = (yield from _read_assigned(cursor)) or variable
-            printed = yield from cursor.accept("print(")
-            only_printed = printed and (yield from cursor.accept(f"{variable})"))
+        with reading.ahead() as keep:
+            yield from reading.run(_STATEMENT_SPACE)
+            assigned = (yield from _read_assigned(reading)) or variable
+            printed = yield from reading.accept("print(")
+            only_printed = printed and (yield from reading.accept(f"{variable})"))
             another = yield from at_named_call(reading)
             if called and not (only_printed or another):
                 break
@@ -148,8 +129,8 @@ def read_tool_code(reading: Reading) -> Wait[None]:
         called = True
         reading.call(call)
         if printed:
-            yield from cursor.accept_after_space(")")
-    yield from cursor.accept_after_space(*_CODE_ENDS)
+            yield from reading.accept_after_space(")")
+    yield from reading.accept_after_space(*_CODE_ENDS)
 
 
 def _skip_statement(cursor: Cursor) -> Wait[None]:
@@ -160,47 +141,36 @@ def _skip_statement(cursor: Cursor) -> Wait[None]:
 
 def _read_assigned(cursor: Cursor) -> Wait[str]:
     """Read a variable and an equals sign; returns the variable, '' if there is none."""
-    with cursor.ahead() as keep:
-        variable = yield from cursor.run(_KEYWORD)
-        yield from cursor.space()
-        if not (yield from cursor.accept("=")):
-            return ""
-        yield from cursor.space()
-        keep()
-    return variable
+    found = yield from cursor.accept_all(_KEYWORD, SPACE, "=", SPACE)
+    return found[0] if found else ""
 
 
 def read_fenced_pythonic(
     reading: Reading, ends: tuple[str, ...], *, offered: bool = False
 ) -> Wait[None]:
     """Read calls that may be in a code block inside the family's markers."""
-    cursor = reading.cursor
-    fence = yield from read_fence(cursor)
+    fence = yield from read_fence(reading)
     yield from read_pythonic(reading, (*ends, "```"), offered=offered)
-    yield from cursor.drop_surplus((*ends, "```"))
-    yield from cursor.accept_after_space(fence)
+    yield from reading.drop_surplus((*ends, "```"))
+    yield from reading.accept_after_space(fence)
 
 
 def read_fence(cursor: Cursor) -> Wait[str]:
     """Read space, and the first line of a code block if one begins here; returns its fence."""
     yield from cursor.space()
-    fence = yield from cursor.accept("```")
-    if fence:
-        yield from cursor.run(_LANGUAGE)
-        yield from cursor.space()
-    return fence
+    found = yield from cursor.accept_all("```", _LANGUAGE, SPACE)
+    return found[0] if found else ""
 
 
 def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:
-    cursor = reading.cursor
-    name = yield from cursor.run(NAME)
+    name = yield from reading.run(NAME)
     if not name or not (name[0].isalpha() or name[0] == "_"):
-        raise cursor.unreadable()
+        raise reading.unreadable()
     name = reading.tools.meant(name)
-    if name in reading.tools and (yield from cursor.at(["{"])):
+    if name in reading.tools and (yield from reading.at(["{"])):
         reading.begin(name)
-        return Call(name, (yield from read_value(cursor, PYTHON, ends, send=reading.send)))
-    yield from cursor.expect("(")
+        return Call(name, (yield from read_value(reading, PYTHON, ends, send=reading.send)))
+    yield from reading.expect("(")
     return Call(name, (yield from read_parenthesis(reading, name, ends, shown=shown)))
 
 
@@ -208,7 +178,6 @@ def read_parenthesis(
     reading: Reading, name: str, ends: tuple[str, ...], *, shown: bool = True
 ) -> Wait[str]:
     """Read the arguments in parentheses, from behind the first one; returns them as an object."""
-    cursor = reading.cursor
     arguments: list[tuple[str, str]] = []
     if shown:
         reading.begin(name)
@@ -227,23 +196,23 @@ def read_parenthesis(
         send = reading.send if key is not None else None
         if key is not None:
             reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
-        value = yield from read_value(cursor, PYTHON, ends, send=send)
-        yield from read_source(cursor, ends)
+        value = yield from read_value(reading, PYTHON, ends, send=send)
+        yield from read_source(reading, ends)
         if key is not None:  # else there are more values than the tool has arguments
             arguments.append((key, value))
-    if cursor.over and reading.tools.lacks(name, (key for key, _ in arguments)):
-        raise cursor.unreadable()
+    if reading.over and reading.tools.lacks(name, (key for key, _ in arguments)):
+        raise reading.unreadable()
     return object_of(arguments)
 
 
 def _read_mapping(reading: Reading, name: str, ends: tuple[str, ...]) -> Wait[Pairs]:
     """Read a dictionary of the arguments, perhaps unpacked with `**`; none if it is a value."""
-    cursor, tools = reading.cursor, reading.tools
-    with cursor.ahead() as keep:
-        unpacked = yield from cursor.accept("**")
+    tools = reading.tools
+    with reading.ahead() as keep:
+        unpacked = yield from reading.accept("**")
         found: Pairs = []
-        if (yield from cursor.peek()) == "{":
-            found = parts((yield from read_value(cursor, PYTHON, ends)))
+        if (yield from reading.peek()) == "{":
+            found = parts((yield from read_value(reading, PYTHON, ends)))
         declared = tools.properties(name)
         is_value = not unpacked and declared and "object" in tools.types_at(name, declared[:1])
         if not found or is_value or not all(key in declared for key, _ in found):
@@ -257,22 +226,20 @@ def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
 
     The bracket may be missing before one of the ends, and where the model stopped after its list.
     """
-    cursor = reading.cursor
     while True:
-        yield from cursor.run(_SEPARATOR)
-        if (yield from cursor.accept(")")) or (yield from cursor.at(ends)):
+        yield from reading.run(_SEPARATOR)
+        if (yield from reading.accept(")")) or (yield from reading.at(ends)):
             return True
-        if cursor.stopped and not (yield from cursor.more()):
+        if reading.stopped and not (yield from reading.more()):
             return True
-        if (yield from cursor.peek()) != "]":
+        if (yield from reading.peek()) != "]":
             return False
-        with cursor.ahead():
-            cursor.take(1)
-            yield from cursor.space()
-            more = yield from cursor.more()
-            if (yield from cursor.at(ends)) or not (more or reading.was_cut()):
+        with reading.ahead():
+            yield from reading.accept_all("]", SPACE)
+            more = yield from reading.more()
+            if (yield from reading.at(ends)) or not (more or reading.was_cut()):
                 return True
-        cursor.take(1)
+        reading.take(1)
 
 
 def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
@@ -280,19 +247,16 @@ def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
 
     Returns None, and reads nothing, for a positional argument.
     """
-    cursor = reading.cursor
-    with cursor.ahead() as keep:
-        quote = yield from cursor.accept('"', "'")
-        name = yield from cursor.run(_KEYWORD)
-        yield from cursor.accept(quote)
-        yield from cursor.space()
-        if not (yield from cursor.more()):
-            raise cursor.unreadable()
+    with reading.ahead() as keep:
+        quote, name = yield from reading.accept_all(('"', "'", ""), _KEYWORD)
+        yield from reading.accept_all((quote, ""), SPACE)
+        if not (yield from reading.more()):
+            raise reading.unreadable()
         declared = name in reading.tools.properties(tool)
         signs = ("=", ":") if declared else () if quote else ("=",)
-        if not name or not (yield from cursor.accept(*signs)):
+        if not name or not (yield from reading.accept(*signs)):
             return None
-        yield from cursor.space()
+        yield from reading.space()
         keep()
     return name
 

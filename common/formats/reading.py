@@ -16,9 +16,9 @@ CLOSING_QUOTES = "`'\"”’»"
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(slots=True)
-class Reading:
-    """The state of parsing one answer.
+@dataclass(eq=False)
+class Reading(Cursor):
+    """The text of one answer, and the state of parsing it.
 
     pending_calls: calls that may still turn out to be quotations.
     begun: whether the current call names an offered tool in the family's own syntax, so that only a
@@ -31,7 +31,6 @@ class Reading:
     keyed: whether the name of a tool is the key of the arguments in the format's JSON objects.
     """
 
-    cursor: Cursor
     answer: Answer
     tools: ToolSchemas
     prompt_tail: str
@@ -51,6 +50,9 @@ class Reading:
     _progress: int = 0
     _failed: int = -1
 
+    def __post_init__(self) -> None:
+        Cursor.__init__(self)
+
     def begin(self, name: str, identity: str = "") -> None:
         """Begin a call of this name; the following `send` calls add its arguments.
 
@@ -58,7 +60,7 @@ class Reading:
         """
         self._name, self._unsent = self.tools.meant(name), ""
         name = self._name
-        if name not in self.tools or self.cursor.position <= self._failed:
+        if name not in self.tools or self.position <= self._failed:
             return
         self.begun = True
         if self.pending_calls is None:
@@ -93,12 +95,12 @@ class Reading:
     def settle(self) -> None:
         """Discard the text before this position; it cannot be put back any more."""
         if self.pending_calls is None:
-            self.cursor.forget()
-            self._progress = self.cursor.position
+            self.forget()
+            self._progress = self.position
 
     def worth_trying(self) -> bool:
         """Return whether the budget that keeps parsing time linear allows another attempt."""
-        return self.reread <= 2 * self.cursor.position + 65536
+        return self.reread <= 2 * self.position + 65536
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -106,23 +108,23 @@ class Reading:
 
         Raises Cut if it was readable up to the length limit.
         """
-        waits = not self.cursor.ended
-        self.cursor.save()
+        waits = not self.ended
+        self.save()
         self._progress = -1
         self.begun = False
         try:
             yield
         except Unreadable as error:
-            start = self.cursor.position
-            self.cursor.restore(0)
-            self.reread += start - self.cursor.position
+            start = self.position
+            self.restore(0)
+            self.reread += start - self.position
             self._failed = max(self._failed, start)
             self.answer.abandon(cut=self.was_cut())
             if waits and self.was_cut():
                 raise Cut from error
             raise
         finally:
-            self.cursor.release()
+            self.release()
 
     @property
     def settled(self) -> bool:
@@ -131,12 +133,12 @@ class Reading:
 
     def was_cut(self) -> bool:
         """Return whether the text was truncated here by the length limit."""
-        return self.cursor.ended and self.reason == "length"
+        return self.ended and self.reason == "length"
 
     def write(self, text: str, markers: Markers) -> None:
         """Output text, without the beginning of a marker that the length limit cut off."""
         end = len(text)
-        if self.cursor.over and self.was_cut() and not self.answer.markdown.quoted:
+        if self.over and self.was_cut() and not self.answer.markdown.quoted:
             end = markers.open_end(text)
         if len(text) - end > 1:
             self.answer.write(text[:end])
@@ -165,16 +167,16 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
     Mistaking a real end for a quotation would hide everything after it, so both sides must show it:
     there are quotation marks around it, or it is in a code block that ends right after it.
     """
-    answer, cursor = reading.answer, reading.cursor
-    behind = yield from cursor.peek(len(marker) + 1)
+    answer = reading.answer
+    behind = yield from reading.peek(len(marker) + 1)
     if answer.quotes and behind[-1] in CLOSING_QUOTES:
         return True
     if not answer.markdown.fenced:
         return False
-    with cursor.ahead():
-        cursor.take(len(marker))
-        yield from cursor.space()
-        return bool((yield from cursor.at(["```", "~~~"])))
+    with reading.ahead():
+        reading.take(len(marker))
+        yield from reading.space()
+        return bool((yield from reading.at(["```", "~~~"])))
 
 
 def no_content_yet(reading: Reading, _opener: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from common.formats.answer import Call
-from common.formats.cursor import Cut, Unreadable, Wait, markers_of
+from common.formats.cursor import SPACE, Cut, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
 from common.formats.tag_spelling import forms
@@ -19,6 +19,8 @@ _ARGUMENTS_BEGIN = ("{", "}", '"', "```")
 _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
 """In place of a name: a number, or another server's id, which models copy from earlier turns."""
 _TAG = re.compile(r"<?[|｜](?:[^<>|｜]*[|｜])?>?")
+_NAME = re.compile(r"[\w.:/-]+")
+_CALL_ID = "[CALL_ID]"  # an id comes behind it
 _NO_NAMES = ("json", "null", "[]")
 _AROUND_ID = re.compile(r"\Afunctions[_.-]|[_-]\d+\Z")
 """How a client may have changed an id such as `functions.NAME:0`, which models copy."""
@@ -39,9 +41,11 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, `NAME<id>ID`, or `functions.NAME:0`,
     which is also the id. A number alone is no id, because it is not unique in a conversation.
     """
-    words = [word for word in _TAG.sub(" ", text).split() if word not in _NO_NAMES]
-    if len(words) == 2 and words[0] in tools and words[1] not in tools:
-        words.reverse()  # the id is behind the name
+    spaced = _TAG.sub(" ", text.replace(_CALL_ID, " "))
+    words = [word for word in spaced.split() if word not in _NO_NAMES]
+    behind = _CALL_ID in text or (words[0:1] and words[0] in tools and words[-1] not in tools)
+    if len(words) == 2 and behind:
+        words.reverse()
     found = _NAMED.fullmatch(words[-1]) if len(words) in (1, 2) else None
     if not found:
         return "", ""
@@ -56,7 +60,7 @@ class Section:
 
     unmarked: whether a call's marker may be missing.
     tags: the tags of the calls, if they have any.
-    between: the text between a name and the arguments, such as ReAct's `Action Input:`.
+    between: the texts between a name and the arguments, such as ReAct's `Action Input:`.
     """
 
     openers: tuple[str, ...]
@@ -65,7 +69,7 @@ class Section:
     call_closes: tuple[str, ...]
     unmarked: bool = False
     tags: CallTags | None = None
-    between: str = ""
+    between: tuple[str, ...] = ()
 
     @property
     def syntax(self) -> CallSyntax:
@@ -89,39 +93,51 @@ class Section:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
-        cursor = reading.cursor
-        in_section = bool((yield from cursor.accept(*_forms(self.openers))))
+        in_section = bool((yield from reading.accept(*_forms(self.openers))))
         count = 0
         while True:
-            with cursor.ahead():
-                space = len((yield from cursor.space()))
-                following = yield from cursor.at([*self.calls, *_forms(self.closers)])
-                inside = in_section and not following and (yield from cursor.more())
+            with reading.ahead():
+                space = len((yield from reading.space()))
+                following = yield from reading.at([*self.calls, *_forms(self.closers)])
+                inside = in_section and not following and (yield from reading.more())
                 plain = inside and (yield from at_plain_calls(reading))
+            if not following and count and (yield from self.at_named(reading)):
+                plain = True
             noise = space if plain else None
             if inside and not plain and self.calls:
                 noise = yield from self._before_call(reading)
             if noise is not None:
-                cursor.take(noise)
+                reading.take(noise)
             elif following in self.calls or not (following or self.calls or count):
-                cursor.take(space + len(following))
+                reading.take(space + len(following))
             else:
                 break
-            while (yield from cursor.accept(*self.calls)):
-                pass  # a marker that was written twice
+            while (yield from reading.accept(*self.calls)):
+                yield from reading.space()  # a marker that was written twice
+            yield from reading.space()
+            if not self.call_closes and not (yield from reading.more()):
+                return
             if (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, self._ends())
                 yield from self._close_call(reading)
             else:
-                call = yield from self._read_call(reading)
-                yield from self._close_call(reading)
-                reading.call(call)
+                yield from self.read_named(reading)
             count += 1
         if following:
-            cursor.take(space + len(following))
+            reading.take(space + len(following))
             reading.settle()
         elif not count:
-            raise cursor.unreadable()
+            raise reading.unreadable()
+
+    def read_named(self, reading: Reading) -> Wait[None]:
+        """Read a call from its name on."""
+        call = yield from self._read_call(reading)
+        yield from self._close_call(reading)
+        reading.call(call)
+
+    def at_named(self, reading: Reading) -> Wait[bool]:
+        """Return whether a name and what can only be between it and arguments come next."""
+        return bool((yield from reading.follow(SPACE, _NAME, (*self.between, _CALL_ID))))
 
     def _before_call(self, reading: Reading) -> Wait[int | None]:
         """Return the length of the text before the next call, with the call's marker.
@@ -129,34 +145,43 @@ class Section:
         Returns 0 if the marker is missing, and None if no call follows. Templates write no text
         there, and other parsers of these families do not show it.
         """
-        cursor = reading.cursor
-        start = cursor.position
+        start = reading.position
         brace = "{" if self.unmarked else ""
-        with cursor.ahead():
+        with reading.ahead():
             ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
-            marker = yield from cursor.until(ends, _nothing)
-            length = cursor.position + len(marker) - start
+            marker = yield from reading.until(ends, _nothing)
+            length = reading.position + len(marker) - start
         if not marker and brace and reading.was_cut():
             raise Cut
         return length if marker in self.calls else 0 if brace and marker == brace else None
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
         """Read the text with the name, and the arguments, from behind the call's marker."""
-        cursor = reading.cursor
         if self.tags:
-            yield from cursor.until(markers_of(self.tags.call, *self.call_closes), _nothing)
+            yield from reading.until(markers_of(self.tags.call, *self.call_closes), _nothing)
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
         ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
-        yield from cursor.until(markers_of(*ends, "\n\n", self.between), words.append)
-        yield from cursor.accept(self.between)
-        yield from cursor.space()
-        begun = yield from cursor.at(ends)
-        name, identity = _named("".join(words), reading.tools)
-        if not (name and begun):
-            raise cursor.unreadable()
-        reading.begin(name, identity)
-        given = begun in _ARGUMENTS_BEGIN
+        calls = self.calls if self.between else ()
+        named = markers_of(*ends, *calls, "\n\n", *self.between)
+        words += yield from reading.accept_all('"', _NAME, '"')
+        yield from reading.until(named, words.append)
+        name, identity = _named("".join(words).strip('"'), reading.tools)
+        marked = False
+        while (yield from reading.accept(*self.between, *(f"{name}{b}" for b in self.between))):
+            marked = True
+            yield from reading.space()
+        yield from reading.space()
+        begun = yield from reading.at(["[", *ends] if marked else ends)
+        bare = self.between and not marked
+        if self.between and (not _NAME.fullmatch(name) or (bare and begun not in ("", "{"))):
+            raise reading.unreadable()
+        if name and (begun or marked):
+            reading.begin(name, identity)
+        empty = not begun and (marked or (self.between and reading.tools.takes_nothing(name)))
+        if not name or not (begun or (empty and (yield from self._ends_here(reading)))):
+            raise reading.unreadable()
+        given = begun in (*_ARGUMENTS_BEGIN, "[")
         arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
         if name not in reading.tools and _ID_ALONE.fullmatch(name):
             # The arguments may identify the tool.
@@ -166,19 +191,23 @@ class Section:
             name = fitting[0] if len(fitting) == 1 else name
         return Call(name, arguments, identity)
 
+    def _ends_here(self, reading: Reading) -> Wait[bool]:
+        """Return whether the next call or the end of the answer comes next."""
+        if (yield from reading.at(self.calls)):
+            return True
+        return not (yield from reading.more()) and not reading.was_cut()
+
     def _ends(self) -> tuple[str, ...]:
         return (*_forms(self.call_closes), *self.calls, *_forms(self.closers))
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
-        cursor = reading.cursor
-        yield from cursor.accept_after_space("```")
-        yield from cursor.drop_cut(self._ends())
-        space, found = yield from cursor.after_space(self._ends())
-        with cursor.ahead():
-            cursor.take(space)
-            if not (yield from cursor.more()):
-                return
+        yield from reading.accept_after_space("```")
+        yield from reading.drop_cut(self._ends())
+        space, found = yield from reading.after_space(self._ends())
+        if (yield from reading.is_last()):
+            return
         if not found and self.call_closes:
-            raise cursor.unreadable()
-        cursor.take(space + (len(found) if found in _forms(self.call_closes) else 0))
+            raise reading.unreadable()
+        if found:
+            reading.take(space + (len(found) if found in _forms(self.call_closes) else 0))

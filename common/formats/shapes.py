@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from common.formats.cursor import Cursor, Wait
+from common.formats.cursor import SPACE, Wait
 from common.formats.gemma import fenced_calls
 from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_bare_calls, read_json_calls
@@ -23,6 +23,7 @@ from common.formats.value_sender import Lines
 
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
+_JSON = (("[", ""), SPACE, "{")  # an object, or a list that begins with one
 _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
 _FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
 _TOKEN_OR_FENCE = re.compile("[|｜`]")
@@ -48,13 +49,13 @@ def json_block(
     aliases = {key: usual for key, usual in zip(keys, _KEYS, strict=True) if key != usual}
 
     def read(reading: Reading) -> Wait[None]:
-        cursor, reading.aliases = reading.cursor, aliases
+        reading.aliases = aliases
         reading.keyed = keyed
-        cursor.take(len(reading.opener.rstrip("[{")))
-        yield from cursor.space()
-        reading.begun = bool((yield from cursor.at(["```"])))
+        reading.take(len(reading.opener.rstrip("[{")))
+        yield from reading.space()
+        reading.begun = bool((yield from reading.at(["```"])))
         yield from read_json_calls(reading, closings(closer) if closer else ())
-        yield from cursor.accept_after_space(*closings(closer))
+        yield from reading.accept_after_space(*closings(closer))
 
     return CallSyntax((opener,), read, (closer,) if closer else (), begins)
 
@@ -63,20 +64,12 @@ def _is_answer(reading: Reading, _opener: str) -> bool:
     return not reading.answer.reasoning
 
 
-def _read_unmarked(reading: Reading) -> Wait[None]:
+def read_unmarked(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     """Read JSON or a list of Python calls. Without a marker, only offered tools count as calls."""
-    if (yield from _is_json(reading.cursor)):
-        yield from read_bare_calls(reading)
+    if (yield from reading.follow(*_JSON)):
+        yield from read_bare_calls(reading, ends)
     else:
-        yield from read_pythonic(reading, offered=True)
-
-
-def _is_json(cursor: Cursor) -> Wait[bool]:
-    """Return whether an object comes next, or a list that begins with one."""
-    with cursor.ahead():
-        if (yield from cursor.accept("[")):
-            yield from cursor.space()
-        return (yield from cursor.peek()) == "{"
+        yield from read_pythonic(reading, ends, offered=True)
 
 
 def python_block(opener: str, closer: str = "", *, offered: bool = False) -> CallSyntax:
@@ -87,19 +80,18 @@ def python_block(opener: str, closer: str = "", *, offered: bool = False) -> Cal
     closers = (closer,) if closer else ()
 
     def read(reading: Reading) -> Wait[None]:
-        cursor = reading.cursor
-        cursor.take(len(reading.opener))
-        yield from cursor.space()
-        if (yield from _is_json(cursor)):
+        reading.take(len(reading.opener))
+        yield from reading.space()
+        if (yield from reading.follow(*_JSON)):
             yield from read_json_calls(reading, closings(closer) if closer else (";",))
-        elif not (yield from cursor.at(closers)):
+        elif not (yield from reading.at(closers)):
             yield from read_fenced_pythonic(reading, closers and closings(closer), offered=offered)
-        yield from cursor.accept_after_space(*closings(closer))
+        yield from reading.accept_after_space(*closings(closer))
 
     return CallSyntax((opener,), read, closers)
 
 
-UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
+UNMARKED = CallSyntax(("{", "["), read_unmarked, begins=_is_answer)
 
 
 def tagged(tags: CallTags) -> CallSyntax:
@@ -158,7 +150,7 @@ class JsonShape:
             _written(call),
             tuple(dict.fromkeys((*_written(call_end), *_written(call_end.lstrip(")"))))),
             unmarked=bool(self.opening.strip()),
-            between="" if _TOKEN_OR_FENCE.search(between) else between,
+            between=() if _TOKEN_OR_FENCE.search(between) else _written(between),
         )
 
 
@@ -227,6 +219,18 @@ class TagShape:
         tags = self.tags
         unopened = (tags.unopened,) if isinstance(tags, KeyValueTags) else ()
         return (tagged(tags), *unopened)
+
+    @property
+    def alone(self) -> TagShape:
+        """The shape with the text around all calls as a part of each one."""
+        return replace(
+            self,
+            call=self.opening + self.call,
+            call_end=self.call_end + self.closing,
+            opening="",
+            closing="",
+            forbidden=self.markup,
+        )
 
     @property
     def markup(self) -> tuple[str, ...]:

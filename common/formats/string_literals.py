@@ -5,6 +5,7 @@ The content of a literal is passed on as that of a JSON string.
 
 from __future__ import annotations
 
+import codecs
 import re
 
 from common.formats.cursor import Cursor, Wait, markers_of
@@ -15,28 +16,14 @@ _QUOTES = ('"""', "'''", '"', "'")
 _SQUARE_RUN, _ROUND_RUN = re.compile(r"[\]}]*"), re.compile(r"\)*")
 _METHOD_RUN = re.compile(r"\w*")
 _SOURCE_RUN = re.compile(r"[^,:()\[\]{}<`'\"\n]*")
-_LITERAL_RUN = re.compile(r"[^'\"\\\n]*")
 _LITERAL_BEGINS = re.compile(r"(?:^|\W)[bBfFrRuU]{0,2}\Z")
 _AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.S)
-_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = re.compile(
+    rf"""\\(?:x{_HEX}{{2}}|u{_HEX}{{4}}|U00(?:0{_HEX}|10){_HEX}{{4}}|[0-7]{{1,3}}|[\n\\'"abfnrtv])"""
+)
 _LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
-
-
-def read_typographic(cursor: Cursor, add: Send) -> Wait[None]:
-    """Read a string between typographic quotes, of which it may contain more."""
-    cursor.take(1)
-    while True:
-        yield from cursor.inside(markers_of("”"), lambda text: add(escaped(text)))
-        with cursor.ahead():
-            cursor.take(1)
-            yield from cursor.space()
-            ends = (yield from cursor.peek()) in _AFTER_LITERAL
-        quote = cursor.take(1)
-        if ends:
-            return
-        add(quote)
 
 
 def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
@@ -130,7 +117,9 @@ def read_literal(cursor: Cursor, add: Send, source: bool = False) -> Wait[str]:
     source: the literal may be a part of an expression. Returns its quote.
     """
     raw = yield from cursor.accept("r", "R")
-    quote = yield from cursor.expect(*_QUOTES)
+    quote = yield from cursor.expect(*_QUOTES, "“")
+    if quote == "“":
+        raw, quote = quote, "”"
     if quote in ('"', "'") and (yield from cursor.accept(quote)):
         return quote
     markers = markers_of(quote, "\\")
@@ -160,27 +149,12 @@ def _decode_escape(cursor: Cursor) -> Wait[str]:
     pair = yield from cursor.peek(2)
     length = _LENGTHS.get(pair[1:], 2)
     whole = yield from cursor.peek(length)
-    match = _ESCAPE.match(whole)
-    cut = len(whole) < length and (whole[2:].isalnum() or len(whole) == 2)
-    if match is None or cut:
+    if len(whole) < 2 or (len(whole) < length and (whole[2:].isalnum() or len(whole) == 2)):
         cursor.rest()
         raise cursor.unreadable()
-    cursor.take(match.end())
-    return _decoded(match)
-
-
-def _decoded(match: re.Match[str]) -> str:
-    code = match.group(1)
-    if code in _SIMPLE:
-        return _SIMPLE[code]
-    if code in ("\\", "'", '"'):
-        return code
-    if code[0] in "xuU" and len(code) > 1:
-        number = int(code[1:], 16)
-        return chr(number) if number < 0x110000 else match.group()
-    if code[0] in "01234567":
-        return chr(int(code, 8))
-    return match.group()
+    escape = _ESCAPE.match(whole)
+    text = cursor.take(escape.end() if escape else 2)
+    return codecs.decode(text, "unicode_escape") if escape else text
 
 
 def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
@@ -233,16 +207,9 @@ def _read_literal_source(cursor: Cursor, add: Send) -> Wait[None]:
     """Read a string literal, which ends at the latest with its line if its quote is single."""
     quote = yield from cursor.expect(*_QUOTES)
     add(quote)
-    while True:
-        yield from cursor.run(_LITERAL_RUN, add)
-        if not (yield from cursor.more()):
-            raise cursor.unreadable()
-        if (yield from cursor.accept(quote)):
-            add(quote)
+    markers = markers_of(quote, "\\", "\n" if len(quote) == 1 else "")
+    while (marker := (yield from cursor.inside(markers, add))) != "\n":
+        add(cursor.take(len(marker)))
+        if marker == quote:
             return
-        head = yield from cursor.peek()
-        if head == "\n" and len(quote) == 1:
-            return
-        add(cursor.take(1))
-        if head == "\\":
-            add(cursor.take(len((yield from cursor.peek()))))
+        add(cursor.take(len((yield from cursor.peek()))))

@@ -8,23 +8,23 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Unreadable, Wait, markers_of
+from common.formats.cursor import Cursor, Cut, T, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
-from common.formats.json_text import json_string
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
 from common.formats.tag_spelling import attributes_of, forms, respelt, spellings
 from common.formats.tool_schema import Undeclared
-from common.formats.value_sender import FIRST_BREAK, LAST_BREAK, Lines, QuotedMarkup, ValueSender
-from common.formats.values import Pairs, as_json, object_of
+from common.formats.value_sender import LAST_BREAK, Lines, QuotedMarkup, ValueSender
+from common.formats.values import Pairs, object_of
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{(]*")
-_WORD, _TEXT = re.compile(r"[\w:.|｜-]*"), re.compile(r"[^<>]*")
+_WORD, _TEXT = re.compile(r"[\w:.|｜-]+"), re.compile(r"[^<>]*")
 _NAME_WORDS = frozenset({"name", "tool_name", "function_name", "function", "tool"})
 _STRAY = ("tool_call", "tool_calls", "function_calls", "function_call", "tool_response", "invoke")
 _STRAY_CLOSINGS = tuple(
@@ -35,16 +35,18 @@ _AROUND_ARGUMENTS = ("<parameters>", "</parameters>", "<arguments>", "</argument
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 
 
-class _Element(NamedTuple):
-    """A tag other than the family's, with the name of a tool or an argument in it.
+class Tag(NamedTuple):
+    """An opening tag with the name of a tool or an argument in it.
 
-    length: the number of its characters.
+    closed: whether the tag is self-closing.
+    close: its closing tag, if it is not one of the family's own tags.
+    length: the number of its characters, if it was not read.
     """
 
     name: str = ""
-    close: str = ""
     closed: bool = False
-    identity: str = ""
+    attributes: Mapping[str, str] = {}
+    close: str = ""
     length: int = 0
 
 
@@ -73,28 +75,29 @@ class CallTags:
     json_block: str = ""
     """The tags around arguments that are written as one JSON object."""
     json_close: str = ""
-    _calls: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _parameters: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The beginning of a parameter's tag, also without its first bracket."""
-    _closing: Mapping[str, str] = field(init=False, repr=False, compare=False)
-    _tags: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _ends: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The closing tag of a parameter, also without a bracket."""
 
-    def __post_init__(self) -> None:
-        calls, parameters = spellings(self.call), spellings(self.parameter)
-        object.__setattr__(self, "_calls", calls)
-        bare = self.parameter.removeprefix("<")
-        object.__setattr__(self, "_parameters", tuple(dict.fromkeys((*parameters, bare))))
-        closing = {
+    @cached_property
+    def _calls(self) -> tuple[str, ...]:
+        return spellings(self.call)
+
+    @cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        """The beginning of a parameter's tag, also without its first bracket."""
+        return (*spellings(self.parameter), self.parameter.removeprefix("<"))
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        """The closing tag of a parameter, also without a bracket."""
+        return forms(self.parameter_close)
+
+    @cached_property
+    def _closing(self) -> Mapping[str, str]:
+        """The closing tags of tags that may be quoted in a value."""
+        return {
             self.block: self.block_close,
-            **dict.fromkeys(calls, self.call_close),
-            **dict.fromkeys(parameters, self.parameter_close),
+            **dict.fromkeys(self._calls, self.call_close),
+            **dict.fromkeys(spellings(self.parameter), self.parameter_close),
         }
-        ends = forms(self.parameter_close)
-        object.__setattr__(self, "_closing", closing)
-        object.__setattr__(self, "_ends", ends)
-        object.__setattr__(self, "_tags", (*closing, *closing.values(), *ends))
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -106,12 +109,11 @@ class CallTags:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
-        cursor = reading.cursor
         opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
         respelt_block = "" if opens_call else reading.opener
-        in_block = bool((yield from cursor.accept(*forms(self.block), respelt_block)))
+        in_block = bool((yield from reading.accept(*forms(self.block), respelt_block)))
         if tags := (yield from self._without_brackets(reading)):
-            yield from cursor.space()
+            yield from reading.space()
             yield from tags.read(reading)
             return
         ends = respelt(self.block_close)
@@ -121,36 +123,32 @@ class CallTags:
                 space = yield from self._space_before_call(reading)
                 if space is None:
                     break
-                cursor.take(space)
+                reading.take(space)
             if in_block and (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, (*ends, *_STRAY_CLOSINGS))
             else:
                 yield from self._read_calls(reading, in_block)
             count += 1
-            yield from self._skip_stray(cursor)
-        yield from cursor.accept_after_space(*ends)
+            yield from self._skip_stray(reading)
+        yield from reading.accept_after_space(*ends)
         if not count:
-            raise cursor.unreadable()
+            raise reading.unreadable()
 
     def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
         """Return the tags with which a call is written here whose first angle bracket is missing.
 
         The others may be missing too. The call must name an offered tool.
         """
-        cursor = reading.cursor
         if not self.call.startswith("<"):
             return None
-        with cursor.ahead():
-            yield from cursor.space()
-            if not (yield from cursor.accept(self.call[1:])):
+        with reading.ahead():
+            yield from reading.space()
+            if not (yield from reading.accept(self.call[1:])):
                 return None
-            try:
-                name, _, _ = yield from self._read_call_header(reading, self.call)
-            except Unreadable:
-                return None
-            yield from cursor.space()
-            bare = not (yield from cursor.at(["<"]))
-        if reading.tools.meant(name) not in reading.tools:
+            header = yield from _tried(reading, self._read_call_header(reading, self.call))
+            yield from reading.space()
+            bare = not (yield from reading.at(["<"]))
+        if not header or reading.tools.meant(header.name) not in reading.tools:
             return None
         half = replace(self, call=self.call[1:])
         if not bare:
@@ -168,86 +166,82 @@ class CallTags:
                 return
             cursor.take(space + len(found))
 
-    def _element(self, reading: Reading, *, outer: bool = True) -> Wait[_Element]:
-        """Return the next tag if its name, its only attribute or its text is an offered tool's.
+    def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[Tag]:
+        """Return the next tag, unread; its name is its only attribute or its word if it is known.
+
+        key: the key of an attribute without one.
+        """
+        found = yield from reading.follow("<", _WORD, _HEADER_RUN, ">")
+        if self.header_close != ">" or not found:
+            return Tag()
+        word, attributes = found[1], attributes_of(found[2].rstrip("/"), key)
+        name = next((each for each in (attributes.get(key, ""), word) if known(each)), "")
+        closed = (word + found[2]).endswith("/")
+        return Tag(name, closed, attributes, f"</{word}>", sum(map(len, found)))
+
+    def _element(self, reading: Reading, *, outer: bool = True) -> Wait[Tag]:
+        """Return the next tag if its word, its only attribute or its text is an offered tool's.
 
         outer: whether the name may also be in an element inside it.
         """
-        cursor, tools = reading.cursor, reading.tools
-        start = cursor.position
-        with cursor.ahead():
-            word, header, closed = yield from self._read_any_tag(cursor)
-            attributes = attributes_of(header, self.name_key)
-            name, identity = attributes.get(self.name_key, ""), attributes.get("id", "")
-            close = f"</{word}>" if word else ""
-            if word in _NAME_WORDS and not (header or closed):
-                yield from cursor.space()
-                inner = (yield from self._element(reading, outer=False)) if outer else _Element()
-                if inner.name:
-                    cursor.take(inner.length)
-                    return inner._replace(length=cursor.position - start)
-                name = (yield from cursor.run(_TEXT)).strip()
-                if (yield from cursor.accept(close)):
-                    close = ""  # the tag that closes the call
-            found = next((each for each in (name, word) if tools.meant(each) in tools), "")
-            return _Element(found, close, closed, identity, cursor.position - start)
 
-    def _read_any_tag(self, cursor: Cursor) -> Wait[tuple[str, str, bool]]:
-        """Return the first word and the header of any opening tag, and whether it is self-closing.
+        def known(name: str) -> bool:
+            return reading.tools.meant(name) in reading.tools
 
-        The word is '' if none comes next.
-        """
-        if self.header_close != ">" or not (yield from cursor.accept("<")):
-            return "", "", False
-        word = yield from cursor.run(_WORD)
-        header = yield from cursor.run(_HEADER_RUN)
-        if not word or not (yield from cursor.accept(">")):
-            return "", "", False
-        return word, header.rstrip("/"), (word + header).endswith("/")
+        tag = yield from self._tag(reading, self.name_key, known)
+        if tag.attributes or tag.closed or tag.close[2:-1] not in _NAME_WORDS:
+            return tag
+        start = reading.position
+        with reading.ahead():
+            reading.take(tag.length)
+            yield from reading.space()
+            inner = (yield from self._element(reading, outer=False)) if outer else Tag()
+            reading.take(inner.length if inner.name else 0)
+            if not inner.name:
+                name = (yield from reading.run(_TEXT)).strip()
+                closed = yield from reading.accept(tag.close)
+                # The name's closing tag does not close the call.
+                close = "" if closed else tag.close
+                inner = Tag(name if known(name) else tag.name, close=close)
+            return inner._replace(length=reading.position - start)
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
         """Return the length of the space before the next call of the block; None if there is none.
 
         Calls that are objects may have a comma between them.
         """
-        cursor = reading.cursor
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            if "<tool_call>" not in self._calls and (yield from cursor.accept("<tool_call>")):
-                yield from cursor.space()  # an opening tag too many
-            if not (yield from cursor.at(self._calls)):
-                comma = yield from cursor.accept(",")
-                yield from cursor.space()
-                if comma and not (yield from cursor.more()) and reading.was_cut():
+        start = reading.position
+        with reading.ahead():
+            yield from reading.space()
+            if "<tool_call>" not in self._calls and (yield from reading.accept("<tool_call>")):
+                yield from reading.space()  # an opening tag too many
+            if not (yield from reading.at(self._calls)):
+                comma = yield from reading.accept(",")
+                yield from reading.space()
+                if comma and not (yield from reading.more()) and reading.was_cut():
                     raise Cut
-                if self.block_close and (yield from cursor.at([self.block_close])):
+                if self.block_close and (yield from reading.at([self.block_close])):
                     return None
                 plain = yield from at_plain_calls(reading)
                 if not plain and not (yield from self._element(reading)).name:
                     return None
-            return cursor.position - start
+            return reading.position - start
 
-    def _read_call_header(self, reading: Reading, begun: str) -> Wait[tuple[str, bool, str]]:
-        """Return a call's name, whether its tag is self-closing, and its id.
-
-        begun: the beginning of the tag, which was read.
-        """
-        header, closed = yield from self._read_header(reading.cursor, begun, self.call)
+    def _read_call_header(self, reading: Reading, begun: str) -> Wait[Tag]:
+        """Read a call's tag from behind its beginning."""
+        header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
         name = attributes.get(self.name_key, "")
         single = len(name.split()) == 1 or self.name_key in header
-        return name if single else "", closed, attributes.get("id", "")
+        return Tag(name if single else "", closed, attributes)
 
-    def _read_parameter_header(
-        self, cursor: Cursor, begun: str
-    ) -> Wait[tuple[Mapping[str, str], bool]]:
-        """Return a parameter's attributes, and whether its tag is self-closing.
-
-        begun: the beginning of the tag, which was read.
-        """
-        header, closed = yield from self._read_header(cursor, begun, self.parameter)
-        return attributes_of(header, self.parameter_key), closed
+    def _read_parameter_header(self, reading: Reading, begun: str) -> Wait[Tag]:
+        """Read a parameter's tag from behind its beginning."""
+        header, closed = yield from self._read_header(reading, begun, self.parameter)
+        attributes = attributes_of(header, self.parameter_key)
+        if self.parameter_key not in attributes:
+            raise reading.unreadable()
+        return Tag(attributes[self.parameter_key], closed, attributes)
 
     def _read_header(self, cursor: Cursor, begun: str, tag: str) -> Wait[tuple[str, bool]]:
         """Return the header of a tag whose beginning was read, and whether it is self-closing."""
@@ -264,83 +258,73 @@ class CallTags:
         return header.rstrip("/"), header.endswith("/")
 
     def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:
-        element = (yield from self._element(reading)) if in_block else _Element()
-        if not element.name or (yield from reading.cursor.at(self._calls)):
+        element = (yield from self._element(reading)) if in_block else Tag()
+        if element.name and not (yield from reading.at(self._calls)):
+            reading.call((yield from self._read_element(reading, element)))
+        else:
             reading.call((yield from self.read_call(reading)))
-            return
-        reading.call((yield from self._read_element(reading, element)))
 
-    def _read_element(self, reading: Reading, element: _Element) -> Wait[Call]:
+    def _read_element(self, reading: Reading, element: Tag) -> Wait[Call]:
         """Read a call that begins with a tag of another family."""
-        reading.cursor.take(element.length)
+        reading.take(element.length)
         lines = "paired" if self.lines == "kept" else self.lines
         tags = replace(self, call_close=element.close or self.call_close, lines=lines)
         return (yield from tags.read_body(reading, element))
 
     def read_call(self, reading: Reading) -> Wait[Call]:
-        begun = yield from reading.cursor.expect(*self._calls)
+        begun = yield from reading.expect(*self._calls)
         return (yield from self.read_inside(reading, begun))
 
     def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
-        name, closed, identity = yield from self._read_call_header(reading, begun)
-        if not name:
-            raise reading.cursor.unreadable()
-        return (yield from self.read_body(reading, _Element(name, "", closed, identity)))
+        tag = yield from self._read_call_header(reading, begun)
+        if not tag.name:
+            raise reading.unreadable()
+        return (yield from self.read_body(reading, tag))
 
-    def read_body(self, reading: Reading, tag: _Element) -> Wait[Call]:
+    def read_body(self, reading: Reading, tag: Tag) -> Wait[Call]:
         """Read a call from its arguments on."""
-        cursor = reading.cursor
-        name, closed, identity = reading.tools.meant(tag.name), tag.closed, tag.identity
+        name, identity = reading.tools.meant(tag.name), tag.attributes.get("id", "")
         arguments: list[tuple[str, str]] = []
         reading.begin(name, identity)
-        while not closed:
-            yield from self._gap(cursor)
-            if (yield from self._accept_close(cursor)):
+        while not tag.closed:
+            yield from self._gap(reading)
+            if (yield from self._accept_close(reading)):
                 break
-            if begun := (yield from self._opens_parameter(cursor)):
-                yield from self._read_parameter(reading, name, arguments, begun)
-            elif (argument := (yield from self._argument(reading, name, arguments))).name:
-                cursor.take(argument.length)
-                yield from self._read_parameter(reading, name, arguments, "", argument)
-            elif not arguments and (yield from cursor.accept("(")):
+            if parameter := (yield from self._read_parameter_tag(reading, name, arguments)):
+                yield from self._read_parameter(reading, name, arguments, parameter)
+            elif not arguments and (yield from reading.accept("(")):
                 given = yield from read_parenthesis(reading, name, (self.call_close,))
-                yield from cursor.accept(">")
-                yield from cursor.accept_after_space(*forms(self.call_close))
+                yield from reading.accept(">")
+                yield from reading.accept_after_space(*forms(self.call_close))
                 return Call(name, given, identity)
-            elif self.json_block and (yield from cursor.accept(self.json_block)):
-                yield from self._read_header(cursor, "", self.json_block)
-                return Call(name, (yield from self._read_json(reading)), identity)
-            elif not arguments and (yield from cursor.at(["{", '"', "```"])):
+            elif (yield from reading.at([self.json_block])) or (
+                not arguments and (yield from reading.at(["{", '"', "```"]))
+            ):
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from self._repeats_header(reading, name)):
                 continue
             elif (yield from self._left_open(reading, name, arguments)):
                 break
             else:
-                raise cursor.unreadable()
+                raise reading.unreadable()
         return Call(name, object_of(arguments), identity)
 
-    def read_parameters(self, reading: Reading, name: str) -> Wait[list[tuple[str, str]]]:
-        """Read the parameters of a call that has no tags of its own."""
-        arguments: list[tuple[str, str]] = []
-        yield from self._gap(reading.cursor)
-        while begun := (yield from self._opens_parameter(reading.cursor)):
-            yield from self._read_parameter(reading, name, arguments, begun)
-            yield from self._gap(reading.cursor)
-        return arguments
-
-    def _argument(self, reading: Reading, name: str, arguments: Pairs) -> Wait[_Element]:
-        """Return the next tag if its name or its only attribute is a declared argument's."""
-        cursor = reading.cursor
-        given = {key for key, _ in arguments}
-        start = cursor.position
-        with cursor.ahead():
-            word, header, closed = yield from self._read_any_tag(cursor)
-            key = attributes_of(header, self.parameter_key).get(self.parameter_key, word)
-            if key in given or key not in reading.tools.properties(name):
-                return _Element()
-            return _Element(key, f"</{word}>", closed, "", cursor.position - start)
+    def _read_parameter_tag(
+        self, reading: Reading, name: str, arguments: Pairs
+    ) -> Wait[Tag | None]:
+        """Read the next tag if it is a parameter's, or has a declared argument's name."""
+        if not (begun := (yield from self._opens_parameter(reading))):
+            expected = set(reading.tools.properties(name)).difference(key for key, _ in arguments)
+            tag = yield from self._tag(reading, self.parameter_key, expected.__contains__)
+            reading.take(tag.length if tag.name else 0)
+            return tag if tag.name else None
+        tag = yield from self._read_parameter_header(reading, begun)
+        again = yield from reading.at(self._parameters)
+        if again and (yield from self._next_key(reading)) == tag.name:  # the tag was written twice
+            reading.take(len(again))
+            yield from self._read_parameter_header(reading, again)
+        return tag
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
@@ -368,12 +352,11 @@ class CallTags:
 
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
-        cursor = reading.cursor
-        with cursor.ahead() as keep:
-            if not (begun := (yield from cursor.accept(*self._calls))):
+        with reading.ahead() as keep:
+            if not (begun := (yield from reading.accept(*self._calls))):
                 return False
-            again, _, _ = yield from self._read_call_header(reading, begun)
-            if reading.tools.meant(again) != name:
+            again = yield from self._read_call_header(reading, begun)
+            if reading.tools.meant(again.name) != name:
                 return False
             keep()
         return True
@@ -383,114 +366,64 @@ class CallTags:
 
         At the end of the text, a call without a required argument counts as truncated.
         """
-        cursor = reading.cursor
-        if not (yield from cursor.more()):
+        if not (yield from reading.more()):
             tools = reading.tools
             begun = arguments or (name in tools and not tools.properties(name))
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
         following = filter(None, (*respelt(self.block_close), self.block, *self._calls))
-        return bool((yield from cursor.at(following)))
+        return bool((yield from reading.at(following)))
 
     def _read_json(self, reading: Reading) -> Wait[str]:
         """Read arguments that are one JSON object, up to the end of the call."""
-        cursor = reading.cursor
+        if self.json_block and (yield from reading.accept(self.json_block)):
+            yield from self._read_header(reading, "", self.json_block)
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
         half = self.call_close.removesuffix(">")
         closings = (self.json_close,), _AROUND_ARGUMENTS, self._ends
         for closing in (*closings, (half, *respelt(self.call_close))):  # a stray one too
-            yield from cursor.accept_after_space(*closing)
+            yield from reading.accept_after_space(*closing)
         return text
 
     def _read_parameter(
-        self,
-        reading: Reading,
-        name: str,
-        arguments: list[tuple[str, str]],
-        begun: str,
-        element: _Element | None = None,
+        self, reading: Reading, name: str, arguments: list[tuple[str, str]], tag: Tag
     ) -> Wait[None]:
-        """Read a parameter from behind the beginning of its tag, or the whole tag.
+        """Read a parameter from behind its tag."""
+        flag = tag.attributes.get(self.text_flag[0])
+        is_text = None if flag is None else flag == self.text_flag[1]
+        value = ValueSender(reading, name, tag.name, arguments, is_text)
+        value.undeclared, value.lines = self.undeclared, self.lines
+        value.ends = (tag.close,) if tag.close else (*self._ends, f"</{tag.name}>")
+        written = value.typed("") if tag.closed else (yield from self._read_value(reading, value))
+        arguments.append((tag.name, written))
+        value.whole(written)
 
-        begun: the beginning of the tag.
-        """
-        cursor = reading.cursor
-        if element:
-            attributes: Mapping[str, str] = {self.parameter_key: element.name}
-            closed = element.closed
-        else:
-            attributes, closed = yield from self._read_parameter_header(cursor, begun)
-        key = attributes.get(self.parameter_key)
-        if key is None:
-            raise cursor.unreadable()
-        again = yield from cursor.at(self._parameters)
-        if again and (yield from self._next_key(reading)) == key:  # the tag was written twice
-            cursor.take(len(again))
-            yield from self._read_parameter_header(cursor, again)
-        value = self._value_sender(reading, name, key, attributes, arguments)
-        value.ends = (element.close,) if element else (*self._ends, f"</{key}>")
-        value.given = {key, *(k for k, _ in arguments)}
-        value.declared = reading.tools.properties(name)
-        if closed:
-            arguments.append((key, self._typed(reading, name, "", attributes)))
-        else:
-            arguments.append((key, (yield from self._read_value(reading, name, attributes, value))))
-        value.whole(arguments[-1][1])
-
-    def _value_sender(
-        self, reading: Reading, name: str, key: str, attributes: Mapping[str, str], arguments: Pairs
-    ) -> ValueSender:
-        """Return the sender for the next value."""
-        reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
-        flag, is_text = self.text_flag
-
-        def known(text: str) -> bool:
-            if flag in attributes:
-                return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
-            return reading.tools.is_text(name, key, text, self.undeclared)
-
-        return ValueSender(reading.send, known, self.lines)
-
-    def _read_value(
-        self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
-    ) -> Wait[str]:
+    def _read_value(self, reading: Reading, value: ValueSender) -> Wait[str]:
         """Read a value and its closing tag; returns it as JSON."""
-        text = yield from self._read_text(reading, value)
-        if value.lines == "dropped" or (value.lines == "paired" and FIRST_BREAK.match(text)):
-            text = LAST_BREAK.sub("", FIRST_BREAK.sub("", text))
-        return self._typed(reading, name, text, attributes)
-
-    def _typed(self, reading: Reading, name: str, text: str, attributes: Mapping[str, str]) -> str:
-        key, (flag, is_text) = attributes[self.parameter_key], self.text_flag
-        if flag in attributes:
-            if attributes[flag] == is_text:
-                return reading.tools.retyped(name, key, text)
-            return as_json(text) or reading.tools.typed(name, key, text, "guess")
-        return reading.tools.typed(name, key, text, self.undeclared)
+        return value.typed((yield from self._read_text(reading, value)))
 
     def _read_text(self, reading: Reading, value: ValueSender) -> Wait[str]:
         """Read a value to its end; quoted calls are skipped, unless no end would remain.
 
         Where the length limit cuts a value after a quoted call, the end is missing.
         """
-        cursor = reading.cursor
-        place = cursor.save()
+        place = reading.save()
         try:
-            if self.cdata and (yield from _opens_section(cursor)):
+            if self.cdata and (yield from _opens_section(reading)):
                 value.lines = "kept"
-                return (yield from self._scan_section(cursor, value))
+                return (yield from self._scan_section(reading, value))
             return (yield from self._scan_text(reading, value))
         except Cut:
             value.stop()
             if reading.was_cut():
                 raise
-            cursor.restore(place)
-            yield from _opens_section(cursor)
+            reading.restore(place)
+            yield from _opens_section(reading)
             return (yield from self._scan_text(reading, value, skips_calls=False))
         finally:
-            cursor.release()
+            reading.release()
 
     def _scan_section(self, cursor: Cursor, value: ValueSender) -> Wait[str]:
         """Read the rest of a CDATA section, and the end of the value after it."""
@@ -517,9 +450,9 @@ class CallTags:
     def _scan_text(
         self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
     ) -> Wait[str]:
-        cursor = reading.cursor
         chunks: list[str] = []
-        tags = markers_of(*self._tags, *value.ends)
+        closing = self._closing
+        tags = markers_of(*closing, *closing.values(), *self._ends, *value.ends)
         value.quoted = QuotedMarkup()
 
         def add(text: str) -> None:
@@ -527,7 +460,7 @@ class CallTags:
             value.add(text)
 
         while True:
-            marker = yield from cursor.inside(tags, add)
+            marker = yield from reading.inside(tags, add)
             if value.quoted.close(marker):
                 pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
@@ -538,37 +471,32 @@ class CallTags:
                 if skips_calls and value.quotes and marker not in value.ends:
                     raise Cut  # the value's own closing tag was taken for one of the quoted call
                 text = "".join(chunks)
-                if cursor.take(len(marker) if marker in value.ends else 0):
-                    cursor.take((yield from _repeated_name(cursor)))
+                if reading.take(len(marker) if marker in value.ends else 0):
+                    reading.take((yield from _repeated_name(reading)))
                 else:
                     text = text if self.lines == "dropped" else LAST_BREAK.sub("", text)
                 return text
-            add(cursor.take(len(marker)))
+            add(reading.take(len(marker)))
 
     def _begins_quote(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
         """Return whether a tag inside a value opens a quoted block, call or parameter.
 
         Raises Cut if the length limit leaves that open.
         """
-        cursor = reading.cursor
         if marker in self._parameters:
             return bool(value.quoted) and (yield from self._next_key(reading)) is not None
         if marker != self.block and marker not in self._calls:
             return False
-        with cursor.ahead():
+        with reading.ahead():
             if marker == self.block:
-                cursor.take(len(marker))
-                yield from cursor.space()
+                reading.take(len(marker))
+                yield from reading.space()
                 if not (yield from self._follows(reading, self._calls)):
                     return False
-            begun = yield from cursor.accept(*self._calls)
-            try:
-                yield from self._read_call_header(reading, begun)
-            except Unreadable as error:
-                if isinstance(error, Cut) and reading.was_cut():
-                    raise
+            begun = yield from reading.accept(*self._calls)
+            if (yield from _tried(reading, self._read_call_header(reading, begun))) is None:
                 return False
-            yield from cursor.space()
+            yield from reading.space()
             following = (*self._parameters, self.call_close)
             return bool((yield from self._follows(reading, following)))
 
@@ -577,25 +505,18 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        cursor = reading.cursor
-        with cursor.ahead():
-            if not (begun := (yield from self._opens_parameter(cursor))):
+        with reading.ahead():
+            if not (begun := (yield from self._opens_parameter(reading))):
                 return None
-            try:
-                attributes, _ = yield from self._read_parameter_header(cursor, begun)
-            except Unreadable as error:
-                if isinstance(error, Cut) and reading.was_cut():
-                    raise
-                return None
-            return attributes.get(self.parameter_key)
+            header = yield from _tried(reading, self._read_parameter_header(reading, begun))
+            return header.name if header else None
 
     def _follows(self, reading: Reading, literals: Sequence[str]) -> Wait[str]:
         """Return the literal that comes next; raises Cut if the length limit leaves that open."""
-        cursor = reading.cursor
-        found = yield from cursor.at(literals)
+        found = yield from reading.at(literals)
         if not found and reading.was_cut():
-            with cursor.ahead():
-                rest = cursor.rest()
+            with reading.ahead():
+                rest = reading.rest()
             if any(literal.startswith(rest) for literal in literals):
                 raise Cut
         return found
@@ -605,7 +526,6 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        cursor = reading.cursor
         call_ends = forms(self.call_close)
         following = [t for t in (*call_ends, self.block_close, self.block, *self._calls) if t]
         if marker in self._parameters:
@@ -613,12 +533,12 @@ class CallTags:
             return key in value.declared and key not in value.given
         if marker == self.block or marker in self._calls:
             return False
-        with cursor.ahead():
-            cursor.take(len(marker))
-            cursor.take((yield from _repeated_name(cursor)))
-            yield from self._gap(cursor)
+        with reading.ahead():
+            reading.take(len(marker))
+            reading.take((yield from _repeated_name(reading)))
+            yield from self._gap(reading)
             ends = marker not in value.ends and not value.quotes
-            if not (yield from cursor.more()) and (ends or not reading.was_cut()):
+            if not (yield from reading.more()) and (ends or not reading.was_cut()):
                 return True
             if marker in value.ends:
                 following += self._parameters
@@ -635,14 +555,22 @@ class CallTags:
             return key is not None and not (value.quotes and key in value.given)
 
 
+def _tried(reading: Reading, read: Wait[T]) -> Wait[T | None]:
+    """Return what was read; None if it is not readable.
+
+    Raises Cut if the length limit leaves that open.
+    """
+    try:
+        return (yield from read)
+    except Unreadable as error:
+        if isinstance(error, Cut) and reading.was_cut():
+            raise
+        return None
+
+
 def _repeated_name(cursor: Cursor) -> Wait[int]:
     """Return the length of the rest of a closing tag that repeats a name, as `</parameter=KEY>`."""
-    start = cursor.position
-    with cursor.ahead():
-        if not (yield from cursor.accept("=")):
-            return 0
-        yield from cursor.run(_NAME_RUN)
-        return cursor.position - start if (yield from cursor.accept(">")) else 0
+    return sum(map(len, (yield from cursor.follow("=", _NAME_RUN, ">"))))
 
 
 def _opens_section(cursor: Cursor) -> Wait[bool]:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from common.formats.cursor import (
     END_TOKENS,
-    Cursor,
+    SPACE,
     Cut,
     Markers,
     Unreadable,
@@ -42,17 +42,8 @@ _HEADERS = (
     "<|im_assistant|>assistant<|im_middle|>",
 )
 """The beginning of the model's turn, which it may repeat."""
-_REST_OF_CODE = re.compile(r"[^`\n]*")
+_REST_OF_CODE = re.compile(r"[^`\n]*")  # inline code ends on its line
 _ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
-
-
-def _skip_repeated(cursor: Cursor, opener: str) -> Wait[None]:
-    """Skip an opener that is followed by itself."""
-    with cursor.ahead() as keep:
-        cursor.take(len(opener))
-        yield from cursor.space()
-        if (yield from cursor.at([opener])):
-            keep()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,24 +114,24 @@ class TaggedText:
         return self if together == self.tags else replace(self, tags=together)
 
     def read(self, reading: Reading) -> Wait[None]:
-        cursor, answer = reading.cursor, reading.answer
+        answer = reading.answer
         self._begin(reading)
         markers = self._markers(reading)
 
         while marker := (
-            yield from cursor.until(markers, lambda text: reading.write(text, self._marked))
+            yield from reading.until(markers, lambda text: reading.write(text, self._marked))
         ):
             if self._is_cut(reading):
-                cursor.rest()
+                reading.rest()
                 answer.edge()
             elif not (yield from self._block(reading, marker)):
                 opens = any(marker in syntax.openers for syntax in (*self.calls, *self.foreign))
                 reading.opener_is_text = reading.opener_is_text or opens
-                answer.write(cursor.take(len(marker)))
+                answer.write(reading.take(len(marker)))
 
     def _is_cut(self, reading: Reading) -> bool:
         """Return whether the length limit left only the beginning of a longer marker."""
-        rest = reading.cursor.pending
+        rest = reading.pending
         return (
             reading.was_cut()
             and len(rest) > 1
@@ -204,7 +195,10 @@ class TaggedText:
                 if not alone and not answer.markdown.quoted:
                     return self._edge(reading, marker)
                 if reading.broken:
-                    return self._end_broken(reading, marker)
+                    # What looked like code in a malformed call ends with it.
+                    answer.write(reading.take(len(marker)))
+                    answer.markdown, reading.broken = Markdown(), False
+                    return True
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
         repeated = answer.fresh and marker in (END_TOKENS if answer.called else _HEADERS)
@@ -212,30 +206,20 @@ class TaggedText:
             return False
         return self._edge(reading, marker)
 
-    def _end_broken(self, reading: Reading, marker: str) -> bool:
-        """Write the end of a malformed call as text; what looked like code in it ends there."""
-        reading.answer.write(reading.cursor.take(len(marker)))
-        reading.answer.markdown = Markdown()
-        reading.broken = False
-        return True
-
     def _is_stray(self, reading: Reading, marker: str) -> Wait[bool]:
         """Return whether a closing marker at the end of a line closes nothing in the text."""
         if reading.opener_is_text or reading.answer.reasoning:
             return False
-        with reading.cursor.ahead():
-            reading.cursor.take(len(marker))
-            return (yield from reading.cursor.peek()) in ("", "\n")
+        return (yield from reading.peek(len(marker) + 1))[len(marker) :] in ("", "\n")
 
     def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read a tag inside text up to its `>`; returns False if the marker begins no tag."""
-        cursor = reading.cursor
-        with cursor.ahead() as keep:
-            cursor.take(len(marker))
+        with reading.ahead() as keep:
+            reading.take(len(marker))
             if not marker.endswith(">"):
-                yield from cursor.run(_ATTRIBUTES)
-                closed = yield from cursor.accept(">")
-                if not closed and ((yield from cursor.more()) or not reading.was_cut()):
+                yield from reading.run(_ATTRIBUTES)
+                closed = yield from reading.accept(">")
+                if not closed and ((yield from reading.more()) or not reading.was_cut()):
                     return False
             if reading.answer.markdown.quoted:
                 return False
@@ -243,7 +227,7 @@ class TaggedText:
         return True
 
     def _edge(self, reading: Reading, marker: str, *, reasoning: bool | None = None) -> bool:
-        reading.cursor.take(len(marker))
+        reading.take(len(marker))
         reading.answer.edge(reasoning=reasoning)
         return True
 
@@ -264,7 +248,7 @@ class TaggedText:
         return not (yield from is_quoted(reading, tags.closing))
 
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:
-        answer, cursor = reading.answer, reading.cursor
+        answer = reading.answer
         if answer.markdown.fenced:
             # A code block with calls in it is not a part of a malformed one.
             reading.broken = reading.broken and syntax.foreign
@@ -278,19 +262,19 @@ class TaggedText:
         careful = answer.reasoning or in_code or ends or answer.quotes
         reading.opener, reading.offered = opener, syntax.foreign
         reading.pending_calls = [] if careful else None
-        start, quoted = cursor.position, 0
+        start, quoted = reading.position, 0
         try:
             with reading.attempt():
-                if syntax.marked:
-                    yield from _skip_repeated(cursor, opener)
+                if syntax.marked and (yield from reading.follow(opener, SPACE, opener)):
+                    yield from reading.accept_all(opener, SPACE)
                 yield from syntax.read(reading)
-                length = cursor.position - start
-                if ends and not (yield from self._is_last(reading)):
+                length = reading.position - start
+                if ends and not (yield from reading.is_last()):
                     raise Unreadable
                 if (
                     mentioned
-                    or (answer.quotes and (yield from cursor.peek()) in CLOSING_QUOTES)
-                    or (in_code and (yield from self._code_ends(reading)))
+                    or (answer.quotes and (yield from reading.peek()) in CLOSING_QUOTES)
+                    or (in_code and (yield from reading.follow(_REST_OF_CODE, "`")))
                     or (
                         answer.reasoning
                         and not (yield from self._are_real_calls(reading, own_line))
@@ -301,22 +285,22 @@ class TaggedText:
         except Cut:
             certain = reading.begun and (own_line or not careful) and not in_code
             if own_line and not (syntax.marked or careful):
-                begun = cursor.pending.removeprefix(opener if len(opener) > 1 else "")
+                begun = reading.pending.removeprefix(opener if len(opener) > 1 else "")
                 certain = certain or may_be_bare(begun, reading.tools.names)
             # After a call, a lone opener at the end is meant as the call's end.
-            closes = answer.called and cursor.pending.strip() == opener
+            closes = answer.called and reading.pending.strip() == opener
             marked = syntax.marked and not careful
             if (marked and closes) or (reading.was_cut() and (certain or marked)):
-                cursor.rest()
+                reading.rest()
                 answer.edge()
             elif careful:
                 return False
             else:
-                answer.write(cursor.rest())
+                answer.write(reading.rest())
             return True
         except Unreadable:
             # The whole block is text: a call inside a quoted block is quoted too.
-            answer.write(cursor.take(quoted))
+            answer.write(reading.take(quoted))
             reading.broken = reading.broken or (syntax.marked and not careful)
             return bool(quoted) or reading.settled
         finally:
@@ -326,27 +310,15 @@ class TaggedText:
             answer.call(call)
         reading.broken = False
         answer.edge()
-        yield from cursor.drop_cut(syntax.closers)
+        yield from reading.drop_cut(syntax.closers)
         return True
-
-    def _is_last(self, reading: Reading) -> Wait[bool]:
-        """Return whether only space comes after calls, and the model itself ended the answer."""
-        with reading.cursor.ahead():
-            yield from reading.cursor.space()
-            return not (yield from reading.cursor.more())
-
-    def _code_ends(self, reading: Reading) -> Wait[bool]:
-        """Return whether inline code that was open before a call closes after it, on its line."""
-        with reading.cursor.ahead():
-            yield from reading.cursor.run(_REST_OF_CODE)
-            return (yield from reading.cursor.peek()) == "`"
 
     def _are_real_calls(self, reading: Reading, own_line: bool) -> Wait[bool]:
         """Return whether calls inside reasoning are real, and not an example in a sentence."""
         if not all(call.name in reading.tools for call in reading.pending_calls or ()):
             return False
-        if own_line or (yield from reading.cursor.peek()) in ("", "\n"):
+        if own_line or (yield from reading.peek()) in ("", "\n"):
             return True
-        yield from reading.cursor.space()
+        yield from reading.space()
         ends = [tags.closing for tags in self.tags] + [o for c in self.calls for o in c.openers]
-        return bool((yield from reading.cursor.at(ends)))
+        return bool((yield from reading.at(ends)))

@@ -26,7 +26,6 @@ _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
 _NESTED = ("object",)
 _LITERALS = ("null", "boolean", "number", "object")
-_UNTYPED = frozenset({"untyped"})
 _ALIASES = {
     "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
     "double": "number", "bool": "boolean", "dict": "object", "list": "array", "tuple": "array",
@@ -116,12 +115,8 @@ class ToolSchemas:
 
     def typed(self, name: str, argument: str, text: str, undeclared: Undeclared) -> str:
         """Return an argument that was written as bare text, as JSON."""
-        root = self._parameters.get(name, {})
-        schema = _properties(root).get(argument, root.get("additionalProperties"))
-        types = _types(schema, root)
-        if not types or types == _UNTYPED:
-            return _looks_like(text, only_nested=undeclared == "text")
-        return _typed(text, types)
+        types = self.types_at(name, (argument,))
+        return _typed(text, types) if types else _looks_like(text, undeclared == "text")
 
     def types_at(self, name: str, path: Sequence[str | None]) -> frozenset[str]:
         """Return the declared types of an argument, or of a value inside it.
@@ -132,7 +127,7 @@ class ToolSchemas:
         schema: Any = root
         for step in path:
             schema = _inner(schema, root, step)
-        return _types(schema, root) - _UNTYPED
+        return _types(schema, root)
 
     def excludes_text(self, name: str, argument: str) -> bool:
         """Return whether the argument is declared, and not as a string."""
@@ -152,18 +147,15 @@ class ToolSchemas:
         """Return the value at this path, as JSON, if it was written as bare text."""
         types = self.types_at(name, path)
         if not types:
-            return _looks_like(text, only_nested=True)
+            return _looks_like(text, True)
         if not text.strip() and "string" not in types and types & {"array", "object"}:
             return "[]" if "array" in types else "{}"
         return _typed(text, types)
 
     def is_text(self, name: str, argument: str, begun: str, undeclared: Undeclared) -> bool:
         """Return whether `typed` returns a string for every text that begins like this."""
-        root = self._parameters.get(name, {})
-        schema = _properties(root).get(argument, root.get("additionalProperties"))
-        types = _types(schema, root)
-        bare = begun.strip()
-        if not types or types == _UNTYPED:
+        types, bare = self.types_at(name, (argument,)), begun.strip()
+        if not types:
             kinds = _NESTED if undeclared == "text" else _LITERALS
             return bool(bare) and bare[0] != '"' and all(_excludes(bare, kind) for kind in kinds)
         others = types - {"string"}
@@ -253,24 +245,13 @@ def _types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             found.update({"object"} if "properties" in entry else ())
             found.update({"array"} if "items" in entry else ())
         found.update({"null"} if entry.get("nullable") is True else ())
-    if not found and isinstance(schema, Mapping):
-        return _UNTYPED
     return frozenset(found)
 
 
 def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    kinds = {"NoneType": "null", "int": "number", "float": "number"}
+    name = type(value).__name__
+    return kinds.get(name, _ALIASES.get(name, "object"))
 
 
 def _typed(text: str, types: frozenset[str]) -> str:

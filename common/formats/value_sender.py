@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
-from common.formats.json_text import Send, escaped
+from common.formats.json_text import escaped, json_string
+from common.formats.reading import Reading
+from common.formats.tool_schema import Undeclared
+from common.formats.values import Pairs, as_json
 
 Lines = Literal["kept", "dropped", "paired"]
 _BEHIND: Mapping[Lines, re.Pattern[str]] = {
@@ -46,20 +49,29 @@ class QuotedMarkup:
 
 
 class ValueSender:
-    """Sends a value while it is read, as soon as it can only be a string."""
+    """Sends a value while it is read, as soon as it can only be a string.
 
-    def __init__(self, send: Send, is_text: Callable[[str], bool], lines: Lines = "kept") -> None:
-        self._send = send
-        self._is_text = is_text
-        self.lines = lines
+    tool, key: the argument whose value it is.
+    given: the arguments before it.
+    is_text: whether the argument's tag says that it is a string; None if it does not say.
+    """
+
+    def __init__(
+        self, reading: Reading, tool: str, key: str, given: Pairs, is_text: bool | None = None
+    ) -> None:
+        self._reading, self._is_text = reading, is_text
+        self.tool, self.key = tool, key
+        self.undeclared: Undeclared = "text"
+        self.lines: Lines = "kept"
         self._text = ""  # text that was read and not sent yet
         self._streams_text: bool | None = None
         self.sent = 0
         self.quoted = QuotedMarkup()
         self.quotes = False  # whether a quoted call has begun
         self.ends: tuple[str, ...] = ()  # closing tags of this value
-        self.given: Collection[str] = ()  # keys of the call so far, this value's included
-        self.declared: Collection[str] = ()  # keys that the tool declares
+        self.given = {key, *(earlier for earlier, _ in given)}
+        self.declared = reading.tools.properties(tool)
+        reading.send((", " if given else "{") + json_string(key) + ": ")
 
     def add(self, text: str) -> None:
         if self._streams_text is False:
@@ -82,10 +94,27 @@ class ValueSender:
         """End the value, with its complete JSON."""
         self._put(value[self.sent :])
 
+    def typed(self, text: str) -> str:
+        """Return the value as JSON."""
+        tools, tool, key = self._reading.tools, self.tool, self.key
+        if self.lines == "dropped" or (self.lines == "paired" and FIRST_BREAK.match(text)):
+            text = LAST_BREAK.sub("", FIRST_BREAK.sub("", text))
+        if self._is_text:
+            return tools.retyped(tool, key, text)
+        if self._is_text is None:
+            return tools.typed(tool, key, text, self.undeclared)
+        return as_json(text) or tools.typed(tool, key, text, "guess")
+
+    def _can_only_be_text(self, begun: str) -> bool:
+        tools = self._reading.tools
+        if self._is_text is None:
+            return tools.is_text(self.tool, self.key, begun, self.undeclared)
+        return self._is_text and not tools.excludes_text(self.tool, self.key)
+
     def _decide(self) -> None:
         if self.lines != "kept" and self._text == "\r":
             return
-        if self._is_text(self._text):
+        if self._can_only_be_text(self._text):
             self._streams_text = True
             if self.lines != "kept":
                 self._text = FIRST_BREAK.sub("", self._text)
@@ -94,5 +123,5 @@ class ValueSender:
             self._streams_text = False
 
     def _put(self, text: str) -> None:
-        self._send(text)
+        self._reading.send(text)
         self.sent += len(text)

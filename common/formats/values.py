@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.formats.cursor import Cursor, Wait, complete, markers_of
+from common.formats.cursor import SPACE, Cursor, Wait, complete, markers_of
 from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
 from common.formats.json_text import NUMBER, Send, escaped, json_string
 from common.formats.string_literals import (
@@ -22,7 +22,6 @@ from common.formats.string_literals import (
     read_literals,
     read_quoted,
     read_source,
-    read_typographic,
 )
 
 _PYTHON_NUMBER = re.compile(
@@ -34,7 +33,7 @@ _PYTHON_NUMBER = re.compile(
 _DEEPEST_TERM = 8  # brackets inside more brackets are not looked at, so that time stays linear
 _BASES = ("x", "o", "b")
 _METHOD_RUN = re.compile(r"\w*")
-_WORD_RUN = re.compile(r"[\w$-]*")
+_WORD_RUN = re.compile(r"[\w$-]+")
 _LINE = re.compile(r"[^\n]*")
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 
@@ -124,6 +123,13 @@ class _JsonOutput:
         held, self._comma = self._comma, []
         self.add("".join(held if item else held[1:]))
 
+    def closed(self, brackets: Sequence[str]) -> str:
+        """Return the text after closing these brackets, whose ends are missing."""
+        self.after_comma(item=False)
+        self.send_member = None
+        self.add("".join("}" if bracket == "{" else "]" for bracket in reversed(brackets)))
+        return self.text()
+
     def text(self) -> str:
         return "".join(self._texts)
 
@@ -175,10 +181,7 @@ def read_value(
         over = between and not head and cursor.stopped
         over = over and (dialect.loose or out.unclosed or (dialect.bare and state == "next"))
         if over or (between and ends and (yield from cursor.at(ends))):
-            out.after_comma(item=False)
-            out.send_member = None
-            out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
-            return out.text()
+            return out.closed(stack)
         if (
             (loose or dialect.bare)
             and state in ("first", "key", "item")
@@ -197,10 +200,7 @@ def read_value(
             cursor.take(1)  # written twice
             continue
         if state == "key" and head == "{" and dialect.loose:  # the next call of a list
-            out.after_comma(item=False)
-            out.send_member = None
-            out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
-            return out.text()
+            return out.closed(stack)
         if state in ("key", "item"):
             if not head:
                 raise cursor.unreadable()
@@ -334,43 +334,33 @@ def _read_loose_key(cursor: Cursor) -> Wait[str]:
 
     Also read an option of a command line, `--KEY`. Returns '' for another key, and reads nothing.
     """
-    with cursor.ahead() as keep:
-        opened = yield from cursor.accept('"', "--")
-        key = yield from cursor.run(_WORD_RUN)
-        closed = opened != "--" and (yield from cursor.accept('"'))
-        begun = cursor.position
-        yield from cursor.space()
-        sign = yield from cursor.at(["="] if opened else [":", "="])
-        known = bool(key and (sign or opened == "--"))
-        if known and opened == '"' and not closed:  # an equals sign may be a part of a key
-            with cursor.ahead():
-                cursor.take(1)
-                known = cursor.position == begun + 1 and bool((yield from cursor.accept('"')))
-                yield from cursor.space()
-                known = known and (yield from cursor.peek()) != ":"
-        if not known:
-            return ""
-        keep()
-        return key
+    if option := (yield from cursor.accept_all("--", _WORD_RUN)):
+        return option[1]
+    found = yield from cursor.follow(('"', ""), _WORD_RUN, ('"', ""), SPACE, (":", "="))
+    opened, key, closed, space, sign = found or ("", "", "", "", "")
+    if opened and sign == ":":
+        return ""
+    if opened and not closed:  # an equals sign may be a part of a key
+        quoted = (yield from cursor.follow('"', _WORD_RUN, "=", '"', SPACE)) if not space else ()
+        with cursor.ahead():
+            cursor.take(sum(map(len, quoted)))
+            if not quoted or (yield from cursor.peek()) == ":":
+                return ""
+    cursor.take(len(opened + key + closed))
+    return key
 
 
 def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
     """Read a quoted string if one comes next; returns whether it did."""
     head = yield from cursor.peek()
-    if head == "“" and (dialect.loose or dialect.python):
-        add('"')
-        yield from read_typographic(cursor, add)
-        add('"')
-        return True
-    if head != '"' and not (dialect.single_quotes and head == "'"):
-        return False
-    if head == "'":
+    typographic = head == "“" and (dialect.loose or dialect.python)
+    if typographic or (head == "'" and dialect.single_quotes):
         add('"')
         yield from read_literal(cursor, add)
         add('"')
-    else:
+    elif head == '"':
         yield from read_quoted(cursor, add, dialect.loose)
-    return True
+    return typographic or (head == "'" and dialect.single_quotes) or head == '"'
 
 
 def _read_scalar(
@@ -402,7 +392,8 @@ def _read_scalar(
         text = (yield from read_source(cursor, ends, (",", "\n", '"'))).strip()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
-        yield from _skip_last_quote(cursor)
+        if (yield from cursor.follow('"', SPACE, (",", "}", "]"))):
+            cursor.take(1)  # its first quote is missing
         out.add(_scalar(text, dialect) or (json_string(text) if text else "null"))
         return
     text = yield from cursor.run(_SCALAR_RUN)
@@ -410,15 +401,6 @@ def _read_scalar(
     if scalar is None:
         raise cursor.unreadable()
     out.add(scalar)
-
-
-def _skip_last_quote(cursor: Cursor) -> Wait[None]:
-    """Read the quote of a string whose first quote is missing."""
-    with cursor.ahead():
-        quote = yield from cursor.accept('"')
-        yield from cursor.space()
-        ends = quote and (yield from cursor.at([",", "}", "]"]))
-    cursor.take(1 if ends else 0)
 
 
 def _scalar(text: str, dialect: Dialect) -> str | None:
@@ -431,14 +413,6 @@ def _scalar(text: str, dialect: Dialect) -> str | None:
         return str(int(text, 0 if text[1:2] in _BASES else 10))
     except ValueError:
         return json.dumps(float(text))
-
-
-def _bare_value(text: str, dialect: Dialect) -> str:
-    if text in dialect.words:
-        return dialect.words[text]
-    if NUMBER.fullmatch(text):
-        return text
-    return f"{text}0" if text.endswith(".") and NUMBER.fullmatch(f"{text}0") else json_string(text)
 
 
 def _read_unquoted_scalar(
@@ -468,7 +442,9 @@ def _read_unquoted_scalar(
         return
     text = yield from read_bare(cursor, place)
     out.unclosed = not (yield from cursor.more())
-    value = _bare_value(text.strip(), dialect)
+    bare = text.strip()
+    known = _scalar(bare, dialect) or (bare.endswith(".") and _scalar(f"{bare}0", dialect))
+    value = known or json_string(bare)
     if place.free and "\n" in space + text and value.startswith('"'):
         value = json_string(space + text)
     out.add(value)

@@ -1,0 +1,248 @@
+"""The rules for one call of each shape; the shape is also what the parser is made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.call_grammar.lark_text import ANY_TEXT, literals_of, shape_of
+from common.call_grammar.rules import RuleBook, either, separated
+from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved, shared_of
+from common.formats.shapes import FencedShape, JsonShape, Shape, TagShape
+from common.formats.tool_schema import ToolSchemas
+from common.wording import shown
+
+_ESCAPES = 'nrt\\"'
+"""The strings that JSON and Python share: Python knows neither `\\/` nor surrogates."""
+_SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
+_FIRST = '"0"'
+_LATER = "/[1-9][0-9]{0,2}/"  # the numbers of the calls after the first one
+
+
+def json_call(shape: JsonShape, book: RuleBook, tool: CallableTool, *, first: bool = True) -> str:
+    """Return a rule for a call whose arguments are one JSON object."""
+    if shape.quoted:
+        name = json.dumps(tool.name, ensure_ascii=False)
+    else:
+        name = check_name("tool's", tool.name, r"[\w.:/-]+")
+    head, _, tail = shape.call.partition("{arguments}")
+    before, numbered, after = head.replace("{name}", name).partition("{index}")
+    head = book.text(before)
+    if numbered:
+        head = f"{head} {_FIRST if first else _LATER} {book.text(after)}"
+    return book.rule(f"{head} {book.json(tool.schema)} {book.text(tail)}")
+
+
+def _members(
+    book: RuleBook,
+    tool: CallableTool,
+    keys: str,
+    sign: str,
+    value: Callable[[Mapping[str, Any]], str],
+    separator: str,
+) -> str:
+    """Return a rule for arguments in order.
+
+    keys: a pattern for the possible keys.
+    sign: the text behind a key.
+    """
+    items = []
+    for key, schema, required in tool.arguments():
+        head = check_name("parameter's", key, keys) + sign
+        items.append((f"{book.text(head)} {value(schema)}", required))
+    return separated(book, items, separator)
+
+
+def python_call(book: RuleBook, tool: CallableTool) -> str:
+    """Return a rule for a call in the notation of Python."""
+
+    def value(schema: Mapping[str, Any]) -> str:
+        return book.json(schema, json_allowed_escapes=_ESCAPES)
+
+    name = check_name("tool's", tool.name, r"[A-Za-z_][\w.-]*")
+    inside = _members(book, tool, r"[\w.-]+", "=", value, '", "')
+    return book.rule(f'"{name}(" {inside} ")"')
+
+
+def fenced_call(shape: FencedShape, book: RuleBook, tool: CallableTool) -> str:
+    """Return a rule for a call with raw strings between two equal delimiters."""
+    name = check_name("tool's", tool.name, r"[\w.:-]+")
+    inside = _FencedValues(book, shape.fence).members(tool)
+    return book.rule(
+        f"{book.text(f'{shape.opening}call:{name}')} {inside} {book.text(shape.closing)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FencedValues:
+    """Values in a JSON-like notation whose strings are raw text between two equal delimiters."""
+
+    book: RuleBook
+    fence: str
+
+    def value(self, schema: Mapping[str, Any]) -> str:
+        """Return a rule for a value; a recursive schema becomes a recursive rule."""
+        key = json.dumps(schema, sort_keys=True)
+        name, known = self.book.reserve(key)
+        if not known:
+            self.book.define(name, " | ".join(map(self._alternative, alternatives(schema))))
+        return name
+
+    def members(self, tool: CallableTool) -> str:
+        inside = _members(self.book, tool, r"[^:,{}\[\]<>\s\"'=()]+", ":", self.value, '","')
+        return f'"{{" {inside} "}}"'
+
+    def _alternative(self, schema: Mapping[str, Any]) -> str:
+        listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(listed, list):
+            return " | ".join(map(self._literal, listed))
+        match schema.get("type"):
+            case "string":
+                return self._string(schema)
+            case "object":
+                whole = {"type": "object", "properties": {}, **schema, **shared_of(schema)}
+                return self.members(CallableTool("", whole))
+            case "array":
+                return self._list(schema)
+            case None:
+                return " | ".join([self._string({}), *map(self.book.json, _SCALARS)])
+        return self.book.json(schema)
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        shape = shape_of(schema)
+        also = () if shape == ANY_TEXT else (shape,)
+        return f"{self.book.text(self.fence)} {self.book.text_until(self.fence, (), *also)}"
+
+    def _literal(self, value: Any) -> str:
+        if not isinstance(value, str):
+            return self.book.json({"const": value})
+        return self.book.text(f"{self.fence}{value}{self.fence}")
+
+    def _list(self, schema: Mapping[str, Any]) -> str:
+        items, least, most = (
+            schema.get("items", {}),
+            schema.get("minItems", 0),
+            schema.get("maxItems"),
+        )
+        if not isinstance(items, Mapping):
+            raise ValueError(
+                "lists with a schema for each position cannot be enforced in this model's call"
+                " format"
+            )
+        if most == 0:
+            return '"[]"'
+        item = self.value({**shared_of(schema), **items})
+        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        whole = f'"[" {item} ("," {item}){more} "]"'
+        return whole if least else f'"[]" | {whole}'
+
+
+def tagged_call(shape: TagShape, book: RuleBook, tool: CallableTool) -> str:
+    """Return a rule for a call with each argument in its own tags, and the value as bare text.
+
+    Only the tool's schema gives the type of a value without quotes, by the rules of
+    `common/formats/tool_schema.py`. So a value must not be text that would be read as another type.
+    """
+    name = check_name("tool's", tool.name, r"[\w.:/-]+")
+    parts = [tag_text(shape, book, shape.call.replace("{name}", name))]
+    for key, schema, required in tool.arguments():
+        check_name("parameter's", key, r"""[^<>"'/=\s&]+""")
+        argument = _TaggedArgument(shape, book, tool, key).rule(alternatives(schema))
+        parts.append(argument if required else f"{argument}?")
+    return book.rule(" ".join([*parts, tag_text(shape, book, shape.call_end)]))
+
+
+def tag_text(shape: Shape, book: RuleBook, marker: str) -> str:
+    """Return a rule for a marker, in which line breaks may be optional."""
+    if not (isinstance(shape, TagShape) and shape.breaks):
+        return book.text(marker)
+    return ' "\\n"? '.join(book.text(part) for part in marker.split("\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class _TaggedArgument:
+    """Writes the rule for an argument in tags."""
+
+    shape: TagShape
+    book: RuleBook
+    tool: CallableTool
+    key: str
+
+    @property
+    def value_end(self) -> str:
+        return self.shape.value_end.replace("{key}", self.key)
+
+    @property
+    def flagged(self) -> bool:
+        return "{flag}" in self.shape.parameter
+
+    def rule(self, options: Sequence[Mapping[str, Any]]) -> str:
+        texts = [o for o in options if _is_text(o)]
+        others = [o for o in options if not _is_text(o)]
+        listed = all("enum" in o or "const" in o or o.get("type") == "null" for o in options)
+        found: list[str] = []
+        if texts and others and listed:
+            found.append(self._argument(0, self._literals(texts)))
+        elif texts:
+            found.append(self._argument(0, self._value(texts, [] if self.flagged else others)))
+        if others and (self.flagged or not texts or listed):
+            value = either([self.book.json(option) for option in others])
+            found.append(self._argument(1, f"{value} {self._text(self.value_end)}"))
+        return self.book.rule(" | ".join(found))
+
+    def _text(self, marker: str) -> str:
+        return tag_text(self.shape, self.book, marker)
+
+    def _argument(self, flag: int, value: str) -> str:
+        head = self.shape.parameter.replace("{key}", self.key)
+        return f"{self._text(head.replace('{flag}', self.shape.flags[flag]))} {value}"
+
+    def _value(self, texts: Sequence[Any], others: Sequence[Any]) -> str:
+        """Return a rule for text that cannot be read as one of the schema's other types."""
+        if all(literals_of(option) is not None for option in texts) and not others:
+            return self._literals(texts)
+        also = [shape_of(option) for option in texts if not others]
+        kinds = {str(option.get("type")) for option in others}
+        without = ["~/\\s*[\\[{](?s:.*)/"] if kinds & {"object", "array"} else []
+        if any(not _is_unbounded(option) for option in others) or kinds & {"integer", "number"}:
+            without.append("~/\\s*[-+.0-9](?s:.*)/")
+        shape = [f"({' | '.join(also)})"] if any(also) else []
+        closing, line_break, rest = self.value_end, "", ""
+        if self.shape.breaks:
+            closing, line_break, rest = closing.partition("\n")
+        value = self.book.text_until(closing, self.shape.markup, *shape, *without)
+        return f"{value} {self._text(line_break + rest)}"
+
+    def _literals(self, texts: Sequence[Any]) -> str:
+        """Return rules for the strings of an enumeration that are parsed as strings again."""
+        name, end = self.tool.name, self._text(self.value_end)
+        schemas = ToolSchemas([{"name": name, "parameters": self.tool.schema}])
+        found = [
+            f"{self.book.text(value)} {end}"
+            for option in texts
+            for value in literals_of(option) or ()
+            if self.flagged or json.loads(schemas.typed(name, self.key, value, "text")) == value
+            if not any(marker in value for marker in self.shape.markup)
+        ]
+        if not found:
+            raise ValueError(
+                f"no value of {shown(self.key)} of the tool {shown(name)} can be written in this"
+                " model's call format"
+            )
+        return either([self.book.rule(option) for option in found])
+
+
+def _is_text(option: Any) -> bool:
+    option = resolved(option)
+    if "type" in option:
+        return bool(option["type"] == "string")
+    listed = option.get("enum", [option["const"]] if "const" in option else None)
+    if listed is not None:
+        return all(isinstance(value, str) for value in listed)
+    return not option.keys() & {"properties", "items", "additionalProperties", "minimum", "allOf"}
+
+
+def _is_unbounded(option: Any) -> bool:
+    return option.get("type") in ("null", "boolean") and not literals_of(option)
