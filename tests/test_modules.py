@@ -16,7 +16,6 @@ COVERED = {
     "acceptance/test_chat.py": "backend/rpc/replies",
     "acceptance/test_embedding.py": "backend/rpc/text_readings",
     "acceptance/test_hanging.py": "backend/rpc/watchdog",
-    "acceptance/test_score.py": "backend/rpc/scores",
     "acceptance/test_transcription.py": "backend/engine/speech/speech_builder",
     "cli/test_agents.py": "cli/launching",
     "cli/test_command_line.py": """

@@ -13,7 +13,7 @@ from backend.engine.events import Finished, TextDelta, TokenLogprob
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.served_model import ServedModel
-from backend.rpc import logprobs
+from backend.rpc import replies
 from common.chat_events import ChatEvent, Content, Reasoning, merged
 from common.chat_parser import ChatParser
 
@@ -73,7 +73,7 @@ class Answer:
             return b""
         entries, self._unsent = self._unsent, []
         self._sent += len(entries)
-        return logprobs.as_json(entries, self._facts.token_bytes)
+        return replies.logprobs_json(entries, self._facts.token_bytes)
 
     async def last_logprobs(self, end: Finished) -> bytes:
         """Return the log-probabilities that were not streamed yet, and those of the prompt."""
@@ -81,7 +81,7 @@ class Answer:
         if end.prompt_logprobs is not None:
             # Formatting a long prompt takes a second, which would block the event loop.
             return await asyncio.to_thread(
-                logprobs.as_json,
+                replies.logprobs_json,
                 rest,
                 self._facts.token_bytes,
                 end.prompt_logprobs,
@@ -89,7 +89,7 @@ class Answer:
             )
         if end.logprobs is None or (self._sent and not rest):
             return b""
-        return logprobs.as_json(rest, self._facts.token_bytes)
+        return replies.logprobs_json(rest, self._facts.token_bytes)
 
     def _started(self) -> ChatParser | None:
         prompt = self._request.prompt

@@ -4,18 +4,17 @@ These are the requests to generate, load and transcribe. Hosts fill most fields 
 configuration, so most fields arrive with values that mean "off"; those are accepted. If ignoring a
 field would change what the user gets, any other value of the field is refused.
 `python -m backend.rpc.fields` prints the tables of docs/fields.md; tests compare them with the
-protobuf descriptors and the code that reads the fields, so a new field needs a row.
-"""
+protobuf descriptors and the code that reads the fields, so a new field needs a row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.rpc.request_metadata import KEYS, PREFIX
-from common.field_names import named
+from common.field_names import in_snake_case, named, written
 from common.field_table import EMPTY, FieldTable, Off, Refused, each, one_of
 from wire import backend_pb2 as pb
 
@@ -267,3 +266,44 @@ def _table(title: str, columns: str, rows: Iterable[tuple[str, str]]) -> str:
 
 if __name__ == "__main__":
     print(render(), end="")
+
+
+# Fields that a file cannot set: they belong to a request, or locate the model.
+_WITHOUT_KEY = frozenset(
+    "Prompt Messages UseTokenizerTemplate Metadata Images Videos Audios Tools ToolChoice Grammar"
+    " CorrelationId ModelIdentity EmbeddingTokens Model ModelFile ModelPath".split()
+)
+# Keys that are not the field's name in snake case: those of ModelOptions, then those of requests.
+_OTHER_KEYS = {
+    "DType": "dtype",
+    "CacheTypeKey": "cache_type_k",
+    "CacheTypeValue": "cache_type_v",
+    "MMProj": "mmproj",
+    "LimitImagePerPrompt": "limit_mm_per_prompt.image",
+    "LimitVideoPerPrompt": "limit_mm_per_prompt.video",
+    "LimitAudioPerPrompt": "limit_mm_per_prompt.audio",
+    "Tokens": "max_tokens",
+    "StopPrompts": "stopwords",
+    "Penalty": "repeat_penalty",
+    "Repeat": "repeat_last_n",
+    "NDraft": "n_draft",
+    "TailFreeSamplingZ": "tfz",
+}
+YAML_KEYS: Mapping[str, str] = {
+    name: _OTHER_KEYS.get(name, in_snake_case(name))
+    for table in (MODEL_OPTIONS, PREDICT_OPTIONS)
+    for name in (*table.used, *table.refused)
+    if name not in _WITHOUT_KEY
+}
+
+
+def message_with_keys(message: str) -> str:
+    """Return the message for a host, with the YAML key at the first mention of each field."""
+    seen: set[str] = set()
+
+    def name_of(field: str) -> str:
+        first = field in YAML_KEYS and field not in seen
+        seen.add(field)
+        return f"{YAML_KEYS[field]} ({field})" if first else field
+
+    return written(message, name_of)

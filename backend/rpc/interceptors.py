@@ -19,10 +19,9 @@ from google.protobuf.message import DecodeError
 
 from backend.engine.errors import Cancelled, InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
-from backend.rpc.identity import QUEUED, Identity
-from backend.rpc.sizes import require_bounded
+from backend.rpc.last_load import QUEUED, LastLoad
+from backend.rpc.request_limits import UnsentRequests, require_bounded
 from backend.rpc.statuses import NotServed, status_of
-from backend.rpc.unsent_requests import UnsentRequests
 from common.machine_memory import return_freed_memory
 
 SERVICE = "backend.Backend"
@@ -100,8 +99,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         time.
     """
 
-    def __init__(self, identity: Identity, refuse_when_full: Callable[[], None]) -> None:
-        self._identity = identity
+    def __init__(self, last_load: LastLoad, refuse_when_full: Callable[[], None]) -> None:
+        self._last_load = last_load
         self._refuse_when_full = refuse_when_full
         self._closed = False
         self._answered: Container[str] = ()
@@ -227,7 +226,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
             await asyncio.to_thread(return_freed_memory)
         request = _parsed(method, handler, raw)
-        self._identity.check(method, request)
+        self._last_load.check(method, request)
         if method in QUEUED:
             self._refuse_when_full()
         # From here on, the request could be the cause if the process crashes. This metadata tells

@@ -22,11 +22,10 @@ from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
 from backend.engine.speech.transcript import Transcribed
-from backend.rpc import logs, replies, scores, text_readings, trailers
+from backend.rpc import logs, replies, text_readings
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.checks import require_most
-from backend.rpc.identity import Identity
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
@@ -50,9 +49,9 @@ _STATES = {
 
 
 class Servicer(backend_pb2_grpc.BackendServicer):
-    def __init__(self, engine: Engine, identity: Identity, last_load: LastLoad) -> None:
+    def __init__(self, engine: Engine, last_load: LastLoad) -> None:
         self._engine = engine
-        self._identity = identity
+
         self._loading = asyncio.Lock()
         self._last_load = last_load
 
@@ -75,7 +74,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 elif after is not before:
                     self._last_load.remember(request)
         note(type=served.model_type, context=served.context_size)
-        context.set_trailing_metadata(((trailers.CONTEXT_SIZE, str(served.context_size)),))
+        context.set_trailing_metadata(((replies.CONTEXT_SIZE, str(served.context_size)),))
         words = f"loaded {served.name} ({served.model_type}, context {served.context_size} tokens)"
         if served.division:
             words += f" on {served.division}"
@@ -94,7 +93,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         finally:
             after = self._engine.loaded
             if after is not None and after is not before:
-                self._identity.learn(name)
+                self._last_load.name = name
 
     async def load_again(self) -> None:
         """Load the model that the previous process had loaded; a failure is logged."""
@@ -127,7 +126,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 events += _read(answer, event)
                 if isinstance(event, Finished):
                     logprobs = await answer.last_logprobs(event)
-                    context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
+                    context.set_trailing_metadata(replies.trailers(event, answer.reasoning_tokens))
         return replies.unary(message_of(events), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
@@ -145,7 +144,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 if isinstance(event, Finished):
                     logprobs = await answer.last_logprobs(event)
                     await context.write(replies.last(event.usage, logprobs))
-                    context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
+                    context.set_trailing_metadata(replies.trailers(event, answer.reasoning_tokens))
 
     def _submit(
         self, options: pb.PredictOptions, *, partial_calls: bool
@@ -175,14 +174,14 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:
         status = await self._engine.status()
         metrics = self._engine.metrics()
-        if shown := (*trailers.of_metrics(metrics), *trailers.of_ranks(status.ranks)):
+        if shown := (*replies.metrics_trailers(metrics), *replies.rank_trailers(status.ranks)):
             context.set_trailing_metadata(shown)
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
     async def GetMetrics(self, _: pb.MetricsRequest, context: Context) -> pb.MetricsResponse:
         metrics = self._engine.metrics()
-        if shown := trailers.of_metrics(metrics):
+        if shown := replies.metrics_trailers(metrics):
             context.set_trailing_metadata(shown)
         return pb.MetricsResponse(
             tokens_per_second=metrics.tokens_per_second,
@@ -209,21 +208,13 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         )
 
     async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
-        switches = text_readings.input_switches(context.invocation_metadata())
-        result, truncated = await text_readings.embed(self._engine, request, switches)
-        _tell_truncated(context, truncated)
-        return result
+        return await text_readings.embed(self._engine, request, context)
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        served = self._engine.require_text_model("Score")
-        logprobs = await self._engine.score(scores.score_request(request))
-        return scores.response(request, logprobs, served.token_bytes)
+        return await text_readings.score(self._engine, request)
 
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
-        switches = text_readings.input_switches(context.invocation_metadata())
-        result, truncated = await text_readings.rerank(self._engine, request, switches)
-        _tell_truncated(context, truncated)
-        return result
+        return await text_readings.rerank(self._engine, request, context)
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
@@ -249,12 +240,6 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     if isinstance(piece, str)
                     else pb.TranscriptStreamResponse(final_result=piece)
                 )
-
-
-def _tell_truncated(context: Context, tokens: int) -> None:
-    if tokens:
-        note(truncated_tokens=tokens)
-        context.set_trailing_metadata(((trailers.TRUNCATED_TOKENS, str(tokens)),))
 
 
 def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:

@@ -1,4 +1,4 @@
-"""Serves the RPCs that read texts: Embedding, Rerank and TokenClassify.
+"""Serves the RPCs that read texts: Embedding, Rerank, Score and TokenClassify.
 
 LocalAI fills the other fields of PredictOptions as for a generation; sampling fields have no effect
 on a vector, and those that would be expected to change it are refused. Settings without a field in
@@ -8,21 +8,27 @@ the Metadata of PredictOptions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
 
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.label_reader import LabelledText, LabelReader
 from backend.engine.embedding.readers import PairReader, TextReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
+from backend.engine.executing.score_plan import ScoreRequest, require_bounded
 from backend.rpc.call_log import note
 from backend.rpc.checks import require_alone, require_least, require_most
+from backend.rpc.replies import LEAST, TRUNCATED_TOKENS
 from common.field_names import named
 from common.rerank_limits import MOST_DOCUMENTS
 from common.wording import shown
 from wire import backend_pb2 as pb
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 TRUNCATE = "mlx-truncate"
 PROMPT_NAME = "mlx-prompt-name-bin"
 _FLAGS = {"true": True, "false": False}
@@ -40,9 +46,9 @@ class InputSwitches:
     prompt_name: str | None = None
 
 
-def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputSwitches:
+def _switches(context: Context) -> InputSwitches:
     """Read the metadata of a call. Raises InvalidRequest."""
-    given = dict(metadata or ())
+    given = dict(context.invocation_metadata() or ())
     truncate, name = given.get(TRUNCATE), given.get(PROMPT_NAME)
     if truncate is not None and truncate not in _FLAGS:
         raise InvalidRequest(f"{named(TRUNCATE)} is {shown(truncate)}: send true or false")
@@ -69,13 +75,15 @@ def require_only(options: pb.PredictOptions, rpc: str, field: str) -> None:
             )
 
 
-async def embed(
-    engine: Engine, options: pb.PredictOptions, switches: InputSwitches
-) -> tuple[pb.EmbeddingResult, int]:
-    """Answer an Embedding call; also returns the number of tokens that were truncated.
+def _report_truncated(context: Context, tokens: int) -> None:
+    if tokens:
+        note(truncated_tokens=tokens)
+        context.set_trailing_metadata(((TRUNCATED_TOKENS, str(tokens)),))
 
-    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
-    """
+
+async def embed(engine: Engine, options: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
+    """Answer an Embedding call. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    switches = _switches(context)
     reader = engine.reader(TextReader)
     _require_one_input(options)
     pieces: list[Piece] = []
@@ -97,14 +105,14 @@ async def embed(
     size = len(options.Embeddings) + len(options.EmbeddingTokens)
     embedded = reader.answer(pieces, await engine.encode(read, size))
     note(prompt_tokens=embedded.prompt_tokens)
-    result = pb.EmbeddingResult(
+    _report_truncated(context, embedded.truncated)
+    return pb.EmbeddingResult(
         embeddings=embedded.values,
         tokens=embedded.rows,
         dim=embedded.dim,
         prompt_tokens=embedded.prompt_tokens,
         layout=pb.EMBEDDING_LAYOUT_PER_TOKEN if embedded.per_token else pb.EMBEDDING_LAYOUT_FINAL,
     )
-    return result, embedded.truncated
 
 
 def _require_one_input(options: pb.PredictOptions) -> None:
@@ -126,13 +134,9 @@ def _require_one_input(options: pb.PredictOptions) -> None:
         )
 
 
-async def rerank(
-    engine: Engine, request: pb.RerankRequest, switches: InputSwitches
-) -> tuple[pb.RerankResult, int]:
-    """Answer a Rerank call; also returns the number of tokens that were truncated.
-
-    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
-    """
+async def rerank(engine: Engine, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+    """Answer a Rerank call. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    switches = _switches(context)
     reader = engine.reader(PairReader)
     _require_rankable(request)
     documents = list(request.documents)
@@ -146,7 +150,8 @@ async def rerank(
     ranked = reader.answer(await engine.encode(read, size), request.top_n)
     tokens = sum(len(piece.ids) for piece in pieces)
     note(prompt_tokens=tokens)
-    result = pb.RerankResult(
+    _report_truncated(context, sum(piece.cut for piece in pieces))
+    return pb.RerankResult(
         usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
         results=[
             pb.DocumentResult(
@@ -155,7 +160,6 @@ async def rerank(
             for text in ranked
         ],
     )
-    return result, sum(piece.cut for piece in pieces)
 
 
 def _require_rankable(request: pb.RerankRequest) -> None:
@@ -203,3 +207,29 @@ async def classify(engine: Engine, request: pb.TokenClassifyRequest) -> pb.Token
             for entity in entities
         ]
     )
+
+
+async def score(engine: Engine, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    """Answer a Score call: natural logarithms; an empty candidate has the probability 1.
+
+    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
+    """
+    served = engine.require_text_model("Score")
+    wanted = ScoreRequest(
+        request_id=secrets.token_hex(6),
+        prompt=request.prompt,
+        candidates=tuple(request.candidates),
+        stable_bytes=request.stable_prefix_len,
+    )
+    require_bounded(wanted)
+    answer = pb.ScoreResponse()
+    for tokens in await engine.score(wanted):
+        values = [max(token.logprob, LEAST) for token in tokens]
+        candidate = answer.candidates.add(log_prob=sum(values), num_tokens=len(values))
+        if request.length_normalize and values:
+            candidate.length_normalized_log_prob = candidate.log_prob / len(values)
+        if request.include_token_logprobs:
+            for token, value in zip(tokens, values, strict=True):
+                written = served.token_bytes(token.token).decode(errors="backslashreplace")
+                candidate.tokens.add(token=written, log_prob=value)
+    return answer

@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine.errors import Overloaded
 from backend.rpc import call_log, servicer, statuses
-from backend.rpc.identity import QUEUED
+from backend.rpc.last_load import QUEUED
 from tests.rpc.client import failure_of
 from tests.rpc.conftest import Running
 from tests.rpc.fake_engine import FakeEngine
