@@ -4,7 +4,8 @@ These are the requests to generate, load and transcribe. Hosts fill most fields 
 configuration, so most fields arrive with values that mean "off"; those are accepted. If ignoring a
 field would change what the user gets, any other value of the field is refused.
 `python -m backend.rpc.fields` prints the tables of docs/fields.md; tests compare them with the
-protobuf descriptors and the code that reads the fields, so a new field needs a row."""
+protobuf descriptors and the code that reads the fields, so a new field needs a row.
+"""
 
 from __future__ import annotations
 
@@ -264,11 +265,9 @@ def _table(title: str, columns: str, rows: Iterable[tuple[str, str]]) -> str:
     return f"## {title}\n\n| {columns} |\n|---|---|\n{''.join(lines)}"
 
 
-if __name__ == "__main__":
-    print(render(), end="")
-
-
-# Fields that a file cannot set: they belong to a request, or locate the model.
+# The author of a model file, or of a request with the same names, does not know the protocol. So
+# messages contain both names: `context_size (ContextSize)`.
+# Fields that a file cannot set belong to a request, or locate the model.
 _WITHOUT_KEY = frozenset(
     "Prompt Messages UseTokenizerTemplate Metadata Images Videos Audios Tools ToolChoice Grammar"
     " CorrelationId ModelIdentity EmbeddingTokens Model ModelFile ModelPath".split()
@@ -307,3 +306,7 @@ def message_with_keys(message: str) -> str:
         return f"{YAML_KEYS[field]} ({field})" if first else field
 
     return written(message, name_of)
+
+
+if __name__ == "__main__":
+    print(render(), end="")
