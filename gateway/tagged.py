@@ -23,8 +23,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from common.part_text import file_of, text_of
+from gateway.fields import DROPPED, tolerable
 from gateway.images import PDF, type_of
-from gateway.tolerance import DROPPED, tolerable
 
 FILES = ("file", "input_file")
 MOST_ENTRIES = 10_000  # messages of a conversation, parts of a content

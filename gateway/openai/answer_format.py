@@ -13,7 +13,7 @@ from typing import Any, Literal
 from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.openai.base import Strict
+from gateway.fields import Strict
 from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from gateway import fields
 from gateway.described import about
-from gateway.openai import other_fields
+from gateway.fields import Strict, TextRequest
 from gateway.openai.answer_format import FormatFields
-from gateway.openai.base import Strict, TextRequest
 from gateway.openai.messages import ChatMessage
 from gateway.openai.sampling import MOST_ALTERNATIVES, Options, SamplingFields
 from gateway.openai.thinking import ThinkingFields
@@ -36,7 +36,7 @@ class RoleMapping(Strict):
 class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRequest):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
 
-    others = other_fields.CHAT
+    others = fields.CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_ENTRIES)
     max_completion_tokens: int | None = about("The newer name of max_tokens.", ge=-1, le=2**31 - 1)

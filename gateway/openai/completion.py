@@ -14,12 +14,12 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from common.field_names import named
+from gateway import fields
 from gateway.described import about
 from gateway.errors import bad_field
+from gateway.fields import TextRequest
 from gateway.models.config import ModelConfig
-from gateway.openai import other_fields
 from gateway.openai.answer_format import FormatFields, constraint_of, write_constraint
-from gateway.openai.base import TextRequest
 from gateway.openai.sampling import (
     MOST_ALTERNATIVES,
     MOST_TOKENS,
@@ -43,7 +43,7 @@ Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROM
 class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
-    others = other_fields.COMPLETION
+    others = fields.COMPLETION
     most_by_default: ClassVar[int] = 16  # tokens of an answer, OpenAI's default for completions
 
     prompt: str | Prompts | Tokens = Field(

@@ -13,7 +13,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from common.part_text import text_of
 from gateway.described import about
-from gateway.openai.base import Strict
+from gateway.fields import Strict
 from gateway.openai.parts import ImageSource, PdfPart, ThoughtPart, ToolUseBlock
 from gateway.tagged import MOST_ENTRIES, OneOf, as_text
 

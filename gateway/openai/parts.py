@@ -10,7 +10,7 @@ from common import pdf_text
 from common.part_text import text_of
 from gateway import exchange
 from gateway.described import about
-from gateway.openai.base import Strict
+from gateway.fields import Strict
 from gateway.tagged import OneOf
 
 # Begins a signature or encrypted content that contains reasoning; clients return it unread.

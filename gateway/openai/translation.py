@@ -10,14 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from common.field_names import named
 from common.wording import shown
-from gateway import refusals
 from gateway.errors import ApiError, bad_field, found_in
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.problems import likeliest
+from gateway.refusals import validated
 
 Json = dict[str, Any]
 
@@ -65,11 +62,9 @@ def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translati
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        chat = ChatCompletionRequest.model_validate(given)
+        chat = validated(ChatCompletionRequest, given)
         _require_own_names([tool.function.name for tool in chat.tools or ()])
         return Translation(chat, places)
-    except ValidationError as failure:
-        raise _placed(refusals.invalid(likeliest(failure.errors())), places) from None
     except ApiError as error:
         raise _placed(error, places) from None
 

@@ -14,9 +14,9 @@ from common.wording import shown
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import ApiError, bad_field
+from gateway.fields import Request
 from gateway.limits import JsonRoute, ListRoute
 from gateway.openai.answering import chosen_by
-from gateway.openai.base import Request
 from gateway.openai.sampling import Lora
 from gateway.supervisor import failures
 

@@ -21,8 +21,8 @@ from gateway.calls import ask_all
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import Names, bad_field
+from gateway.fields import Request
 from gateway.limits import JsonRoute
-from gateway.openai.base import Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 

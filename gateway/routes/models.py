@@ -15,9 +15,9 @@ from common.field_names import named
 from common.wording import shown
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field, without_folders
+from gateway.fields import Request
 from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
-from gateway.openai.base import Request
 from gateway.responses import codex_models
 from gateway.routes.status import slots
 from gateway.supervisor.status import ModelStatus, State

@@ -16,6 +16,7 @@ from common.device_memory import has_graphics
 from gateway import exchange
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
+from gateway.fields import Request
 from gateway.generation import Event
 from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
@@ -28,7 +29,6 @@ from gateway.ollama.request import (
     without_template,
 )
 from gateway.openai.answering import answer, events_of, question_of
-from gateway.openai.base import Request
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of

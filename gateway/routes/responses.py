@@ -21,11 +21,9 @@ from gateway.openai.translation import Translation
 from gateway.openapi import streamed
 from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer
-from gateway.responses.items import ITEMS, Item
-from gateway.responses.request import PromptRequest, ResponsesRequest
+from gateway.responses.items import ITEMS, Item, Offered
+from gateway.responses.request import PromptRequest, ResponsesRequest, chat_request, tools_of
 from gateway.responses.store import Store, Stored, as_stored, items_of
-from gateway.responses.to_chat import chat_request, tools_of
-from gateway.responses.tools import Offered
 from gateway.sse import respond
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from gateway import exchange
+from gateway import exchange, fields
 from gateway.asking import ask
 from gateway.calls import as_refusals
 from gateway.context import Gateway, GatewayDep
@@ -20,11 +20,9 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.forms import Part, form_of
 from gateway.limits import apart
-from gateway.openai import base, other_fields
 from gateway.openai.transcript import srt, usage_of, verbose, vtt
 from gateway.openapi import streamed
-from gateway.problems import likeliest
-from gateway.refusals import invalid
+from gateway.refusals import validated
 from gateway.sse import DONE, EventStream
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -35,13 +33,13 @@ _NAMES = {"dst": "file"}
 _LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 Granularity = Literal["segment", "word"]
-Asked = TypeVar("Asked", bound=base.Request)
+Asked = TypeVar("Asked", bound=fields.Request)
 
 
-class TranslationRequest(base.Request):
+class TranslationRequest(fields.Request):
     """A recording, which becomes text in English."""
 
-    others = other_fields.TRANSCRIPTS
+    others = fields.TRANSCRIPTS
 
     file: str = Field(description="The recording, in any of the forms that a backend decodes.")
     prompt: str | None = about("Earlier text, or words that the recording may contain.")
@@ -61,7 +59,7 @@ class TranscriptionRequest(TranslationRequest):
     stream: bool | None = about("Whether the text arrives in events.")
 
 
-def _described(schema: type[base.Request]) -> dict[str, Any]:
+def _described(schema: type[fields.Request]) -> dict[str, Any]:
     """Return the form of a request for OpenAPI: pydantic's schema, in which the file is binary."""
     form = schema.model_json_schema()
     form["properties"]["file"] |= {"type": "string", "format": "binary"}
@@ -107,10 +105,7 @@ async def _read(schema: type[Asked], request: Request) -> Asked:
     """Return the request in a form. Raises ApiError."""
     fields = await apart(_fields, await form_of(request))
     exchange.current().model = str(fields.get("model") or "")[:200]
-    try:
-        return schema.model_validate(fields)
-    except ValidationError as failure:
-        raise invalid(likeliest(failure.errors())) from None
+    return validated(schema, fields)
 
 
 def _fields(parts: Sequence[Part]) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from gateway import tolerance
+from gateway import fields
 from gateway.app import create_app
 from gateway.models.reading import ModelFolder
 from gateway.openai import answering, chat_to_wire
 from gateway.openai.field_names import names_of
 from gateway.openai.thinking import write_template_arguments
+from gateway.responses.request import chat_request
 from gateway.responses.store import Store, Stored, items_of
-from gateway.responses.to_chat import chat_request
 from gateway.routes import responses
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
@@ -228,8 +228,8 @@ async def test_a_long_body_is_checked_and_translated_on_a_thread(
             places.append(threading.get_ident() == here)
         return unchanged(body, check)
 
-    unchanged = tolerance.checked
-    monkeypatch.setattr(tolerance, "checked", checked)
+    unchanged = fields.checked
+    monkeypatch.setattr(fields, "checked", checked)
     case = next(case for case in cases() if case.path == path)
     body = _bytes(schemas().body(case, 2))
     for given, on_the_loop in ((body, True), (body + b" " * (1 << 15), False)):

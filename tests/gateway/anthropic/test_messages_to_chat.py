@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.field_names import named
-from gateway.anthropic.request import MessagesRequest
-from gateway.anthropic.to_chat import chat_request
+from gateway.anthropic.request import MessagesRequest, chat_request
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.openai.chat_to_wire import options_of

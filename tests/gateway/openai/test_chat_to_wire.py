@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from common.messages import template_messages
-from gateway import refusals
+from gateway import fields
 from gateway.context import Gateway
 from gateway.errors import ApiError, found_in
 from gateway.exchange import Exchange
@@ -22,14 +21,13 @@ from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
-from gateway.openai import other_fields
 from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.openai.field_names import names_of
 from gateway.openai.sampling import SamplingFields, seed_of
-from gateway.problems import likeliest
+from gateway.refusals import validated
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
@@ -55,10 +53,7 @@ def translated(
 ) -> list[pb.PredictOptions]:
     """The protocol messages for a chat request. Raises ApiError, as an endpoint would."""
     body = {"model": "tiny", "messages": user_message("Hi"), **fields}
-    try:
-        request = ChatCompletionRequest.model_validate(body)
-    except ValidationError as failure:
-        raise refusals.invalid(likeliest(failure.errors())) from None
+    request = validated(ChatCompletionRequest, body)
     return asyncio.run(options_of(request, config or config_of(), gateway_of()))
 
 
@@ -276,7 +271,7 @@ def test_an_empty_medium_is_refused(kind: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, f"messages[0].content[0].{kind}")
 
 
-@pytest.mark.parametrize("name", other_fields.CHAT.refused)
+@pytest.mark.parametrize("name", fields.CHAT.refused)
 def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None:
     offs: list[Any] = [None, 0, "", [], OFF.get(name)]
     for off in offs:
@@ -288,7 +283,7 @@ def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None
     assert name in caught.value.message
 
 
-@pytest.mark.parametrize("name", other_fields.COMPLETION.refused)
+@pytest.mark.parametrize("name", fields.COMPLETION.refused)
 def test_completions_refuse_fields_by_name_too(name: str) -> None:
     for off in (None, False, OFF.get(name)):
         assert as_dict(completion({name: off})[0]) == as_dict(completion({})[0])
