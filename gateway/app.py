@@ -18,12 +18,12 @@ from common.cache_folder import cache_folder
 from common.version import VERSION
 from gateway import exchange, openapi, refusals
 from gateway.access import AccessMiddleware
-from gateway.auth import KeyMiddleware
+from gateway.admission import KeyMiddleware, OriginMiddleware
 from gateway.context import Gateway
+from gateway.exchange import Traffic
 from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
 from gateway.openai.warm_prompts import warm_prompts
-from gateway.origins import OriginMiddleware
 from gateway.routes import (
     adapters,
     chat,
@@ -43,7 +43,6 @@ from gateway.routes import (
 )
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from gateway.used_prompts import UsedPrompts
 
 # Those that SDKs of Anthropic and Azure add to every request.

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.generation import Stub
-from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.instance import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor
 from wire import backend_pb2 as pb
 

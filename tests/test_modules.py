@@ -84,7 +84,7 @@ COVERED = {
     "gateway/openai/test_chat_document.py": "gateway/described gateway/openapi",
     "gateway/openai/test_chat_leaving.py": "gateway/leaving",
     "gateway/openai/test_chat_to_wire.py": """
-        gateway/openai/answer_format gateway/openai/tools gateway/openai/turns
+        gateway/openai/answer_format gateway/openai/tools gateway/openai/messages
     """,
     "gateway/openai/test_completions.py": """
         gateway/openai/completion_answer gateway/routes/completions
@@ -101,7 +101,7 @@ COVERED = {
     "gateway/test_errors_table.py": "gateway/calls",
     "gateway/test_logs.py": "gateway/access gateway/logs",
     "gateway/test_metrics.py": "gateway/model_metrics",
-    "gateway/test_safety_doors.py": "gateway/auth gateway/origins",
+    "gateway/test_safety_doors.py": "gateway/admission",
     "gateway/test_shell_end.py": "gateway/server",
     "gateway/test_shell_start.py": "gateway/__main__ gateway/routes/health",
     "install/test_run.py": "common/inherited_signals",

@@ -17,7 +17,7 @@ from gateway.anthropic.request import MessagesRequest
 from gateway.blocks import Block, Blocks, Step
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Progress, Usage
-from gateway.openai.parts import SEAL
+from gateway.openai.messages import SEAL
 from gateway.refusals import TEXT, ErrorForm, schema_of
 from gateway.sse import Answer
 

@@ -23,7 +23,8 @@ from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import DROPPED, MESSAGES, Request, Strict
-from gateway.openai.parts import (
+from gateway.openai.answering import Conversation, Translation, translate
+from gateway.openai.messages import (
     UNREAD,
     Base64Data,
     ImageSource,
@@ -35,7 +36,6 @@ from gateway.openai.parts import (
 from gateway.openai.sampling import Seed, agreed
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
-from gateway.openai.translation import Conversation, Translation, translate
 from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, rather
 
 

@@ -38,15 +38,10 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
         legacy=is_legacy(request),
         custom=frozenset(t.custom.name for t in request.tools or () if isinstance(t, CustomTool)),
         reasoning=request.include_reasoning is not False,
-        logprobs=wants_logprobs(request),
+        logprobs=request.wants_logprobs,
         usage=options is not None and options.include_usage is True,
         progress=request.return_progress is True,
     )
-
-
-def wants_logprobs(request: ChatCompletionRequest) -> bool:
-    """Return whether log-probabilities are requested; a number of 0 or below means no."""
-    return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
 
 
 def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:

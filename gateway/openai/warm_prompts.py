@@ -7,8 +7,8 @@ import logging
 from gateway.context import Gateway
 from gateway.errors import ApiError
 from gateway.models.config import ModelConfig
-from gateway.openai.chat_to_wire import options_of
-from gateway.openai.translation import translate
+from gateway.openai.answering import translate
+from gateway.openai.chat_request import options_of
 from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
 

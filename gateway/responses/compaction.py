@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.errors import ApiError
 from gateway.generation import Usage
-from gateway.openai.parts import SEAL
+from gateway.openai.messages import SEAL
 from gateway.responses.answer import usage_of
 from gateway.responses.items import (
     Compaction,

@@ -12,8 +12,7 @@ from pydantic_core import to_json
 from common.part_text import text_of
 from gateway.described import about
 from gateway.fields import DROPPED, Strict
-from gateway.openai.messages import InputAudio, MediaUrl
-from gateway.openai.parts import PdfPart
+from gateway.openai.messages import InputAudio, MediaUrl, PdfPart
 from gateway.openai.tools import MOST_TOOLS, CustomDefinition, FunctionDefinition
 from gateway.tagged import OneOf, TextAs, as_text, drop, rather
 

@@ -17,11 +17,11 @@ from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import RESPONSES, Request, Strict, known
-from gateway.openai.parts import SEAL
+from gateway.openai.answering import Conversation, Translation, translate
+from gateway.openai.messages import SEAL
 from gateway.openai.sampling import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking import Budget, ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
-from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
     AdditionalTools,
     AnyPart,

@@ -13,8 +13,7 @@ from gateway.limits import JsonRoute
 from gateway.openai.answer import head_of
 from gateway.openai.answering import events_of
 from gateway.openai.chat_answer import chat_answer, form_of
-from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_to_wire import options_of
+from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openapi import streamed
 from gateway.refusals import validated
 from gateway.responses.request import ResponsesRequest, chat_request

@@ -20,7 +20,7 @@ from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
 from gateway.responses import codex_models
 from gateway.routes.status import slots
-from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.instance import ModelStatus, State
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
 _VALUES = {

@@ -34,7 +34,7 @@ from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import with_adapters
 from gateway.sse import respond
-from gateway.supervisor.status import State
+from gateway.supervisor.instance import State
 
 VERSION = "0.12.11"  # whose API this follows
 _NOW = (0, "0", "0s", "0m")  # values of keep_alive that unload a model at once

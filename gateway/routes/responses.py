@@ -16,8 +16,7 @@ from gateway.context import GatewayDep
 from gateway.errors import bad_field
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
-from gateway.openai.answering import answer, count_prompt, question_of
-from gateway.openai.translation import Translation
+from gateway.openai.answering import Translation, answer, count_prompt, question_of
 from gateway.openapi import streamed
 from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from gateway.errors import ApiError
@@ -19,8 +20,41 @@ from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor import policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.failures import LoadFailed, load_failed
-from gateway.supervisor.status import ModelStatus, State
 from wire import backend_pb2 as pb
+
+
+class State(StrEnum):
+    """The state of a model.
+
+    FAILED is tried again by the next request, BACKING_OFF only after its pause. BROKEN has an
+    invalid file.
+    """
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    BACKING_OFF = "backing off"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """The state of one model. `error` may contain paths: clients do not get them."""
+
+    name: str
+    state: State
+    pid: int | None = None  # the process, if the gateway has started it
+    port: int | None = None
+    memory_bytes: int = 0
+    download: tuple[int, int] | None = None  # MiB already downloaded, and in all, during a download
+    leases: int = 0  # requests that use the model, or wait for it
+    restarts: int = 0  # after crashes
+    error: str = ""  # the last failure; empty after a successful load
+    leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never
+
 
 _POLL = 3.0  # seconds between two checks of a ready backend
 _HEALTH_LIMIT = 10.0

@@ -29,9 +29,8 @@ from gateway.supervisor import failures, policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.instance import Key, ModelInstance
+from gateway.supervisor.instance import Key, ModelInstance, ModelStatus, State
 from gateway.supervisor.load_request import load_request
-from gateway.supervisor.status import ModelStatus, State
 from wire import backend_pb2 as pb
 
 WarmPrompts = Callable[[ModelConfig], Awaitable[Sequence[pb.PredictOptions]]]

@@ -11,8 +11,7 @@ from typing import Any
 from common.field_table import FieldTable, grouped
 from gateway import fields
 from gateway.arguments import KEY_FILE, default_of, flag_of
-from gateway.models.config import ModelConfig
-from gateway.models.foreign import KEYS
+from gateway.models.config import KEYS, ModelConfig
 from gateway.settings import GatewaySettings
 
 

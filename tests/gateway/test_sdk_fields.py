@@ -9,7 +9,7 @@ import pytest
 
 from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.request import chat_request as of_anthropic
-from gateway.openai.parts import UNREAD
+from gateway.openai.messages import UNREAD
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.request import chat_request as of_responses
 from tests.gateway.asking import WEATHER, user_message

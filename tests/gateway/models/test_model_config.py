@@ -12,8 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.models.config import ModelConfig
-from gateway.models.foreign import KEYS
+from gateway.models.config import KEYS, ModelConfig
 from gateway.models.reading import ModelFolder, read_folder
 from gateway.supervisor.load_request import load_request
 from tests.gateway.doc_tables import tables

@@ -15,7 +15,7 @@ from gateway.anthropic.request import chat_request as of_anthropic
 from gateway.errors import ApiError
 from gateway.ollama.request import ChatRequest
 from gateway.ollama.request import chat_request as of_ollama
-from gateway.openai.translation import Translation
+from gateway.openai.answering import Translation
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.request import chat_request as of_responses
 from tests.gateway.asking import user_message

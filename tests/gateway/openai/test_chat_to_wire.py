@@ -16,21 +16,19 @@ from common.messages import template_messages
 from gateway import fields
 from gateway.context import Gateway
 from gateway.errors import ApiError, found_in
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Traffic
 from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai.chat_answer import chat_answer, form_of
-from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_to_wire import options_of
+from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.openai.field_names import names_of
 from gateway.openai.sampling import SamplingFields, seed_of
 from gateway.refusals import validated
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from tests.gateway.asking import WEATHER, user_message
 from tests.gateway.requests_begun import begun
 from wire import backend_pb2 as pb

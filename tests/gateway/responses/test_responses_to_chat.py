@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.openai.answering import Translation
 from gateway.openai.messages import ContentPart
-from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest, chat_request
 from gateway.responses.store import Store, items_of
