@@ -78,8 +78,7 @@ class CompletionPlan:
     per_prompt: int
     echo: bool
     logprobs: int | None
-    usage: bool
-    progress: bool
+    request: CompletionRequest
 
     def text_of(self, choice: int) -> str:
         """Return the text of a choice's prompt; "" for a prompt of tokens."""
@@ -101,7 +100,6 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
     logprobs = agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
     first = _common(request, config, logprobs)
     require_few(first, count * len(prompts))
-    options = request.stream_options
     return CompletionPlan(
         wanted=[
             _one(first, prompt, seed_of(request, config, index), request, logprobs)
@@ -112,8 +110,7 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
         per_prompt=count,
         echo=bool(request.echo),
         logprobs=logprobs,
-        usage=options is not None and options.include_usage is True,
-        progress=request.return_progress is True,
+        request=request,
     )
 
 

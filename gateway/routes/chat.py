@@ -10,9 +10,8 @@ from pydantic import BeforeValidator
 from gateway.context import GatewayDep
 from gateway.fields import StreamOptions
 from gateway.limits import JsonRoute
-from gateway.openai.answer import head_of
+from gateway.openai.answer import chat_answer, head_of
 from gateway.openai.answering import events_of
-from gateway.openai.chat_answer import chat_answer, form_of
 from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openapi import streamed
 from gateway.refusals import validated
@@ -54,6 +53,6 @@ async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    answer = chat_answer(head_of("chatcmpl", kind, body.model, config), form_of(body))
+    answer = chat_answer(head_of("chatcmpl", kind, body.model, config), body)
     events = events_of(body, wanted, gateway)
     return await respond(events, answer, gateway.settings, streams=body.stream is True)

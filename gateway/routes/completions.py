@@ -18,10 +18,9 @@ from gateway.described import about
 from gateway.fields import Strict
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
-from gateway.openai.answer import head_of, progress_of
+from gateway.openai.answer import completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
-from gateway.openai.completion_answer import completion_answer
 from gateway.openapi import streamed
 from gateway.sse import EventStream, respond
 from gateway.tagged import MOST_ENTRIES

@@ -21,7 +21,7 @@ from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
-from gateway.openai.chat_answer import chat_answer, form_of
+from gateway.openai.answer import chat_answer
 from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.openai.field_names import names_of
@@ -785,11 +785,11 @@ def test_a_custom_tool_is_a_function_with_one_text_argument(strict: Exchange) ->
 )
 def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None:
     """The text is the same in one piece and in a stream that is cut into single characters."""
-    form = form_of(ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER))
+    request = ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER)
     pieces = [Piece(tool_calls=(ToolCallPiece(0, "c1", "patch"),))]
     pieces += [Piece(tool_calls=(ToolCallPiece(0, arguments=each),)) for each in arguments]
 
-    streamed, whole = chat_answer({"id": "a"}, form), chat_answer({}, form)
+    streamed, whole = chat_answer({"id": "a"}, request), chat_answer({}, request)
     chunks = ""
     events: list[Event] = [*pieces, Done("stop", Usage())]
     for event in events:
@@ -907,4 +907,9 @@ def test_nested_objects_set_the_fields_they_mean(
 
 def test_excluded_reasoning_is_not_returned() -> None:
     body = {"messages": user_message("Hi"), "reasoning": {"exclude": True}}
-    assert form_of(ChatCompletionRequest.model_validate(body)).reasoning is False
+    answer = chat_answer({"id": "a"}, ChatCompletionRequest.model_validate(body))
+    for event in (Piece("Hello", reasoning="Hm"), Done("stop", Usage())):
+        answer.add((0, event))
+    message = answer.whole()["choices"][0]["message"]
+    assert message["content"] == "Hello"
+    assert "reasoning_content" not in message
