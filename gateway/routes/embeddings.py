@@ -161,7 +161,7 @@ async def vectors_of(
     if asked.prompt_name is not None:
         metadata.append(("mlx-prompt-name-bin", asked.prompt_name.encode()))
 
-    model = gateway.supervisor.model_named(asked.model).name
+    model = gateway.supervisor.catalogue.model_named(asked.model).name
     replies = await ask_once(lambda: gateway.supervisor.lease(model), embed, asked)
     for reply in replies:
         _require_fitting(reply, asked.dimensions)

@@ -168,7 +168,7 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
 async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     """Give a model another name as well. Its file is copied, but not its weights."""
     gateway.require_one_owner()
-    gateway.supervisor.copy(body.source, body.destination)
+    gateway.supervisor.catalogue.copy(body.source, body.destination)
     return Response()
 
 
