@@ -203,6 +203,20 @@ MODEL_OPTIONS = FieldTable(
     ),
 )
 
+
+def _without_media(rpc: str, field: str) -> dict[str, Refused]:
+    """Return the fields of PredictOptions that a call about one text, in `field`, does not read."""
+    unread = f"{rpc} does not read it"
+    media = Refused(f"send none, and text as {field}", why=unread)
+    messages = Refused(f"render the conversation, and send it as {field}", why=unread)
+    return {"Messages": messages, "Images": media, "Videos": media, "Audios": media}
+
+
+TOKENIZE_STRING = FieldTable(_without_media("TokenizeString", "Prompt"))
+EMBEDDING = FieldTable(
+    _without_media("Embedding", "Embeddings")
+    | {"Prompt": Refused("send it as Embeddings", why="Embedding does not read it")}
+)
 TRANSCRIPT_REQUEST = FieldTable(
     used={
         "dst": "the recording: the path of a file that the host has stored, base64 or a data URI;"

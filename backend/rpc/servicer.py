@@ -8,7 +8,6 @@ which cancels the generation in the engine immediately, queued or running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -17,22 +16,20 @@ import grpc
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
 from backend.engine.errors import EngineError
-from backend.engine.events import Finished, Progress, TextDelta, Usage
-from backend.engine.generation import Generation
+from backend.engine.events import Finished, Progress, Usage
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
-from backend.engine.speech.transcript import Transcribed
-from backend.rpc import logs, replies, text_readings
+from backend.rpc import logs, replies
 from backend.rpc.answer import Answer
-from backend.rpc.call_log import note, note_usage
+from backend.rpc.call_log import note
 from backend.rpc.checks import require_most
+from backend.rpc.fields import TOKENIZE_STRING, require_neutral
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
-from backend.rpc.requests import generation_request
+from backend.rpc.text_readings import TextReadings
 from backend.rpc.transcription import transcribe
 from common.chat_events import ChatEvent, message_of
 from wire import backend_pb2 as pb
-from wire import backend_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 LARGEST_TEXT = 1 << 20
@@ -48,10 +45,9 @@ _STATES = {
 }
 
 
-class Servicer(backend_pb2_grpc.BackendServicer):
+class Servicer(TextReadings):
     def __init__(self, engine: Engine, last_load: LastLoad) -> None:
-        self._engine = engine
-
+        super().__init__(engine)
         self._loading = asyncio.Lock()
         self._last_load = last_load
 
@@ -114,31 +110,29 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return pb.Result(success=True, message=words)
 
     async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
-        events: list[ChatEvent] = []
+        parts: list[ChatEvent] = []
         usage, logprobs = Usage(), b""
-        generation, answer = self._submit(request, partial_calls=False)
+        served = self._engine.require_text_model("Predict")
+        answer = Answer.to(self._engine, request, served)
         del request
-        async with generation:
-            async for event in generation:
-                if isinstance(event, Progress | Transcribed):
-                    continue
+        async with aclosing(answer.events()) as events:
+            async for event, added in events:
+                parts += added
                 usage = event.usage
-                events += _read(answer, event)
                 if isinstance(event, Finished):
                     logprobs = await answer.last_logprobs(event)
                     context.set_trailing_metadata(replies.trailers(event, answer.reasoning_tokens))
-        return replies.unary(message_of(events), usage, logprobs)
+        return replies.unary(message_of(parts), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
-        generation, answer = self._submit(request, partial_calls=True)
+        served = self._engine.require_text_model("Predict")
+        answer = Answer.to(self._engine, request, served, partial_calls=True)
         del request
-        async with generation:
-            async for event in generation:
-                if isinstance(event, Progress | Transcribed):
-                    if isinstance(event, Progress):
-                        await context.write(replies.progress(event))
-                    continue
-                for part in _read(answer, event):
+        async with aclosing(answer.events()) as events:
+            async for event, parts in events:
+                if isinstance(event, Progress):
+                    await context.write(replies.progress(event))
+                for part in parts:
                     logprobs = answer.piece_logprobs()
                     await context.write(replies.piece(part, event.usage, logprobs))
                 if isinstance(event, Finished):
@@ -146,20 +140,11 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     await context.write(replies.last(event.usage, logprobs))
                     context.set_trailing_metadata(replies.trailers(event, answer.reasoning_tokens))
 
-    def _submit(
-        self, options: pb.PredictOptions, *, partial_calls: bool
-    ) -> tuple[Generation, Answer]:
-        served = self._engine.require_text_model("Predict")
-        request = generation_request(options, served)
-        note(id=request.request_id)
-        generation = self._engine.submit(request)
-        return generation, Answer(served, request, generation, partial_calls=partial_calls)
-
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         self._engine.require_model()
-        text_readings.require_only(request, "TokenizeString", "Prompt")
+        require_neutral(TOKENIZE_STRING, request)
         require_most("Prompt", request.Prompt, LARGEST_TEXT, "characters")
         tokens = await self._engine.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
@@ -207,20 +192,6 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             media_marker=served.media_marker,
         )
 
-    async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
-        return await text_readings.embed(self._engine, request, context)
-
-    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        return await text_readings.score(self._engine, request)
-
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
-        return await text_readings.rerank(self._engine, request, context)
-
-    async def TokenClassify(
-        self, request: pb.TokenClassifyRequest, _context: Context
-    ) -> pb.TokenClassifyResponse:
-        return await text_readings.classify(self._engine, request)
-
     async def AudioTranscription(
         self, request: pb.TranscriptRequest, _context: Context
     ) -> pb.TranscriptResult:
@@ -240,12 +211,3 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     if isinstance(piece, str)
                     else pb.TranscriptStreamResponse(final_result=piece)
                 )
-
-
-def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:
-    """Return the chat events of an engine event; also adds fields to the call's log line."""
-    note_usage(event.usage)
-    if isinstance(event, Finished):
-        note(finish=event.reason)
-        return answer.finish(event)
-    return answer.feed(event)
