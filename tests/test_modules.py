@@ -89,7 +89,6 @@ COVERED = {
     "gateway/openai/test_completions.py": """
         gateway/openai/answer gateway/routes/completions
     """,
-    "gateway/openai/test_unseen_media.py": "gateway/openai/unseen_media",
     "gateway/responses/test_responses.py": "gateway/routes/responses",
     "gateway/responses/test_responses_to_chat.py": "gateway/responses/items",
     "gateway/routes/test_model_pages.py": "gateway/responses/codex_models gateway/routes/models",

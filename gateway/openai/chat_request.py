@@ -22,7 +22,7 @@ from gateway.limits import apart
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.openai.answer_format import FormatFields, constraint_of, write_constraint
-from gateway.openai.messages import ChatMessage, RoleMapping
+from gateway.openai.messages import ChatMessage, RoleMapping, has_media, without_media
 from gateway.openai.messages_to_wire import prompt_of, wire_messages
 from gateway.openai.sampling import (
     MOST_ALTERNATIVES,
@@ -45,7 +45,6 @@ from gateway.openai.tools import (
     offer_of,
     write_tools,
 )
-from gateway.openai.unseen_media import has_media, without_media
 from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 
@@ -137,7 +136,8 @@ def _write_fields(
     _write_logprobs(options, request)
     _write_form(options, request)
     write_template_arguments(options, request, config)
-    if has_media(request.messages) and checkpoints.is_text_only(config):
+    shows = any(has_media(message.content) for message in request.messages)
+    if shows and checkpoints.is_text_only(config):
         request.messages = without_media(request.messages, config.name)
 
 

@@ -15,9 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from common import pdf_text
+from common.field_names import named
 from common.part_text import text_of
 from gateway import exchange
 from gateway.described import about
+from gateway.errors import bad_field
 from gateway.fields import Strict
 from gateway.tagged import MOST_ENTRIES, OneOf, as_text
 
@@ -138,6 +140,10 @@ class ContentPart(Strict):
         image = "source" if self.type == "image" and self.image_url is None else "image_url"
         names = {"input_video": "video_url", "image": image, "input_image": image}
         return names.get(self.type, self.type)
+
+    @property
+    def is_medium(self) -> bool:
+        return self.type not in ("text", "refusal")
 
     @property
     def url(self) -> str | None:
@@ -311,3 +317,57 @@ def _result(result: ResultPart, path: str) -> Turn:
     inner = result.content if isinstance(result.content, list) else ()
     parts = [(f"{path}.content[{at}]", part) for at, part in enumerate(inner)]
     return Turn(message, path, parts, "Error: " if result.is_error else "")
+
+
+_UNSEEN = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A recording"}
+
+
+def has_media(content: Any) -> bool:
+    """Return whether a message's content, or that of a result in it, has an image or the like."""
+    return isinstance(content, list) and any(
+        has_media(part.content)
+        if isinstance(part, ResultPart)
+        else isinstance(part, ContentPart) and part.is_medium
+        for part in content
+    )
+
+
+def without_media(messages: Sequence[ChatMessage], model: str) -> list[ChatMessage]:
+    """Return the messages with a note instead of each image, video and audio.
+
+    Agents send the whole conversation with every request, so an image of a tool's result, or of a
+    time when another model answered, would end the conversation if it were refused. Raises ApiError
+    for media that the newest user message itself shows, because the question is about them; with
+    `--strict`, for any.
+
+    model: the name of a model that accepts only text.
+    """
+    newest = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
+    changed = list(messages)
+    for at, message in enumerate(messages):
+        if has_media(message.content):
+            content = _readable(message.content, f"messages[{at}]", model, asked=at == newest)
+            changed[at] = message.model_copy(update={"content": content})
+    return changed
+
+
+def _readable(content: Any, place: str, model: str, *, asked: bool) -> list[Any]:
+    here = exchange.current()
+    parts: list[Any] = []
+    for at, part in enumerate(content):
+        path = f"{place}.content[{at}]"
+        if isinstance(part, ResultPart) and isinstance(part.content, list):
+            inner = _readable(part.content, path, model, asked=False)
+            part = part.model_copy(update={"content": inner})
+        elif isinstance(part, ContentPart) and part.is_medium:
+            path += f".{part.field}"
+            if asked or here.strict:
+                raise bad_field(
+                    f"{named(path)} is not text, and the model {model} accepts only text"
+                )
+            here.ignore(f"messages[].content[][{part.type}]")
+            what = _UNSEEN.get(part.field, "An image")
+            text = f"[{what} could not be shown: this model accepts only text.]"
+            part = ContentPart.model_validate({"type": "text", "text": text})
+        parts.append(part)
+    return parts

@@ -213,7 +213,7 @@ async def _part(
     value = getattr(part, part.field)
     if value is None:
         raise bad_field(f"{named(f'{place}.{part.field}')} is missing")
-    if part.type in ("text", "refusal"):
+    if not part.is_medium:
         return str(value)
     try:
         kind, content = await _medium(part, found, settings)
