@@ -216,7 +216,8 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     if kind == "extra_forbidden":
         # A client's own field name may look like that of an alternative.
         place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
-        may_go = place[-1] in NEUTRAL if strict else not _forms_the_answer(place)
+        forms = any(place[:size] in _FORMS and len(place) > size for size in (1, 2))
+        may_go = place[-1] in NEUTRAL if strict else not forms
         if not may_go and value:  # programs send empty values for unused fields
             return
         _edit(edits, place, DROPPED)
@@ -240,11 +241,6 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         exchange.current().ignore(_name(place))
 
 
-def _forms_the_answer(place: Place) -> bool:
-    """Return whether a path is inside a field that determines the form of the answer."""
-    return any(place[:size] in _FORMS and len(place) > size for size in (1, 2))
-
-
 def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:
     for step in place[:-1]:
         inner = edits.setdefault(step, _Edits())
@@ -263,7 +259,7 @@ def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
     """Return a copy of a body with the edits; unchanged parts are shared with the body."""
     copy: Any = list(node) if isinstance(node, list) else dict(node)
     for step, edit in edits.items():
-        if not _holds(copy, step):
+        if step not in (range(len(copy)) if isinstance(copy, list) else copy):
             continue  # created by a validator, and not in the body
         below = copy[step]
         if not isinstance(edit, _Edits):
@@ -274,12 +270,6 @@ def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
         entries = (entry if isinstance(entry, tuple) else (entry,) for entry in copy)
         return [each for several in entries for each in several]
     return {name: each for name, each in copy.items() if each is not DROPPED}
-
-
-def _holds(node: Any, step: str | int) -> bool:
-    if isinstance(node, list):
-        return isinstance(step, int) and step < len(node)
-    return step in node
 
 
 def _name(place: Place) -> str:

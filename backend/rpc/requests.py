@@ -64,7 +64,11 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
     budget = _thinking_budget(options, prompt, extras, served)
     if budget is not None and isinstance(prompt, ChatPrompt):
         prompt = _with_budget_variables(prompt, budget, served)
-    max_tokens = _max_tokens(options.Tokens)
+    max_tokens = None if options.Tokens in _UNLIMITED else options.Tokens
+    if max_tokens is not None:
+        require_least("Tokens", max_tokens, 0, "a positive count, or 0 for no limit")
+    require_least("NDraft", options.NDraft, -1, "a count, 0 for the model's own, or -1 for none")
+    n_draft = min(max(options.NDraft, 0), MOST_DRAFT_TOKENS)
     require_in_vocabulary("stop_token_ids", extras.stop_token_ids, served.vocabulary_size)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
@@ -83,7 +87,7 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
         count_only=extras.count_only,
         constraint=constraint,
         thinking_budget=budget,
-        n_draft=_n_draft(options.NDraft),
+        n_draft=n_draft if options.NDraft else None,
         disk=disk_use(
             options.PromptCachePath,
             answer=options.PromptCacheAll,
@@ -160,13 +164,6 @@ def _request_id(label: str) -> str:
     """Return a unique name for the log; it begins with the client's label if that is plain text."""
     unique = secrets.token_hex(6)
     return f"{label}.{unique}" if _LABEL.fullmatch(label) else unique
-
-
-def _max_tokens(value: int) -> int | None:
-    if value in _UNLIMITED:
-        return None
-    require_least("Tokens", value, 0, "a positive count, or 0 for no limit")
-    return value
 
 
 def _stop_strings(given: list[str]) -> tuple[str, ...]:
@@ -272,11 +269,6 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
     )
 
 
-def _n_draft(value: int) -> int | None:
-    require_least("NDraft", value, -1, "a count, 0 for the model's own, or -1 for none")
-    return min(max(value, 0), MOST_DRAFT_TOKENS) if value else None
-
-
 def _logprobs(options: pb.PredictOptions) -> int | None:
     """Return the number of alternatives per token; None for no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
@@ -299,65 +291,45 @@ _GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
+    """Return the sampling of a request. Raises InvalidRequest for a value out of range."""
+    require_least("TopK", options.TopK, -1, "a positive count, or 0 or -1 to turn it off")
+    looks_back = f"how many tokens {named('Penalty')} looks back, 0 for {_DEFAULT_WINDOW}"
+    require_least("Repeat", options.Repeat, -1, f"{looks_back}, or -1 for all of them")
+    temperature = _within("Temperature", options, 0.0, MAX_TEMPERATURE)
     return Sampling(
         logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
-        repetition=_repetition(options.Penalty),
-        window=_window(options.Repeat),
-        frequency=_additive("FrequencyPenalty", options.FrequencyPenalty),
-        presence=_additive("PresencePenalty", options.PresencePenalty),
+        repetition=_within("Penalty", options, 1 / LARGEST_PENALTY, LARGEST_PENALTY)
+        if options.Penalty
+        else 1.0,
+        window=WHOLE if options.Repeat == -1 else options.Repeat or _DEFAULT_WINDOW,
+        frequency=_within("FrequencyPenalty", options, -LARGEST_PENALTY, LARGEST_PENALTY),
+        presence=_within("PresencePenalty", options, -LARGEST_PENALTY, LARGEST_PENALTY),
         frequency_window=extras.frequency_window,
         presence_window=extras.presence_window,
-        temperature=_temperature(options.Temperature),
-        top_k=_top_k(options.TopK),
-        typical_p=_share("TypicalP", options.TypicalP),
-        top_p=_share("TopP", options.TopP),
-        min_p=_within("MinP", options.MinP, 0.0, 1.0),
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+        top_k=max(options.TopK, 0),
+        typical_p=_share("TypicalP", options),
+        top_p=_share("TopP", options),
+        min_p=_within("MinP", options, 0.0, 1.0),
         xtc_probability=extras.xtc_probability,
         xtc_threshold=extras.xtc_threshold,
-        seed=_seed(options.Seed),
+        # A new one for -1; a negative number is read as unsigned.
+        seed=secrets.randbits(63) if options.Seed == -1 else options.Seed & 0xFFFF_FFFF,
     )
 
 
-def _within(name: str, value: float, low: float, high: float) -> float:
+def _within(name: str, options: pb.PredictOptions, low: float, high: float) -> float:
+    value: float = getattr(options, name)
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
     raise InvalidRequest(f"{named(name)} is {value:g}: send a finite number {limits}")
 
 
-def _temperature(value: float) -> float:
-    value = _within("Temperature", value, 0.0, MAX_TEMPERATURE)
-    return value if value >= _GREEDY_BELOW else 0.0
-
-
-def _share(name: str, value: float) -> float:
+def _share(name: str, options: pb.PredictOptions) -> float:
     """Return a probability mass: 0 means unset, and 1 or more keeps all tokens."""
-    value = _within(name, value, 0.0, math.inf)
+    value = _within(name, options, 0.0, math.inf)
     return value if 0 < value < 1 else 1.0
-
-
-def _repetition(value: float) -> float:
-    return _within("Penalty", value, 1 / LARGEST_PENALTY, LARGEST_PENALTY) if value else 1.0
-
-
-def _additive(name: str, value: float) -> float:
-    return _within(name, value, -LARGEST_PENALTY, LARGEST_PENALTY)
-
-
-def _top_k(value: int) -> int:
-    require_least("TopK", value, -1, "a positive count, or 0 or -1 to turn it off")
-    return max(value, 0)
-
-
-def _window(value: int) -> int:
-    looks_back = f"how many tokens {named('Penalty')} looks back, 0 for {_DEFAULT_WINDOW}"
-    require_least("Repeat", value, -1, f"{looks_back}, or -1 for all of them")
-    return WHOLE if value == -1 else value or _DEFAULT_WINDOW
-
-
-def _seed(value: int) -> int:
-    """Return the seed: a new one for -1, and a negative number as unsigned."""
-    return secrets.randbits(63) if value == -1 else value & 0xFFFF_FFFF
 
 
 def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:

@@ -67,8 +67,8 @@ class Server:
         options = (*_OPTIONS, *_of_connections())
         self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=options)
         self._health = HealthServicer(SERVICE)
-        self._servicer = Servicer(engine, last_load)
-        backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
+        self.servicer = Servicer(engine, last_load)
+        backend_pb2_grpc.add_BackendServicer_to_server(self.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         enable_reflection(self._server, (SERVICE, HEALTH))
 
@@ -83,10 +83,6 @@ class Server:
             raise AddressInUse(f"cannot listen on {address}: is it an address of this machine?")
         await self._server.start()
         return port
-
-    async def load_again(self) -> None:
-        """Load the model of the lost process that this process replaces, if there was one."""
-        await self._servicer.load_again()
 
     def refuse_new(self, *, failed: bool = False) -> None:
         """Answer further calls with UNAVAILABLE, and health checks with NOT_SERVING.
