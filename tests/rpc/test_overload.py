@@ -31,7 +31,8 @@ def test_a_full_queue_is_checked_before_any_other_work(
     """The servicer is not called, and the host gets no sign that work has begun."""
     engine.full = FULL
     for each in QUEUED:
-        monkeypatch.delattr(servicer.Servicer, each)
+        owner = next(kind for kind in servicer.Servicer.__mro__ if each in vars(kind))
+        monkeypatch.delattr(owner, each)
     with pytest.raises(grpc.RpcError) as caught:
         list(call(running.stub, method, empty_request(method)))
     error: Any = caught.value
