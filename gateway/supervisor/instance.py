@@ -17,9 +17,11 @@ from typing import Any
 
 from gateway.errors import ApiError
 from gateway.models.config import OWN_BACKENDS, ModelConfig
+from gateway.settings import GatewaySettings
 from gateway.supervisor import policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.failures import LoadFailed, load_failed
+from gateway.supervisor.load_request import load_request
 from wire import backend_pb2 as pb
 
 
@@ -77,13 +79,7 @@ class Key:
 class ModelInstance:
     """One model's state. Only this class changes it."""
 
-    def __init__(
-        self,
-        key: Key,
-        config: ModelConfig,
-        request: pb.ModelOptions,
-        load_timeout: float,
-    ) -> None:
+    def __init__(self, key: Key, config: ModelConfig, settings: GatewaySettings) -> None:
         self.key = key
         self.config = config
         self.leases = 0
@@ -95,8 +91,7 @@ class ModelInstance:
         self.backend: Backend | None = None
         self.state = State.STOPPED
         self.work: asyncio.Future[ApiError | None] | None = None
-        self._request = request
-        self._load_timeout = load_timeout
+        self._settings = settings
         self._watch: asyncio.Future[None] | None = None
         self._leaving: set[asyncio.Future[None]] = set()  # running tasks that end lost backends
         self._ready_at = 0.0
@@ -145,18 +140,21 @@ class ModelInstance:
         self.state = State.STARTING
         self.work = asyncio.ensure_future(self._load(after))
 
-    async def change_adapters(self, config: ModelConfig, request: pb.ModelOptions) -> None:
+    def _request(self, config: ModelConfig) -> pb.ModelOptions:
+        return load_request(config, self._settings.folder, self.key.draft)
+
+    async def change_adapters(self, config: ModelConfig) -> None:
         """Let a loaded model have other adapters, and load it with them later.
 
         Raises LoadFailed, after which all is as before. The caller has a lease.
 
-        request: differs from the current one only in the adapters.
+        config: differs from the current one only in the adapters.
         """
         if self.working:
             await self.settled()
-        if self.backend is not None and request != self._request:
-            await self.backend.load(request)
-        self.config, self._request = config, request
+        if self.backend is not None and self._request(config) != self._request(self.config):
+            await self.backend.load(self._request(config))
+        self.config = config
 
     def begin_unload(self, reason: str) -> None:
         assert self.state is State.READY
@@ -208,7 +206,7 @@ class ModelInstance:
         except LoadFailed as problem:
             return self._load_failed(str(problem))
         except TimeoutError:
-            return self._load_failed(f"it took longer than {self._load_timeout:.0f} s")
+            return self._load_failed(f"it took longer than {self._settings.load_timeout:.0f} s")
         except BaseException:
             self.state = State.STOPPED
             raise
@@ -221,7 +219,7 @@ class ModelInstance:
         fetched = None
         try:
             while True:
-                await asyncio.wait((work,), timeout=self._load_timeout or None)
+                await asyncio.wait((work,), timeout=self._settings.load_timeout or None)
                 if work.done():
                     return work.result()
                 process = self.backend.process if self.backend else None
@@ -239,7 +237,7 @@ class ModelInstance:
         try:
             self.state = State.LOADING
             _log.info("%s: loading %s", self.key, self.config.parameters.model)
-            self.context_size = await backend.load(self._request)
+            self.context_size = await backend.load(self._request(self.config))
             self.memory = await backend.memory(_STATUS_LIMIT)
         except BaseException:
             self.backend = None

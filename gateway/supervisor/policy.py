@@ -53,7 +53,23 @@ def to_unload(loaded: Sequence[Loaded[T]], coming: int, limits: Limits) -> list[
 
     The least recently used come first, and none is unloaded without need.
     """
-    return _unload_until_within(loaded, 1, coming, limits)
+
+    def fits(without: Sequence[Loaded[T]]) -> bool:
+        stay = [model for model in loaded if model not in without]
+        return limits.hold(len(stay) + 1, sum(model.memory for model in stay) + coming)
+
+    idle = [model for model in loaded if not model.busy and not model.pinned]
+    idle.sort(key=lambda model: model.last_used)
+    leaving: list[Loaded[T]] = []
+    while not fits(leaving):
+        if not idle:
+            return None
+        leaving.append(idle.pop(0))
+    for model in reversed(leaving[:]):
+        spared = [other for other in leaving if other is not model]
+        if fits(spared):
+            leaving = spared
+    return leaving
 
 
 def may_fit(loaded: Sequence[Loaded[T]], coming: int, limits: Limits) -> bool:
@@ -70,30 +86,9 @@ def over_limits(loaded: Sequence[Loaded[T]], limits: Limits) -> list[Loaded[T]]:
         return []
     latest = max(loaded, key=lambda model: model.last_used)
     others = [model for model in loaded if model is not latest]
-    leaving = _unload_until_within(others, 1, latest.memory, limits)
+    leaving = to_unload(others, latest.memory, limits)
     if leaving is None:  # the models in use exceed the limits alone; unload all others
         return [model for model in others if not model.busy and not model.pinned]
-    return leaving
-
-
-def _unload_until_within(
-    loaded: Sequence[Loaded[T]], more: int, memory: int, limits: Limits
-) -> list[Loaded[T]] | None:
-    def fits(without: Sequence[Loaded[T]]) -> bool:
-        stay = [model for model in loaded if model not in without]
-        return limits.hold(len(stay) + more, sum(model.memory for model in stay) + memory)
-
-    idle = [model for model in loaded if not model.busy and not model.pinned]
-    idle.sort(key=lambda model: model.last_used)
-    leaving: list[Loaded[T]] = []
-    while not fits(leaving):
-        if not idle:
-            return None
-        leaving.append(idle.pop(0))
-    for model in reversed(leaving[:]):
-        spared = [other for other in leaving if other is not model]
-        if fits(spared):
-            leaving = spared
     return leaving
 
 

@@ -30,7 +30,6 @@ from gateway.supervisor.backend import Backend
 from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.instance import Key, ModelInstance, ModelStatus, State
-from gateway.supervisor.load_request import load_request
 from wire import backend_pb2 as pb
 
 WarmPrompts = Callable[[ModelConfig], Awaitable[Sequence[pb.PredictOptions]]]
@@ -252,23 +251,19 @@ class Supervisor:
                 instance.leases += 1
             try:
                 for instance in instances:
-                    await self._give(instance, config)
+                    await instance.change_adapters(config)
                     done.append(instance)
                 self.catalogue.change(config)
             except LoadFailed as problem:
                 for instance in done:
                     with contextlib.suppress(LoadFailed):
-                        await self._give(instance, before)
+                        await instance.change_adapters(before)
                 raise failures.adapters_refused(problem) from None
             finally:
                 for instance in instances:
                     self._release(instance)
             if self._default_adapters.get(config.name) not in config.adapters:
                 self._default_adapters.pop(config.name, None)
-
-    async def _give(self, instance: ModelInstance, config: ModelConfig) -> None:
-        request = load_request(config, self._settings.folder, instance.key.draft)
-        await instance.change_adapters(config, request)
 
     def default_adapter(self, config: ModelConfig) -> str:
         """Return the adapter of requests to a model that name none; '' if there is none."""
@@ -293,9 +288,7 @@ class Supervisor:
         draft = draft if draft in config.draft_models and draft != config.draft_model else ""
         key = Key(config.name, draft)
         if key not in self._instances:
-            request = load_request(config, self._settings.folder, draft)
-            timeout = self._settings.load_timeout
-            self._instances[key] = ModelInstance(key, config, request, timeout)
+            self._instances[key] = ModelInstance(key, config, self._settings)
         return self._instances[key]
 
     def _all(self) -> list[ModelInstance]:
