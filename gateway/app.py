@@ -23,7 +23,7 @@ from gateway.context import Gateway
 from gateway.exchange import Traffic
 from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
-from gateway.openai.warm_prompts import warm_prompts
+from gateway.openai.answering import warm_prompts
 from gateway.routes import (
     adapters,
     chat,

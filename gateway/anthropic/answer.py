@@ -15,8 +15,8 @@ from typing import Any
 from gateway import exchange
 from gateway.anthropic.request import MessagesRequest
 from gateway.blocks import Block, Blocks, Step
+from gateway.calls import Done, Event, Progress, Usage
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress, Usage
 from gateway.openai.messages import SEAL
 from gateway.refusals import TEXT, ErrorForm, schema_of
 from gateway.sse import Answer

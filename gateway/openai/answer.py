@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from gateway.blocks import Block, Blocks, Step, consume
+from gateway.calls import Done, Event, Piece, Progress, Usage
 from gateway.errors import ApiError
 from gateway.fields import TextRequest
-from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion import CompletionPlan

@@ -6,6 +6,7 @@ own body. The longest path that is a prefix of an error's `param` identifies the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from common.field_names import named
 from common.wording import shown
 from gateway import exchange
 from gateway.asking import ask
+from gateway.calls import Done, Event, generate_all
 from gateway.context import Gateway
 from gateway.errors import ApiError, Names, bad_field, found_in
-from gateway.generation import Done, Event, generate_all
 from gateway.limits import apart
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
@@ -28,6 +29,7 @@ from gateway.openai.sampling import Lora
 from gateway.refusals import validated
 from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease
+from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
 
 Json = dict[str, Any]
@@ -239,3 +241,23 @@ async def count_prompt(translation: Translation, gateway: Gateway) -> int:
             if isinstance(event, Done):
                 counted = event.usage.prompt_tokens
     return counted
+
+
+_log = logging.getLogger("gateway.models")
+
+
+async def warm_prompts(config: ModelConfig, gateway: Gateway) -> list[pb.PredictOptions]:
+    """Return requests that generate nothing. A prompt of the file that is refused is left out."""
+    found: list[pb.PredictOptions] = []
+    for at, given in enumerate(config.warm_prompts):
+        system = [{"role": "system", "content": given.system}] if given.system else []
+        chat = {"messages": [*system, {"role": "user", "content": "."}], "tools": given.tools}
+        try:
+            translated = translate(chat, {"messages[0]": "system"})
+            (options,) = await options_of(translated.chat, config, gateway)
+        except ApiError as problem:
+            _log.warning("%s: warm_prompts[%d] is left out: %s", config.name, at, problem)
+            continue
+        if prompt := beginning(options, 1):
+            found.append(prompt)
+    return [*found, *(each for each in gateway.prompts.of(config.name) if each not in found)]

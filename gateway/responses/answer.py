@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from gateway.blocks import Block, Blocks, Step
+from gateway.calls import Done, Event, Piece, Progress, Usage
 from gateway.errors import CODES, ApiError
-from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import Parameters
 from gateway.openai.answer import token_logprob
 from gateway.openai.messages import SEAL

@@ -13,10 +13,10 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from gateway import exchange, fields
+from gateway.calls import Done, Piece, Usage
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.fields import Strict
-from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answer import completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of

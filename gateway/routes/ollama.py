@@ -14,10 +14,10 @@ from pydantic import Field
 
 from common.device_memory import has_graphics
 from gateway import exchange
+from gateway.calls import Event
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.fields import Request
-from gateway.generation import Event
 from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part

@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 
 from common.field_names import named
 from gateway import exchange
+from gateway.calls import Done, Piece, Usage
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
-from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import Translation, answer, count_prompt, question_of
 from gateway.openapi import streamed

@@ -12,8 +12,7 @@ from typing import Any
 
 import grpc
 
-from gateway.calls import is_cancelled
-from gateway.generation import Stub
+from gateway.calls import Stub, is_cancelled
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess

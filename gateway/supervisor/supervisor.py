@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from common.device_memory import device_memory
 from common.wording import shown
 from gateway import exchange
+from gateway.calls import Stub, generate
 from gateway.errors import ApiError
-from gateway.generation import Stub, generate
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.models.reading import ModelFolder

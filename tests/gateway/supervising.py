@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from gateway.calls import Piece, Stub, generate
 from gateway.errors import ApiError
-from gateway.generation import Piece, Stub, generate
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
 from gateway.supervisor.instance import ModelStatus, State

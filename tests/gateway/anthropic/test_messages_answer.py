@@ -10,7 +10,7 @@ from hypothesis import given
 
 from gateway.anthropic.answer import MessageAnswer
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
+from gateway.calls import Done, Event, Piece, Progress, ToolCallPiece, Usage
 from gateway.openai.messages import ThoughtPart
 from tests.gateway.generated_answers import answers
 from tests.gateway.requests_begun import begun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, Progress, Usage
+from gateway.calls import Done, Event, Piece, Progress, Usage
 from gateway.openai.answer import OpenAIAnswer, chat_answer
 from gateway.openai.chat_request import ChatCompletionRequest
 

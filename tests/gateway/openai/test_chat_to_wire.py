@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from common.messages import template_messages
 from gateway import fields
+from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.context import Gateway
 from gateway.errors import ApiError, found_in
 from gateway.exchange import Exchange, Traffic
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder

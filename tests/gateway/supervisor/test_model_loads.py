@@ -24,7 +24,6 @@ from gateway.supervisor.process import DOWNLOAD
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
 from tests.polling import until
-from wire import backend_pb2 as pb
 
 KEY = "a-long-enough-key"
 

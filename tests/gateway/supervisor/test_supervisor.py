@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.asking import ask_once
+from gateway.calls import Piece
 from gateway.errors import ApiError
-from gateway.generation import Piece
 from gateway.models.config import ModelConfig
 from gateway.supervisor import instance
 from gateway.supervisor import supervisor as supervisor_module
