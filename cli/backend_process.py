@@ -17,7 +17,7 @@ from grpc.experimental import ChannelOptions
 from cli import default_model
 from common.launch import command
 from common.process_end import end_of, wait_or_kill
-from gateway.supervisor.warden import backend_environ
+from gateway.supervisor.process import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 

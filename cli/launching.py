@@ -13,7 +13,7 @@ import click
 from cli.agents import AGENTS, Agent, Served, Setup, folder, placed, script
 from cli.client import Client
 from common.wording import did_you_mean
-from gateway.supervisor.warden import backend_environ
+from gateway.supervisor.process import backend_environ
 
 
 def agent(word: str) -> Agent:

@@ -21,8 +21,7 @@ from cli.progress import Progress
 from common import launch
 from common.process_end import wait_or_kill
 from common.wording import did_you_mean
-from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
-from gateway.supervisor.warden import SETTINGS, backend_environ
+from gateway.supervisor.process import DOWNLOAD, DOWNLOADED, SETTINGS, backend_environ
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
 _REASON = re.compile(r"gateway: (.+)")

@@ -22,11 +22,11 @@ from common.machine_memory import return_large_blocks
 from gateway import logs
 from gateway.app import create_app
 from gateway.arguments import BadArgument, settings_from
+from gateway.exchange import Traffic
 from gateway.greeting import Greeting, say
 from gateway.models.reading import read_folder, single
 from gateway.server import CannotListen, Server, allow_connections, bind, url_of
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 
 LEVEL = "MLX_GATEWAY_LOG"
 

@@ -13,12 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.log_lines import traceback_of
 from gateway import exchange, logs
-from gateway.auth import is_open
+from gateway.admission import is_open
 from gateway.errors import RETRY_AFTER, SERVER, ApiError
-from gateway.exchange import CLIENT_LEFT, Exchange
+from gateway.exchange import CLIENT_LEFT, Exchange, Traffic
 from gateway.metrics import Metrics
 from gateway.refusals import response_of
-from gateway.traffic import Traffic
 
 _REGULAR = frozenset({"/metrics", "/api/status"})
 _BASE = re.compile("/+((?:v1/+)*)")

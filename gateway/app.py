@@ -1,6 +1,6 @@
 """The ASGI application: routes with and without `/v1`, inside the layers that every request passes.
 
-From the outside in: log and metrics, origins, keys, limits of bodies. Each layer is plain ASGI, so
+From the outside in: log and metrics, admission, limits of bodies. Each layer is plain ASGI, so
 streams pass through them unchanged.
 """
 
@@ -18,12 +18,12 @@ from common.cache_folder import cache_folder
 from common.version import VERSION
 from gateway import exchange, openapi, refusals
 from gateway.access import AccessMiddleware
-from gateway.auth import KeyMiddleware
+from gateway.admission import AdmissionMiddleware
 from gateway.context import Gateway
+from gateway.exchange import Traffic
 from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
-from gateway.openai.warm_prompts import warm_prompts
-from gateway.origins import OriginMiddleware
+from gateway.openai.answering import warm_prompts
 from gateway.routes import (
     adapters,
     chat,
@@ -37,13 +37,11 @@ from gateway.routes import (
     page,
     rerank,
     responses,
-    status,
     tokenize,
     transcriptions,
 )
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from gateway.used_prompts import UsedPrompts
 
 # Those that SDKs of Anthropic and Azure add to every request.
@@ -97,14 +95,13 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     refusals.install(app)
     openapi.install(app)
     app.include_router(ollama.router)
-    for router in (lm_studio.router, page.router, status.router):
+    for router in (lm_studio.router, page.router, models.page_router):
         app.include_router(router, include_in_schema=False)
     for prefix, router in itertools.product(PREFIXES, ROUTERS):
         app.include_router(router, prefix=prefix, include_in_schema=prefix == "/v1")
     # The middleware added last is the outermost.
     app.add_middleware(BodyMiddleware, settings=settings)
-    app.add_middleware(KeyMiddleware, keys=settings.api_keys)
-    app.add_middleware(OriginMiddleware, settings=settings)
+    app.add_middleware(AdmissionMiddleware, settings=settings)
     app.add_middleware(
         AccessMiddleware, traffic=traffic, metrics=gateway.metrics, strict=settings.strict
     )

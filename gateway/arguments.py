@@ -98,32 +98,20 @@ def default_of(row: Field[Any]) -> str:
     return f"{default:g} s" if kind == "seconds" and default else f"{default}".removesuffix(".0")
 
 
-def with_default(row: Field[Any]) -> str:
-    """Return a setting's meaning and its default, for `--help`."""
-    meaning: str = row.metadata["rule"].meaning
-    default = default_of(row)
-    return f"{meaning} [default: {default}]" if default else meaning
-
-
-def metavar_of(row: Field[Any]) -> str:
-    """Return the placeholder for a setting's value in `--help`."""
-    kind: str = row.metadata["rule"].kind
-    repeated = kind in ("texts", "keys")
-    return (flag_of(row).rpartition("-")[2] if repeated else kind).upper()
-
-
 def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the gateway's flags; their values are strings, which `settings_from` reads."""
     command = click.option("--api-key-file", help=KEY_FILE, metavar="FILE")(command)
     for row in reversed(fields(GatewaySettings)):
-        kind = row.metadata["rule"].kind
+        rule: Rule = row.metadata["rule"]
+        repeated, default = rule.kind in ("texts", "keys"), default_of(row)
+        word = flag_of(row).rpartition("-")[2] if repeated else rule.kind
         command = click.option(
             flag_of(row),
             row.name,
-            is_flag=kind == "switch",
-            multiple=kind in ("texts", "keys"),
-            metavar=None if kind == "switch" else metavar_of(row),
-            help=with_default(row),
+            is_flag=rule.kind == "switch",
+            multiple=repeated,
+            metavar=None if rule.kind == "switch" else word.upper(),
+            help=f"{rule.meaning} [default: {default}]" if default else rule.meaning,
         )(command)
     return command
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from gateway.generation import Done, Event, Piece, ToolCallPiece
+from gateway.calls import Done, Event, Piece, ToolCallPiece
 
 Kind = Literal["reasoning", "text", "call"]
 

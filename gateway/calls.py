@@ -1,16 +1,33 @@
-"""Makes calls to a backend, with time limits, and turns their failures into ApiErrors."""
+"""Calls a backend: for single replies, and for answers, whose Replies become pieces and one Done.
+
+All endpoints that generate read these events, whatever their own format is. Closing the iterator
+cancels the call, so the backend frees the slot within one step. Calls have time limits, and their
+failures become ApiErrors.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+import json
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import grpc
 
 from gateway import errors, exchange
 from gateway.errors import AS_ON_THE_WIRE, Names
+from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
 
 Reply = TypeVar("Reply")
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -89,3 +106,244 @@ def as_refusals(names: Names) -> Iterator[None]:
 def is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+Stub = backend_pb2_grpc.BackendStub
+_MOST_AT_ONCE = 64  # answers of one request; backends run fewer in a batch, and queue the rest
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """Part of one call: id and name once, arguments (JSON text) in pieces."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next part of an answer.
+
+    logprobs: those of its tokens, if they were requested; each is {id, token, bytes, logprob,
+        top_logprobs}, as in Reply.logprobs.
+    prompt_tokens: the length of the whole prompt, which the backend reports with every part; how
+        much of it was cached is known only at the end.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+    logprobs: tuple[dict[str, Any], ...] = ()
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens and milliseconds of one answer.
+
+    cached_tokens: those of the prompt that were not computed.
+    reasoning_tokens: those of the completion; if the backend does not report them, those until the
+        last piece of reasoning.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of an answer.
+
+    prompt_logprobs: None unless they were requested.
+    """
+
+    finish_reason: Literal["stop", "length"]
+    usage: Usage
+    stop_sequence: str | None = None
+    prompt_logprobs: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the prompt is prefilled, in tokens.
+
+    The first event of this type means that the backend has accepted the request.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    ms: float  # since prefill began
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the whole prompt, as in `Piece`."""
+        return self.total
+
+
+Event = Progress | Piece | Done
+
+
+async def generate(
+    stub: Stub,
+    options: pb.PredictOptions,
+    *,
+    seconds: float | None = None,
+    names: Names = AS_ON_THE_WIRE,
+) -> AsyncGenerator[Event, None]:
+    """Yield the events of one answer. Raises ApiError for any status but OK.
+
+    If parallel calls are off, the answer ends where a second call begins, because backends
+    guarantee a single call only if calls are enforced.
+
+    seconds: that the answer may take.
+    names: the client's names for the protocol's fields.
+    """
+    options.CorrelationId = exchange.current().request_id
+    options.Metadata["mlx.stream_progress"] = "true"
+    single = options.Metadata.get("mlx.parallel_tool_calls") == "false"
+    last = pb.Reply()
+    thought = 0
+    bare: list[int] = []
+    prompt_logprobs: tuple[dict[str, Any], ...] | None = None
+    trailing: Iterable[tuple[str, Any]] = ()
+    with as_refusals(names):
+        call = stub.PredictStream(options, timeout=seconds or None)
+        try:
+            async for reply in call:
+                found: dict[str, Any] = json.loads(reply.logprobs) if reply.logprobs else {}
+                if "progress" in found:
+                    yield Progress(**found["progress"], ms=reply.timing_prompt_processing)
+                    continue
+                if "prompt" in found:
+                    prompt_logprobs = tuple(found["prompt"])
+                piece = _piece(reply, tuple(found.get("content", ())))
+                over = single and piece is not None and any(part.index for part in piece.tool_calls)
+                if over and (piece := _first_call(piece)) is None:
+                    break
+                last = reply
+                if piece is not None:
+                    if piece.reasoning:
+                        thought = reply.tokens
+                    yield replace(piece, tool_calls=tuple(_filled(piece.tool_calls, bare)))
+                if over:
+                    break
+            else:
+                trailing = await call.trailing_metadata() or ()
+        finally:
+            call.cancel()
+    done = _done(options, last, thought, dict(trailing), prompt_logprobs)
+    if bare and done.finish_reason == "stop":
+        yield Piece(tool_calls=(ToolCallPiece(bare[0], arguments="{}"),))
+    exchange.current().count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
+    yield done
+
+
+async def generate_all(
+    stub: Stub,
+    wanted: Sequence[pb.PredictOptions],
+    *,
+    seconds: float | None = None,
+    names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """Yield the events of several answers, each with the index of its answer.
+
+    The answers run as one batch of the backend. The first failure ends all of them, and is raised.
+    A request with very many answers does not fill the backend's queue with them: the last ones
+    begin when the first have ended.
+
+    names: as for `generate`, for the answer of each index.
+    """
+    if len(wanted) == 1:
+        only = generate(stub, wanted[0], seconds=seconds, names=names(0))
+        async with aclosing(only) as answer:
+            async for event in answer:
+                yield 0, event
+        return
+    arrivals: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(2 * len(wanted))
+    places = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    async def read(index: int) -> None:
+        try:
+            async with places:
+                replies = generate(stub, wanted[index], seconds=seconds, names=names(index))
+                async with aclosing(replies) as events:
+                    async for event in events:
+                        await arrivals.put((index, event))
+            await arrivals.put((index, None))
+        except Exception as failure:  # it is raised by the reader of the events
+            await arrivals.put((index, failure))
+
+    tasks = [asyncio.ensure_future(read(index)) for index in range(len(wanted))]
+    try:
+        running = len(tasks)
+        while running:
+            index, arrival = await arrivals.get()
+            if isinstance(arrival, Exception):
+                raise arrival
+            if arrival is None:
+                running -= 1
+            else:
+                yield index, arrival
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | None:
+    content = reasoning = ""
+    calls: tuple[ToolCallPiece, ...] = ()
+    for delta in reply.chat_deltas:
+        content += delta.content
+        reasoning += delta.reasoning_content
+        calls += tuple(ToolCallPiece(c.index, c.id, c.name, c.arguments) for c in delta.tool_calls)
+    if not (content or reasoning or calls or logprobs):
+        return None
+    return Piece(content, reasoning, calls, logprobs, reply.prompt_tokens)
+
+
+def _filled(parts: Iterable[ToolCallPiece], bare: list[int]) -> Iterator[ToolCallPiece]:
+    """Yield the parts, and `{}` for a call without arguments, which some backends leave empty.
+
+    bare: the index of the call that has begun, while it has no arguments.
+    """
+    for part in parts:
+        if bare and bare[0] != part.index:
+            yield ToolCallPiece(bare.pop(), arguments="{}")
+        bare[:] = [] if part.arguments else [part.index] if part.name else bare
+        yield part
+
+
+def _first_call(piece: Piece | None) -> Piece | None:
+    """Return the part of a piece that belongs to the first call, where the second begins."""
+    parts = tuple(part for part in piece.tool_calls if part.index == 0) if piece else ()
+    return replace(piece, tool_calls=parts) if piece and parts else None
+
+
+def _done(
+    options: pb.PredictOptions,
+    last: pb.Reply,
+    thought: int,
+    trailing: Mapping[str, Any],
+    prompt_logprobs: tuple[dict[str, Any], ...] | None,
+) -> Done:
+    usage = Usage(
+        last.prompt_tokens,
+        last.tokens,
+        int(trailing.get("mlx-cached-tokens", 0)),
+        int(trailing.get("mlx-reasoning-tokens", thought)),
+        last.timing_prompt_processing,
+        last.timing_token_generation,
+    )
+    # Other backends do not report a finish reason; then LocalAI's rule applies.
+    cut = 0 < options.Tokens <= last.tokens
+    reason = trailing.get("mlx-finish-reason", "length" if cut else "stop")
+    stop = trailing.get("mlx-stop-sequence-bin")
+    return Done(reason, usage, None if stop is None else stop.decode(), prompt_logprobs)

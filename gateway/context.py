@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.errors import ApiError
+from gateway.exchange import Traffic
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from gateway.used_prompts import UsedPrompts
 
 

@@ -1,7 +1,7 @@
-"""One request and its answer, as the log and the metrics see them.
+"""The requests that run: each with its answer, as the log and the metrics see them.
 
-The outermost middleware creates it, and every layer below records what it learns in `current()`,
-because tokens are counted far from the layer that writes the log line.
+The outermost middleware creates an Exchange, and every layer below records what it learns in
+`current()`, because tokens are counted far from the layer that writes the log line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -66,3 +68,38 @@ def begin(exchange: Exchange) -> None:
 def current() -> Exchange:
     """Return the request that this task serves; elsewhere, a new object that nobody reads."""
     return _current.get(None) or Exchange("", "", "")
+
+
+class Traffic:
+    """The requests of one gateway that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request for the duration of the block."""
+        self.running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._idle.set()
+
+    async def drain(self, patience: float) -> bool:
+        """Accept no more requests.
+
+        Returns whether all running ones end within `patience` seconds.
+        """
+        self.draining = True
+        try:
+            async with asyncio.timeout(patience):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

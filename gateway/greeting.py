@@ -8,7 +8,7 @@ import time
 
 from common.progress_bar import bar
 from gateway.settings import GatewaySettings
-from gateway.supervisor.status import State
+from gateway.supervisor.instance import State
 from gateway.supervisor.supervisor import Supervisor
 
 _FAILED = (State.FAILED, State.BACKING_OFF)

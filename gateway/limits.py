@@ -28,7 +28,6 @@ from common.wording import shown
 from gateway import exchange
 from gateway.errors import RETRY_AFTER, SERVER, ApiError
 from gateway.leaving import run_until_left
-from gateway.problems import likeliest
 from gateway.refusals import invalid, response_of
 from gateway.settings import GatewaySettings
 
@@ -115,7 +114,7 @@ class JsonRoute(APIRoute):
             return body
         checked, problems = self.body_field.validate(body, {}, loc=("body",))
         if problems:
-            raise invalid(likeliest(problems))
+            raise invalid(problems)
         return checked
 
 

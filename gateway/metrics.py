@@ -14,8 +14,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from gateway.calls import Done, Event, Piece
 from gateway.exchange import Exchange
-from gateway.generation import Done, Event, Piece
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -12,8 +12,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.generation import Stub
-from gateway.supervisor.status import ModelStatus, State
+from gateway.calls import Stub
+from gateway.supervisor.instance import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor
 from wire import backend_pb2 as pb
 

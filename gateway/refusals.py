@@ -1,22 +1,27 @@
-"""Refusals as HTTP responses, in the form that the clients of each endpoint read."""
+"""Refusals as HTTP responses, in the form that the clients of each endpoint read.
+
+For a union pydantic reports what is wrong with every alternative, and writes the alternative's name
+into the path. A client does not know these names: it gets the error of the alternative that matched
+furthest, with a path that exists in its own body.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
 from common.field_names import named, unmarked
 from gateway.errors import ApiError, bad_field
-from gateway.problems import likeliest
 
 _LONGEST_STEP = 80  # characters; the keys of an object may be any text
 _NO_PLACE = ("body", "query", "path", "header", "cookie")
@@ -70,7 +75,7 @@ def _refusal(request: Request, error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        return invalid(likeliest(error.errors()))
+        return invalid(error.errors())
     assert isinstance(error, HTTPException)
     path = unmarked(request.url.path)[:100]
     if error.status_code == 404:
@@ -108,8 +113,17 @@ def _takes(route: BaseRoute, request: Request, method: str) -> bool:
     return route.matches({**request.scope, "method": method, "root_path": root})[0] is Match.FULL
 
 
-def invalid(problem: Mapping[str, Any]) -> ApiError:
-    """Return the ApiError for one of pydantic's problems, with the path as OpenAI writes it."""
+def validated(schema: type[Model], fields: object) -> Model:
+    """Return the object that a schema makes of these fields. Raises ApiError."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as failure:
+        raise invalid(failure.errors()) from None
+
+
+def invalid(problems: Sequence[Problem]) -> ApiError:
+    """Return the ApiError for pydantic's problems, with the path as OpenAI writes it."""
+    problem = likeliest(problems)
     param = param_of(problem["loc"])
     place = "the body" if param is None else named(param)
     if problem["type"] == "extra_forbidden":
@@ -134,3 +148,66 @@ def param_of(place: tuple[str | int, ...]) -> str | None:
             name = step if len(step) <= _LONGEST_STEP else f"{step[: _LONGEST_STEP - 1]}…"
             path += f".{name}" if path else name
     return path or None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+Problem = Mapping[str, Any]
+Place = tuple[str | int, ...]
+
+# How pydantic names alternatives of a union: types, classes, validators and dictionary keys.
+_ALTERNATIVE = re.compile(
+    r"(str|int|float|bool|none|constrained-\w+|\[key\]|[A-Z]\w*|(list|dict|literal|nullable"
+    r"|function-\w+|tagged-union|json-or-python|model|lax-or-strict|definition-ref)\[.*)",
+    re.DOTALL,
+)
+_EXPECTED = "Input should be "
+_WORDS = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "Input should be an object"
+    ),
+    "list_type": "Input should be a list",
+    "string_type": "Input should be a string",
+    "int_type": "Input should be an integer",
+    "float_type": "Input should be a number",
+    "bool_type": "Input should be true or false",
+    "too_short": "Input should have at least one entry",
+    "string_pattern_mismatch": "Input should be a token id",  # of `logit_bias`, the only pattern
+    "string_too_short": "Input should not be empty",
+}
+
+
+def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return the problem to report. Its `loc` has only names and indices of the request.
+
+    If a value matches none of the types accepted at its position, one message lists them.
+    """
+    cleaned = [
+        dict(problem, loc=place_of(problem["loc"]), msg=_WORDS.get(problem["type"], problem["msg"]))
+        for problem in problems
+    ]
+    deepest = max(cleaned, key=lambda problem: _rank(problem, cleaned[0]["loc"]))
+    words = [p["msg"] for p in cleaned if p["loc"] == deepest["loc"]]
+    if len(words) > 1 and all(word.startswith(_EXPECTED) for word in words):
+        kinds = dict.fromkeys(word.removeprefix(_EXPECTED) for word in words)
+        deepest["msg"] = _EXPECTED + " or ".join(kinds)
+    return deepest
+
+
+def place_of(place: Place) -> Place:
+    """Return a path without the alternatives that pydantic tried."""
+    own = _own(place)  # the field's own name may look like one
+    rest = place[len(own) :]
+    return own + tuple(
+        step for step in rest if isinstance(step, int) or not _ALTERNATIVE.fullmatch(step)
+    )
+
+
+def _rank(problem: Problem, first: Place) -> int:
+    """Return the depth of a problem about the same field as `first`; -1 for other fields."""
+    place: Place = problem["loc"]
+    return len(place) if _own(place) == _own(first) else -1
+
+
+def _own(place: Place) -> Place:
+    """Return the first part of a path, which names a field of the request."""
+    return place[: 2 if place[:1] == ("body",) else 1]

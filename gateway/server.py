@@ -20,11 +20,11 @@ import psutil
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.exchange import Traffic
 from gateway.greeting import Greeting
 from gateway.http_protocol import BoundedProtocol
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 
 # Nothing should be running after the drain; what still runs is cancelled.
 _LAST_SECONDS = 1

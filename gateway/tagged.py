@@ -23,8 +23,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from common.part_text import file_of, text_of
+from gateway.fields import DROPPED, tolerable
 from gateway.images import PDF, type_of
-from gateway.tolerance import DROPPED, tolerable
 
 FILES = ("file", "input_file")
 MOST_ENTRIES = 10_000  # messages of a conversation, parts of a content
@@ -178,7 +178,7 @@ def rather(form: Callable[[dict[str, Any]], Any], message: str, *, lossless: boo
 def as_text(kind: str, unread: str = "", *, media: bool = False) -> Callable[[Any], Any]:
     """Return an `otherwise` that keeps the text of a part as a part of this kind.
 
-    A part without text is dropped. A PDF becomes a `gateway.openai.parts`.
+    A part without text is dropped. A PDF becomes a `gateway.openai.messages`.
 
     unread: the text that replaces a document without readable text. If it is empty, the document is
         refused, as any other attachment: the answer would ignore it.

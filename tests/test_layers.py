@@ -74,13 +74,13 @@ LAYERS = {
     "front": f"{ENGINE}.engine {ENGINE}.preparing",
     "rpc": "backend.rpc",
     "processes": "backend.supervising backend.__main__",
-    "gateway": "gateway gateway.openai.other_fields",
+    "gateway": "gateway",
     "models": "gateway.models",
     "supervision": """
         gateway.supervisor gateway.asking gateway.context gateway.greeting gateway.model_metrics
         gateway.server
     """,
-    "openai": "gateway.openai gateway.tagged gateway.tolerance",
+    "openai": "gateway.openai gateway.tagged",
     "other APIs": "gateway.anthropic gateway.ollama gateway.responses",
     "routes": "gateway.routes gateway.app gateway.__main__",
     "command": "cli",

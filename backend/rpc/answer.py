@@ -7,15 +7,20 @@ host that rendered the prompt also interprets the markers in the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
-from backend.engine.events import Finished, TextDelta, TokenLogprob
+from backend.engine.engine import Engine
+from backend.engine.events import Finished, Progress, TextDelta, TokenLogprob
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.served_model import ServedModel
-from backend.rpc import logprobs
+from backend.engine.speech.transcript import Transcribed
+from backend.rpc import replies
+from backend.rpc.call_log import note, note_usage
+from backend.rpc.requests import generation_request
 from common.chat_events import ChatEvent, Content, Reasoning, merged
 from common.chat_parser import ChatParser
+from wire import backend_pb2 as pb
 
 
 class Answer:
@@ -40,6 +45,41 @@ class Answer:
         self._unsent: list[TokenLogprob] = []
         self._sent = 0
         self._thought = _ReasoningTokens()
+
+    @classmethod
+    def to(
+        cls,
+        engine: Engine,
+        options: pb.PredictOptions,
+        served: ServedModel,
+        *,
+        partial_calls: bool = False,
+    ) -> Answer:
+        """Submit a request, and return its answer. Raises InvalidRequest, Overloaded, …."""
+        request = generation_request(options, served)
+        note(id=request.request_id)
+        return cls(served, request, engine.submit(request), partial_calls=partial_calls)
+
+    async def events(
+        self,
+    ) -> AsyncGenerator[tuple[Progress | TextDelta | Finished, Sequence[ChatEvent]], None]:
+        """Yield the engine's events with the chat events of each, and note them for the call's log.
+
+        Closing the iterator cancels the generation.
+        """
+        async with self._generation:
+            async for event in self._generation:
+                if isinstance(event, Progress):
+                    yield event, ()
+                elif not isinstance(event, Transcribed):
+                    note_usage(event.usage)
+                    yield event, self._read(event)
+
+    def _read(self, event: TextDelta | Finished) -> Sequence[ChatEvent]:
+        if isinstance(event, Finished):
+            note(finish=event.reason)
+            return self.finish(event)
+        return self.feed(event)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -73,7 +113,7 @@ class Answer:
             return b""
         entries, self._unsent = self._unsent, []
         self._sent += len(entries)
-        return logprobs.as_json(entries, self._facts.token_bytes)
+        return replies.logprobs_json(entries, self._facts.token_bytes)
 
     async def last_logprobs(self, end: Finished) -> bytes:
         """Return the log-probabilities that were not streamed yet, and those of the prompt."""
@@ -81,7 +121,7 @@ class Answer:
         if end.prompt_logprobs is not None:
             # Formatting a long prompt takes a second, which would block the event loop.
             return await asyncio.to_thread(
-                logprobs.as_json,
+                replies.logprobs_json,
                 rest,
                 self._facts.token_bytes,
                 end.prompt_logprobs,
@@ -89,7 +129,7 @@ class Answer:
             )
         if end.logprobs is None or (self._sent and not rest):
             return b""
-        return logprobs.as_json(rest, self._facts.token_bytes)
+        return replies.logprobs_json(rest, self._facts.token_bytes)
 
     def _started(self) -> ChatParser | None:
         prompt = self._request.prompt

@@ -10,12 +10,12 @@ protobuf descriptors and the code that reads the fields, so a new field needs a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.rpc.request_metadata import KEYS, PREFIX
-from common.field_names import named
+from common.field_names import in_snake_case, named, written
 from common.field_table import EMPTY, FieldTable, Off, Refused, each, one_of
 from wire import backend_pb2 as pb
 
@@ -203,6 +203,20 @@ MODEL_OPTIONS = FieldTable(
     ),
 )
 
+
+def _without_media(rpc: str, field: str) -> dict[str, Refused]:
+    """Return the fields of PredictOptions that a call about one text, in `field`, does not read."""
+    unread = f"{rpc} does not read it"
+    media = Refused(f"send none, and text as {field}", why=unread)
+    messages = Refused(f"render the conversation, and send it as {field}", why=unread)
+    return {"Messages": messages, "Images": media, "Videos": media, "Audios": media}
+
+
+TOKENIZE_STRING = FieldTable(_without_media("TokenizeString", "Prompt"))
+EMBEDDING = FieldTable(
+    _without_media("Embedding", "Embeddings")
+    | {"Prompt": Refused("send it as Embeddings", why="Embedding does not read it")}
+)
 TRANSCRIPT_REQUEST = FieldTable(
     used={
         "dst": "the recording: the path of a file that the host has stored, base64 or a data URI;"
@@ -263,6 +277,49 @@ def _rows(message: type[Any], table: FieldTable) -> Iterator[tuple[str, str]]:
 def _table(title: str, columns: str, rows: Iterable[tuple[str, str]]) -> str:
     lines = (f"| `{name}` | {words} |\n" for name, words in rows)
     return f"## {title}\n\n| {columns} |\n|---|---|\n{''.join(lines)}"
+
+
+# The author of a model file, or of a request with the same names, does not know the protocol. So
+# messages contain both names: `context_size (ContextSize)`.
+# Fields that a file cannot set belong to a request, or locate the model.
+_WITHOUT_KEY = frozenset(
+    "Prompt Messages UseTokenizerTemplate Metadata Images Videos Audios Tools ToolChoice Grammar"
+    " CorrelationId ModelIdentity EmbeddingTokens Model ModelFile ModelPath".split()
+)
+# Keys that are not the field's name in snake case: those of ModelOptions, then those of requests.
+_OTHER_KEYS = {
+    "DType": "dtype",
+    "CacheTypeKey": "cache_type_k",
+    "CacheTypeValue": "cache_type_v",
+    "MMProj": "mmproj",
+    "LimitImagePerPrompt": "limit_mm_per_prompt.image",
+    "LimitVideoPerPrompt": "limit_mm_per_prompt.video",
+    "LimitAudioPerPrompt": "limit_mm_per_prompt.audio",
+    "Tokens": "max_tokens",
+    "StopPrompts": "stopwords",
+    "Penalty": "repeat_penalty",
+    "Repeat": "repeat_last_n",
+    "NDraft": "n_draft",
+    "TailFreeSamplingZ": "tfz",
+}
+YAML_KEYS: Mapping[str, str] = {
+    name: _OTHER_KEYS.get(name, in_snake_case(name))
+    for table in (MODEL_OPTIONS, PREDICT_OPTIONS)
+    for name in (*table.used, *table.refused)
+    if name not in _WITHOUT_KEY
+}
+
+
+def message_with_keys(message: str) -> str:
+    """Return the message for a host, with the YAML key at the first mention of each field."""
+    seen: set[str] = set()
+
+    def name_of(field: str) -> str:
+        first = field in YAML_KEYS and field not in seen
+        seen.add(field)
+        return f"{YAML_KEYS[field]} ({field})" if first else field
+
+    return written(message, name_of)
 
 
 if __name__ == "__main__":

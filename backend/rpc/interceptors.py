@@ -19,10 +19,9 @@ from google.protobuf.message import DecodeError
 
 from backend.engine.errors import Cancelled, InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
-from backend.rpc.identity import QUEUED, Identity
-from backend.rpc.sizes import require_bounded
+from backend.rpc.last_load import QUEUED, LastLoad
+from backend.rpc.request_limits import UnsentRequests, require_bounded
 from backend.rpc.statuses import NotServed, status_of
-from backend.rpc.unsent_requests import UnsentRequests
 from common.machine_memory import return_freed_memory
 
 SERVICE = "backend.Backend"
@@ -47,49 +46,41 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Handler:
-        if self._carries_token(details):
-            return await continuation(details)
-        self._log_refusal(details.method)
-        return _REFUSAL
-
-    def _log_refusal(self, method: str) -> None:
-        """Log only the first wrong token, because a host without one would fill the log."""
-        level = logging.DEBUG if self._refused_before else logging.WARNING
-        self._refused_before = True
-        logs.event(level, "refused", {"rpc": method, "why": "invalid token"})
-
-    def _carries_token(self, details: grpc.HandlerCallDetails) -> bool:
         given = b""
         for key, value in details.invocation_metadata:
             if key == "authorization":
                 given = value if isinstance(value, bytes) else value.encode("utf-8", "replace")
-        return hmac.compare_digest(given, self._wanted)
+        if hmac.compare_digest(given, self._wanted):
+            return await continuation(details)
+        # Only the first wrong token, because a host without one would fill the log.
+        level = logging.DEBUG if self._refused_before else logging.WARNING
+        self._refused_before = True
+        logs.event(level, "refused", {"rpc": details.method, "why": "invalid token"})
+        return _REFUSAL
 
 
-async def _refuse(_requests: Any, context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "invalid token")
+def _refusing(code: grpc.StatusCode, sentence: str) -> Handler:
+    """Return a handler of bytes, streaming in both directions, which fits every kind of call."""
+
+    async def refuse(_requests: Any, context: Context) -> None:
+        await context.abort(code, sentence)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-# Bytes in, bytes out, streaming in both directions: this handler fits every kind of call.
-_REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+_REFUSAL = _refusing(grpc.StatusCode.UNAUTHENTICATED, "invalid token")
 
 
 def _not_served(path: str) -> Handler:
     """Return a handler that refuses a method of LocalAI's protocol, and None for other methods."""
     if not path.startswith(_PREFIX):
         return None
-    status = status_of(
-        NotServed(
-            f"{path.removeprefix(_PREFIX)[:64]} is not served: this backend runs models that"
-            " generate text, embed, rank or label it, or turn speech into it; use another backend"
-            " for this call"
-        )
+    sentence = (
+        f"{path.removeprefix(_PREFIX)[:64]} is not served: this backend runs models that generate"
+        " text, embed, rank or label it, or turn speech into it; use another backend for this call"
     )
-
-    async def refuse(_requests: Any, context: Context) -> None:
-        await context.abort(status.code, status.sentence)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    status = status_of(NotServed(sentence))
+    return _refusing(status.code, status.sentence)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -100,8 +91,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         time.
     """
 
-    def __init__(self, identity: Identity, refuse_when_full: Callable[[], None]) -> None:
-        self._identity = identity
+    def __init__(self, last_load: LastLoad, refuse_when_full: Callable[[], None]) -> None:
+        self._last_load = last_load
         self._refuse_when_full = refuse_when_full
         self._closed = False
         self._answered: Container[str] = ()
@@ -227,7 +218,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
             await asyncio.to_thread(return_freed_memory)
         request = _parsed(method, handler, raw)
-        self._identity.check(method, request)
+        self._last_load.check(method, request)
         if method in QUEUED:
             self._refuse_when_full()
         # From here on, the request could be the cause if the process crashes. This metadata tells

@@ -40,7 +40,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     engine.start(watchdog.start_monitor)
     ready(await server.start(address))
     watching = asyncio.ensure_future(watchdog.watch())
-    again = asyncio.ensure_future(server.load_again())
+    again = asyncio.ensure_future(server.servicer.load_again())
     failure = asyncio.ensure_future(engine.failed())
     ends: list[asyncio.Future[Any]] = [stop_signal, failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

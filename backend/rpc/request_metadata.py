@@ -64,24 +64,26 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
 
 def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return chat template variables by name; separate keys override chat_template_kwargs."""
+    field = "Metadata chat_template_kwargs"
+    blob = metadata.get("chat_template_kwargs", "")
+    require_most(field, blob, _LARGEST_BLOB, "characters")
     arguments = {
         name: value
-        for name, value in _blob(metadata.get("chat_template_kwargs", "")).items()
+        for name, value in json_object(field, blob).items()
         if not name.startswith(PREFIX) and _may_set(name, metadata)
     }
     if thinking := metadata.get("enable_thinking", ""):
         arguments["enable_thinking"] = thinking
     if "enable_thinking" in arguments:
-        arguments["enable_thinking"] = _flag("enable_thinking", arguments["enable_thinking"])
+        value = arguments["enable_thinking"]
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.strip().lower())
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{named('Metadata enable_thinking')} must be true or false")
+        arguments["enable_thinking"] = value
     if effort := metadata.get("reasoning_effort", ""):
         arguments["reasoning_effort"] = effort
     return arguments
-
-
-def _blob(text: str) -> dict[str, Any]:
-    name = "Metadata chat_template_kwargs"
-    require_most(name, text, _LARGEST_BLOB, "characters")
-    return json_object(name, text)
 
 
 def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
@@ -97,14 +99,6 @@ def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
         f"{named('Metadata chat_template_kwargs')} sets {name}, which the backend sets itself:"
         " remove it",
     )
-
-
-def _flag(name: str, value: Any) -> bool:
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.strip().lower())
-    if isinstance(value, bool):
-        return value
-    raise InvalidRequest(f"{named(f'Metadata {name}')} must be true or false")
 
 
 def _listed(what: str, convert: Callable[[Any], Any]) -> Callable[[str], tuple[Any, ...]]:

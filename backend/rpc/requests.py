@@ -6,27 +6,30 @@ value and what to send instead. `backend.rpc.fields` lists the fields that are n
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from dataclasses import replace
+from typing import Any
 
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.disk_cache.use import disk_use
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import (
     MOST_DRAFT_TOKENS,
+    WHOLE,
     Attachments,
     ChatPrompt,
     Extras,
     GenerationRequest,
     Prompt,
+    Sampling,
 )
 from backend.engine.served_model import ServedModel
-from backend.rpc.checks import require_alone, require_least, require_most
+from backend.rpc.checks import json_object, require_alone, require_least, require_most
 from backend.rpc.fields import PREDICT_OPTIONS, require_neutral
 from backend.rpc.prompt_fields import prompt_of, require_in_vocabulary, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
-from backend.rpc.sampling_fields import sampling
 from common.field_names import named
 from common.wording import did_you_mean, shown
 from wire import backend_pb2 as pb
@@ -61,7 +64,11 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
     budget = _thinking_budget(options, prompt, extras, served)
     if budget is not None and isinstance(prompt, ChatPrompt):
         prompt = _with_budget_variables(prompt, budget, served)
-    max_tokens = _max_tokens(options.Tokens)
+    max_tokens = None if options.Tokens in _UNLIMITED else options.Tokens
+    if max_tokens is not None:
+        require_least("Tokens", max_tokens, 0, "a positive count, or 0 for no limit")
+    require_least("NDraft", options.NDraft, -1, "a count, 0 for the model's own, or -1 for none")
+    n_draft = min(max(options.NDraft, 0), MOST_DRAFT_TOKENS)
     require_in_vocabulary("stop_token_ids", extras.stop_token_ids, served.vocabulary_size)
     return GenerationRequest(
         request_id=_request_id(options.CorrelationId),
@@ -80,7 +87,7 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
         count_only=extras.count_only,
         constraint=constraint,
         thinking_budget=budget,
-        n_draft=_n_draft(options.NDraft),
+        n_draft=n_draft if options.NDraft else None,
         disk=disk_use(
             options.PromptCachePath,
             answer=options.PromptCacheAll,
@@ -157,13 +164,6 @@ def _request_id(label: str) -> str:
     """Return a unique name for the log; it begins with the client's label if that is plain text."""
     unique = secrets.token_hex(6)
     return f"{label}.{unique}" if _LABEL.fullmatch(label) else unique
-
-
-def _max_tokens(value: int) -> int | None:
-    if value in _UNLIMITED:
-        return None
-    require_least("Tokens", value, 0, "a positive count, or 0 for no limit")
-    return value
 
 
 def _stop_strings(given: list[str]) -> tuple[str, ...]:
@@ -269,11 +269,6 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
     )
 
 
-def _n_draft(value: int) -> int | None:
-    require_least("NDraft", value, -1, "a count, 0 for the model's own, or -1 for none")
-    return min(max(value, 0), MOST_DRAFT_TOKENS) if value else None
-
-
 def _logprobs(options: pb.PredictOptions) -> int | None:
     """Return the number of alternatives per token; None for no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
@@ -285,3 +280,82 @@ def _logprobs(options: pb.PredictOptions) -> int | None:
     if not options.Logprobs and not options.TopLogprobs:
         return None
     return options.TopLogprobs
+
+
+MAX_TEMPERATURE = 100.0
+LARGEST_BIAS = 1e6
+MOST_BIASES = 10_000
+LARGEST_PENALTY = 100.0
+_DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
+_GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
+
+
+def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
+    """Return the sampling of a request. Raises InvalidRequest for a value out of range."""
+    require_least("TopK", options.TopK, -1, "a positive count, or 0 or -1 to turn it off")
+    looks_back = f"how many tokens {named('Penalty')} looks back, 0 for {_DEFAULT_WINDOW}"
+    require_least("Repeat", options.Repeat, -1, f"{looks_back}, or -1 for all of them")
+    temperature = _within("Temperature", options, 0.0, MAX_TEMPERATURE)
+    return Sampling(
+        logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
+        repetition=_within("Penalty", options, 1 / LARGEST_PENALTY, LARGEST_PENALTY)
+        if options.Penalty
+        else 1.0,
+        window=WHOLE if options.Repeat == -1 else options.Repeat or _DEFAULT_WINDOW,
+        frequency=_within("FrequencyPenalty", options, -LARGEST_PENALTY, LARGEST_PENALTY),
+        presence=_within("PresencePenalty", options, -LARGEST_PENALTY, LARGEST_PENALTY),
+        frequency_window=extras.frequency_window,
+        presence_window=extras.presence_window,
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+        top_k=max(options.TopK, 0),
+        typical_p=_share("TypicalP", options),
+        top_p=_share("TopP", options),
+        min_p=_within("MinP", options, 0.0, 1.0),
+        xtc_probability=extras.xtc_probability,
+        xtc_threshold=extras.xtc_threshold,
+        # A new one for -1; a negative number is read as unsigned.
+        seed=secrets.randbits(63) if options.Seed == -1 else options.Seed & 0xFFFF_FFFF,
+    )
+
+
+def _within(name: str, options: pb.PredictOptions, low: float, high: float) -> float:
+    value: float = getattr(options, name)
+    if math.isfinite(value) and low <= value <= high:
+        return value
+    limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
+    raise InvalidRequest(f"{named(name)} is {value:g}: send a finite number {limits}")
+
+
+def _share(name: str, options: pb.PredictOptions) -> float:
+    """Return a probability mass: 0 means unset, and 1 or more keeps all tokens."""
+    value = _within(name, options, 0.0, math.inf)
+    return value if 0 < value < 1 else 1.0
+
+
+def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+    """Parse a JSON object of token id → value added to its logit."""
+    given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
+    require_most("LogitBias", given, MOST_BIASES, "tokens")
+    return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())
+
+
+def _token(key: str, vocabulary_size: int) -> int:
+    text = key.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise InvalidRequest(f"{named('LogitBias')} has the key {shown(key)}: send token ids")
+    if int(text) >= vocabulary_size:
+        raise InvalidRequest(
+            f"{named('LogitBias')} names the token {text}, but the model's vocabulary ends at"
+            f" {vocabulary_size - 1}",
+        )
+    return int(text)
+
+
+def _bias(key: str, value: Any) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and abs(value) <= LARGEST_BIAS:
+        return float(value)
+    raise InvalidRequest(
+        f"{named('LogitBias')}[{shown(key)}] is {shown(value)}: send a number from"
+        f" {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}",
+    )

@@ -12,7 +12,6 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH
 from backend.engine.engine import Engine
 from backend.engine.threads import require_threads
 from backend.rpc.address import Address, AddressInUse, require_free
-from backend.rpc.identity import Identity
 from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
 from backend.rpc.last_load import LastLoad
 from backend.rpc.other_services import HealthServicer, enable_reflection
@@ -62,14 +61,14 @@ class Server:
 
     def __init__(self, engine: Engine, token: str = "") -> None:
         require_threads(_GRPC_THREADS)  # without them, gRPC crashes the process or hangs
-        identity = Identity()
-        self._calls = CallInterceptor(identity, engine.refuse_when_full)
+        last_load = LastLoad(os.environ)
+        self._calls = CallInterceptor(last_load, engine.refuse_when_full)
         guards = [TokenInterceptor(token)] if token else []
         options = (*_OPTIONS, *_of_connections())
         self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=options)
         self._health = HealthServicer(SERVICE)
-        self._servicer = Servicer(engine, identity, LastLoad(os.environ))
-        backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
+        self.servicer = Servicer(engine, last_load)
+        backend_pb2_grpc.add_BackendServicer_to_server(self.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         enable_reflection(self._server, (SERVICE, HEALTH))
 
@@ -84,10 +83,6 @@ class Server:
             raise AddressInUse(f"cannot listen on {address}: is it an address of this machine?")
         await self._server.start()
         return port
-
-    async def load_again(self) -> None:
-        """Load the model of the lost process that this process replaces, if there was one."""
-        await self._servicer.load_again()
 
     def refuse_new(self, *, failed: bool = False) -> None:
         """Answer further calls with UNAVAILABLE, and health checks with NOT_SERVING.

@@ -8,7 +8,6 @@ which cancels the generation in the engine immediately, queued or running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -17,23 +16,20 @@ import grpc
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
 from backend.engine.errors import EngineError
-from backend.engine.events import Finished, Progress, TextDelta, Usage
-from backend.engine.generation import Generation
+from backend.engine.events import Finished, Progress, Usage
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
-from backend.engine.speech.transcript import Transcribed
-from backend.rpc import logs, replies, scores, text_readings, trailers
+from backend.rpc import logs, replies
 from backend.rpc.answer import Answer
-from backend.rpc.call_log import note, note_usage
+from backend.rpc.call_log import note
 from backend.rpc.checks import require_most
-from backend.rpc.identity import Identity
+from backend.rpc.fields import TOKENIZE_STRING, require_neutral
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
-from backend.rpc.requests import generation_request
+from backend.rpc.text_readings import TextReadings
 from backend.rpc.transcription import transcribe
 from common.chat_events import ChatEvent, message_of
 from wire import backend_pb2 as pb
-from wire import backend_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 LARGEST_TEXT = 1 << 20
@@ -49,10 +45,9 @@ _STATES = {
 }
 
 
-class Servicer(backend_pb2_grpc.BackendServicer):
-    def __init__(self, engine: Engine, identity: Identity, last_load: LastLoad) -> None:
-        self._engine = engine
-        self._identity = identity
+class Servicer(TextReadings):
+    def __init__(self, engine: Engine, last_load: LastLoad) -> None:
+        super().__init__(engine)
         self._loading = asyncio.Lock()
         self._last_load = last_load
 
@@ -75,7 +70,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 elif after is not before:
                     self._last_load.remember(request)
         note(type=served.model_type, context=served.context_size)
-        context.set_trailing_metadata(((trailers.CONTEXT_SIZE, str(served.context_size)),))
+        context.set_trailing_metadata(((replies.CONTEXT_SIZE, str(served.context_size)),))
         words = f"loaded {served.name} ({served.model_type}, context {served.context_size} tokens)"
         if served.division:
             words += f" on {served.division}"
@@ -94,7 +89,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         finally:
             after = self._engine.loaded
             if after is not None and after is not before:
-                self._identity.learn(name)
+                self._last_load.name = name
 
     async def load_again(self) -> None:
         """Load the model that the previous process had loaded; a failure is logged."""
@@ -115,52 +110,41 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return pb.Result(success=True, message=words)
 
     async def Predict(self, request: pb.PredictOptions, context: Context) -> pb.Reply:
-        events: list[ChatEvent] = []
+        parts: list[ChatEvent] = []
         usage, logprobs = Usage(), b""
-        generation, answer = self._submit(request, partial_calls=False)
+        served = self._engine.require_text_model("Predict")
+        answer = Answer.to(self._engine, request, served)
         del request
-        async with generation:
-            async for event in generation:
-                if isinstance(event, Progress | Transcribed):
-                    continue
+        async with aclosing(answer.events()) as events:
+            async for event, added in events:
+                parts += added
                 usage = event.usage
-                events += _read(answer, event)
                 if isinstance(event, Finished):
                     logprobs = await answer.last_logprobs(event)
-                    context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
-        return replies.unary(message_of(events), usage, logprobs)
+                    context.set_trailing_metadata(replies.trailers(event, answer.reasoning_tokens))
+        return replies.unary(message_of(parts), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
-        generation, answer = self._submit(request, partial_calls=True)
+        served = self._engine.require_text_model("Predict")
+        answer = Answer.to(self._engine, request, served, partial_calls=True)
         del request
-        async with generation:
-            async for event in generation:
-                if isinstance(event, Progress | Transcribed):
-                    if isinstance(event, Progress):
-                        await context.write(replies.progress(event))
-                    continue
-                for part in _read(answer, event):
+        async with aclosing(answer.events()) as events:
+            async for event, parts in events:
+                if isinstance(event, Progress):
+                    await context.write(replies.progress(event))
+                for part in parts:
                     logprobs = answer.piece_logprobs()
                     await context.write(replies.piece(part, event.usage, logprobs))
                 if isinstance(event, Finished):
                     logprobs = await answer.last_logprobs(event)
                     await context.write(replies.last(event.usage, logprobs))
-                    context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
-
-    def _submit(
-        self, options: pb.PredictOptions, *, partial_calls: bool
-    ) -> tuple[Generation, Answer]:
-        served = self._engine.require_text_model("Predict")
-        request = generation_request(options, served)
-        note(id=request.request_id)
-        generation = self._engine.submit(request)
-        return generation, Answer(served, request, generation, partial_calls=partial_calls)
+                    context.set_trailing_metadata(replies.trailers(event, answer.reasoning_tokens))
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         self._engine.require_model()
-        text_readings.require_only(request, "TokenizeString", "Prompt")
+        require_neutral(TOKENIZE_STRING, request)
         require_most("Prompt", request.Prompt, LARGEST_TEXT, "characters")
         tokens = await self._engine.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
@@ -175,14 +159,14 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:
         status = await self._engine.status()
         metrics = self._engine.metrics()
-        if shown := (*trailers.of_metrics(metrics), *trailers.of_ranks(status.ranks)):
+        if shown := (*replies.metrics_trailers(metrics), *replies.rank_trailers(status.ranks)):
             context.set_trailing_metadata(shown)
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
     async def GetMetrics(self, _: pb.MetricsRequest, context: Context) -> pb.MetricsResponse:
         metrics = self._engine.metrics()
-        if shown := trailers.of_metrics(metrics):
+        if shown := replies.metrics_trailers(metrics):
             context.set_trailing_metadata(shown)
         return pb.MetricsResponse(
             tokens_per_second=metrics.tokens_per_second,
@@ -208,28 +192,6 @@ class Servicer(backend_pb2_grpc.BackendServicer):
             media_marker=served.media_marker,
         )
 
-    async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
-        switches = text_readings.input_switches(context.invocation_metadata())
-        result, truncated = await text_readings.embed(self._engine, request, switches)
-        _tell_truncated(context, truncated)
-        return result
-
-    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        served = self._engine.require_text_model("Score")
-        logprobs = await self._engine.score(scores.score_request(request))
-        return scores.response(request, logprobs, served.token_bytes)
-
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
-        switches = text_readings.input_switches(context.invocation_metadata())
-        result, truncated = await text_readings.rerank(self._engine, request, switches)
-        _tell_truncated(context, truncated)
-        return result
-
-    async def TokenClassify(
-        self, request: pb.TokenClassifyRequest, _context: Context
-    ) -> pb.TokenClassifyResponse:
-        return await text_readings.classify(self._engine, request)
-
     async def AudioTranscription(
         self, request: pb.TranscriptRequest, _context: Context
     ) -> pb.TranscriptResult:
@@ -249,18 +211,3 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                     if isinstance(piece, str)
                     else pb.TranscriptStreamResponse(final_result=piece)
                 )
-
-
-def _tell_truncated(context: Context, tokens: int) -> None:
-    if tokens:
-        note(truncated_tokens=tokens)
-        context.set_trailing_metadata(((trailers.TRUNCATED_TOKENS, str(tokens)),))
-
-
-def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:
-    """Return the chat events of an engine event; also adds fields to the call's log line."""
-    note_usage(event.usage)
-    if isinstance(event, Finished):
-        note(finish=event.reason)
-        return answer.finish(event)
-    return answer.feed(event)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from grpc import StatusCode
 
 from backend.engine import errors
-from backend.rpc.yaml_keys import message_with_keys
+from backend.rpc.fields import message_with_keys
 from common import error_details
 from common.field_names import shortened
 from common.wording import shown

@@ -1,4 +1,4 @@
-"""Serves the RPCs that read texts: Embedding, Rerank and TokenClassify.
+"""Serves the RPCs that read texts: Embedding, Rerank, Score and TokenClassify.
 
 LocalAI fills the other fields of PredictOptions as for a generation; sampling fields have no effect
 on a vector, and those that would be expected to change it are refused. Settings without a field in
@@ -8,21 +8,29 @@ the Metadata of PredictOptions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
 
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.label_reader import LabelledText, LabelReader
 from backend.engine.embedding.readers import PairReader, TextReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
+from backend.engine.executing.score_plan import ScoreRequest, require_bounded
 from backend.rpc.call_log import note
 from backend.rpc.checks import require_alone, require_least, require_most
+from backend.rpc.fields import EMBEDDING, require_neutral
+from backend.rpc.replies import LEAST, TRUNCATED_TOKENS
 from common.field_names import named
 from common.rerank_limits import MOST_DOCUMENTS
 from common.wording import shown
 from wire import backend_pb2 as pb
+from wire import backend_pb2_grpc
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 TRUNCATE = "mlx-truncate"
 PROMPT_NAME = "mlx-prompt-name-bin"
 _FLAGS = {"true": True, "false": False}
@@ -40,9 +48,9 @@ class InputSwitches:
     prompt_name: str | None = None
 
 
-def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputSwitches:
+def _switches(context: Context) -> InputSwitches:
     """Read the metadata of a call. Raises InvalidRequest."""
-    given = dict(metadata or ())
+    given = dict(context.invocation_metadata() or ())
     truncate, name = given.get(TRUNCATE), given.get(PROMPT_NAME)
     if truncate is not None and truncate not in _FLAGS:
         raise InvalidRequest(f"{named(TRUNCATE)} is {shown(truncate)}: send true or false")
@@ -53,66 +61,14 @@ def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputS
     return InputSwitches(None if truncate is None else _FLAGS[str(truncate)], prompt)
 
 
-# Fields of PredictOptions that calls about one text do not read.
-_NOT_READ = {
-    "Messages": "render the conversation, and send it as",
-    **dict.fromkeys(("Images", "Videos", "Audios"), "send none, and text as"),
-}
-
-
-def require_only(options: pb.PredictOptions, rpc: str, field: str) -> None:
-    """Raise InvalidRequest for content in another field than the one that a call reads."""
-    for name, instead in _NOT_READ.items():
-        if getattr(options, name):
-            raise InvalidRequest(
-                f"{named(name)} is set, but {rpc} does not read it: {instead} {field}"
-            )
-
-
-async def embed(
-    engine: Engine, options: pb.PredictOptions, switches: InputSwitches
-) -> tuple[pb.EmbeddingResult, int]:
-    """Answer an Embedding call; also returns the number of tokens that were truncated.
-
-    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
-    """
-    reader = engine.reader(TextReader)
-    _require_one_input(options)
-    pieces: list[Piece] = []
-
-    def read() -> list[Piece]:
-        if options.EmbeddingTokens:
-            tokens = options.EmbeddingTokens
-            pieces.extend(reader.read_tokens(tokens, truncate=switches.truncate))
-        else:
-            pieces.extend(
-                reader.read_text(
-                    options.Embeddings,
-                    prompt_name=switches.prompt_name,
-                    truncate=switches.truncate,
-                )
-            )
-        return pieces
-
-    size = len(options.Embeddings) + len(options.EmbeddingTokens)
-    embedded = reader.answer(pieces, await engine.encode(read, size))
-    note(prompt_tokens=embedded.prompt_tokens)
-    result = pb.EmbeddingResult(
-        embeddings=embedded.values,
-        tokens=embedded.rows,
-        dim=embedded.dim,
-        prompt_tokens=embedded.prompt_tokens,
-        layout=pb.EMBEDDING_LAYOUT_PER_TOKEN if embedded.per_token else pb.EMBEDDING_LAYOUT_FINAL,
-    )
-    return result, embedded.truncated
+def _report_truncated(context: Context, tokens: int) -> None:
+    if tokens:
+        note(truncated_tokens=tokens)
+        context.set_trailing_metadata(((TRUNCATED_TOKENS, str(tokens)),))
 
 
 def _require_one_input(options: pb.PredictOptions) -> None:
-    require_only(options, "Embedding", "Embeddings")
-    if options.Prompt:
-        raise InvalidRequest(
-            f"{named('Prompt')} is set, but Embedding does not read it: send it as Embeddings"
-        )
+    require_neutral(EMBEDDING, options)
     if options.Metadata.get("mlx.adapter"):
         raise InvalidRequest(
             f"{named('Metadata mlx.adapter')} is set, but Embedding uses the model without the"
@@ -124,38 +80,6 @@ def _require_one_input(options: pb.PredictOptions) -> None:
         raise InvalidRequest(
             f"{named('Embeddings')} and EmbeddingTokens are both empty: send a text, or its tokens",
         )
-
-
-async def rerank(
-    engine: Engine, request: pb.RerankRequest, switches: InputSwitches
-) -> tuple[pb.RerankResult, int]:
-    """Answer a Rerank call; also returns the number of tokens that were truncated.
-
-    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
-    """
-    reader = engine.reader(PairReader)
-    _require_rankable(request)
-    documents = list(request.documents)
-    pieces: list[Piece] = []
-
-    def read() -> list[Piece]:
-        pieces.extend(reader.read(request.query, documents, truncate=switches.truncate))
-        return pieces
-
-    size = len(documents) * len(request.query) + sum(map(len, documents))
-    ranked = reader.answer(await engine.encode(read, size), request.top_n)
-    tokens = sum(len(piece.ids) for piece in pieces)
-    note(prompt_tokens=tokens)
-    result = pb.RerankResult(
-        usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
-        results=[
-            pb.DocumentResult(
-                index=text.index, text=documents[text.index], relevance_score=text.score
-            )
-            for text in ranked
-        ],
-    )
-    return result, sum(piece.cut for piece in pieces)
 
 
 def _require_rankable(request: pb.RerankRequest) -> None:
@@ -172,34 +96,120 @@ def _require_rankable(request: pb.RerankRequest) -> None:
     require_least("top_n", request.top_n, 0, "a count, or 0 for all")
 
 
-async def classify(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenClassifyResponse:
-    """Answer a TokenClassify call; an empty text has no entities.
+class TextReadings(backend_pb2_grpc.BackendServicer):
+    """The calls about texts. Each raises WrongKind, InvalidRequest, TooLong or Overloaded."""
 
-    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
-    """
-    reader = engine.reader(LabelReader)
-    if not 0 <= request.threshold <= 1:
-        raise InvalidRequest(
-            f"{named('threshold')} is {request.threshold:g}: send a number from 0, for all, to 1"
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def Embedding(self, options: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
+        switches = _switches(context)
+        reader = self._engine.reader(TextReader)
+        _require_one_input(options)
+        pieces: list[Piece] = []
+
+        def read() -> list[Piece]:
+            if options.EmbeddingTokens:
+                tokens = options.EmbeddingTokens
+                pieces.extend(reader.read_tokens(tokens, truncate=switches.truncate))
+            else:
+                pieces.extend(
+                    reader.read_text(
+                        options.Embeddings,
+                        prompt_name=switches.prompt_name,
+                        truncate=switches.truncate,
+                    )
+                )
+            return pieces
+
+        size = len(options.Embeddings) + len(options.EmbeddingTokens)
+        embedded = reader.answer(pieces, await self._engine.encode(read, size))
+        note(prompt_tokens=embedded.prompt_tokens)
+        _report_truncated(context, embedded.truncated)
+        last, each = pb.EMBEDDING_LAYOUT_FINAL, pb.EMBEDDING_LAYOUT_PER_TOKEN
+        layout = each if embedded.per_token else last
+        return pb.EmbeddingResult(
+            embeddings=embedded.values,
+            tokens=embedded.rows,
+            dim=embedded.dim,
+            prompt_tokens=embedded.prompt_tokens,
+            layout=layout,
         )
-    read_texts: list[LabelledText] = []
 
-    def read() -> list[Piece]:
-        read_texts.append(reader.read(request.text))
-        return read_texts[0].pieces
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+        switches = _switches(context)
+        reader = self._engine.reader(PairReader)
+        _require_rankable(request)
+        documents = list(request.documents)
+        pieces: list[Piece] = []
 
-    encoded = await engine.encode(read, len(request.text))
-    entities = reader.answer(read_texts[0], encoded, request.threshold)
-    note(prompt_tokens=len(read_texts[0].offsets))
-    return pb.TokenClassifyResponse(
-        entities=[
-            pb.TokenClassifyEntity(
-                entity_group=entity.group,
-                start=entity.start,
-                end=entity.end,
-                score=entity.score,
-                text=entity.text,
-            )
-            for entity in entities
-        ]
-    )
+        def read() -> list[Piece]:
+            pieces.extend(reader.read(request.query, documents, truncate=switches.truncate))
+            return pieces
+
+        size = len(documents) * len(request.query) + sum(map(len, documents))
+        ranked = reader.answer(await self._engine.encode(read, size), request.top_n)
+        tokens = sum(len(piece.ids) for piece in pieces)
+        note(prompt_tokens=tokens)
+        _report_truncated(context, sum(piece.cut for piece in pieces))
+        return pb.RerankResult(
+            usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
+            results=[
+                pb.DocumentResult(
+                    index=text.index, text=documents[text.index], relevance_score=text.score
+                )
+                for text in ranked
+            ],
+        )
+
+    async def TokenClassify(
+        self, request: pb.TokenClassifyRequest, _context: Context
+    ) -> pb.TokenClassifyResponse:
+        """Answer a TokenClassify call; an empty text has no entities."""
+        reader = self._engine.reader(LabelReader)
+        if not 0 <= request.threshold <= 1:
+            wanted = "a number from 0, for all, to 1"
+            raise InvalidRequest(f"{named('threshold')} is {request.threshold:g}: send {wanted}")
+        read_texts: list[LabelledText] = []
+
+        def read() -> list[Piece]:
+            read_texts.append(reader.read(request.text))
+            return read_texts[0].pieces
+
+        encoded = await self._engine.encode(read, len(request.text))
+        entities = reader.answer(read_texts[0], encoded, request.threshold)
+        note(prompt_tokens=len(read_texts[0].offsets))
+        return pb.TokenClassifyResponse(
+            entities=[
+                pb.TokenClassifyEntity(
+                    entity_group=entity.group,
+                    start=entity.start,
+                    end=entity.end,
+                    score=entity.score,
+                    text=entity.text,
+                )
+                for entity in entities
+            ]
+        )
+
+    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
+        """Answer a Score call: natural logarithms; an empty candidate has the probability 1."""
+        served = self._engine.require_text_model("Score")
+        wanted = ScoreRequest(
+            request_id=secrets.token_hex(6),
+            prompt=request.prompt,
+            candidates=tuple(request.candidates),
+            stable_bytes=request.stable_prefix_len,
+        )
+        require_bounded(wanted)
+        answer = pb.ScoreResponse()
+        for tokens in await self._engine.score(wanted):
+            values = [max(token.logprob, LEAST) for token in tokens]
+            candidate = answer.candidates.add(log_prob=sum(values), num_tokens=len(values))
+            if request.length_normalize and values:
+                candidate.length_normalized_log_prob = candidate.log_prob / len(values)
+            if request.include_token_logprobs:
+                for token, value in zip(tokens, values, strict=True):
+                    written = served.token_bytes(token.token).decode(errors="backslashreplace")
+                    candidate.tokens.add(token=written, log_prob=value)
+        return answer

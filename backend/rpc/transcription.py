@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from backend.engine.engine import Engine
 from backend.engine.errors import Cancelled, InvalidRequest, WrongKind
-from backend.engine.events import Finished, TextDelta
+from backend.engine.events import Finished
 from backend.engine.served_model import ServedModel
 from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed, Word
 from backend.engine.vision.media_plan import AUDIO
 from backend.rpc.answer import Answer
-from backend.rpc.call_log import note, note_usage
+from backend.rpc.call_log import note_usage
 from backend.rpc.checks import require_most
-from backend.rpc.requests import generation_request
 from common.chat_events import Content
 from common.field_names import named
 from common.model_kind import SPEECH_FAMILIES
@@ -128,11 +127,13 @@ async def _by_prompts(
         )
         _require_unchanged(engine, served)
         text = ""
-        async with aclosing(_answer(engine, served, options)) as pieces:
-            async for piece in pieces:
-                delta = piece if text or not start else f" {piece.lstrip()}"
-                text += delta
-                yield delta
+        async with aclosing(Answer.to(engine, options, served).events()) as events:
+            async for _, parts in events:
+                for part in parts:
+                    if isinstance(part, Content) and part.text:
+                        delta = part.text if text or not start else f" {part.text.lstrip()}"
+                        text += delta
+                        yield delta
         yield Transcribed(
             (Segment(start / AUDIO_RATE, end / AUDIO_RATE, text),) if text.strip() else ()
         )
@@ -142,28 +143,6 @@ def _require_unchanged(engine: Engine, served: ServedModel) -> None:
     """Raise Cancelled if another model has been loaded since the request began, or NotLoaded."""
     if engine.require_model().epoch != served.epoch:
         raise Cancelled("another model was loaded")
-
-
-async def _answer(
-    engine: Engine, served: ServedModel, options: pb.PredictOptions
-) -> AsyncGenerator[str, None]:
-    """Yield the content of an answer in pieces, without reasoning."""
-    request = generation_request(options, served)
-    note(id=request.request_id)
-    async with engine.submit(request) as generation:
-        answer = Answer(served, request, generation, partial_calls=False)
-        async for event in generation:
-            match event:
-                case TextDelta():
-                    parts = answer.feed(event)
-                case Finished():
-                    note_usage(event.usage)
-                    parts = answer.finish(event)
-                case _:
-                    continue
-            for part in parts:
-                if isinstance(part, Content) and part.text:
-                    yield part.text
 
 
 def _wav(samples: np.ndarray) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 from gateway import exchange
 from gateway.anthropic.request import MessagesRequest
 from gateway.blocks import Block, Blocks, Step
+from gateway.calls import Done, Event, Progress, Usage
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress, Usage
-from gateway.openai.parts import SEAL
+from gateway.openai.messages import SEAL
 from gateway.refusals import TEXT, ErrorForm, schema_of
 from gateway.sse import Answer
 
@@ -177,13 +177,10 @@ def _usage(used: Usage) -> Json:
     }
 
 
-def _error_type(status: int) -> str:
-    return _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-
-
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the error object; the message begins with the field at fault."""
-    described: Json = {"type": _error_type(error.status), "message": error.sentence}
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    described: Json = {"type": _ERRORS.get(error.status, other), "message": error.sentence}
     if error.param == "thread":  # for Anthropic's SDKs, which then send whole conversations
         described["details"] = {"error_code": "thread_unsupported_request"}
     request_id = exchange.current().request_id

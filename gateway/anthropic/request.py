@@ -1,6 +1,15 @@
-"""The requests of `/messages` and `/messages/count_tokens`, as Anthropic's API defines them.
+"""The requests of `/messages` and `/messages/count_tokens`, and their translation to chat requests.
 
-gateway/anthropic/to_chat honours every field; gateway/tolerance handles all others.
+So only gateway/openai handles sampling, tools, images and formats, and gateway/fields handles
+fields that Anthropic's API does not define. These rules of Anthropic's have no field in chat
+requests:
+
+- `input_examples` of a tool become `examples` of its schema, which chat templates show.
+- A system message after the beginning becomes a user message: many chat templates refuse it there,
+  and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
+- The answer continues the last message if it is the assistant's.
+- If all tools are Anthropic's own, as for a web search of Claude Code, a message says so.
+- `thinking: adaptive`, or no `thinking`, leaves the decision to the model and its settings.
 """
 
 from __future__ import annotations
@@ -9,10 +18,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.field_names import named
+from gateway import exchange
 from gateway.described import about
-from gateway.openai.base import Request, Strict
-from gateway.openai.other_fields import MESSAGES
-from gateway.openai.parts import (
+from gateway.errors import bad_field
+from gateway.fields import DROPPED, MESSAGES, Request, Strict
+from gateway.openai.answering import Conversation, Translation, translate
+from gateway.openai.messages import (
     UNREAD,
     Base64Data,
     ImageSource,
@@ -21,11 +33,10 @@ from gateway.openai.parts import (
     ToolUseBlock,
     UrlSource,
 )
-from gateway.openai.sampling import Seed
+from gateway.openai.sampling import Seed, agreed
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
 from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, rather
-from gateway.tolerance import DROPPED
 
 
 class TextBlock(Strict):
@@ -164,3 +175,127 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     seed: Seed | None = about("As in chats; not Anthropic's.")
+
+
+Json = dict[str, Any]
+# Names of Anthropic's fields in chat requests.
+_NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "enable_thinking": "thinking",
+    "thinking_budget": "thinking.budget_tokens",
+    "tool_choice.function.name": "tool_choice.name",
+    "continue_final_message": "messages",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+
+
+def chat_request(request: CountTokensRequest) -> Translation:
+    """Return the chat request. Raises ApiError for what cannot be translated."""
+    conversation = _conversation(request)
+    fields: Json = {"model": request.model, "messages": conversation.messages}
+    places = _NAMES | conversation.places
+    if request.tools:
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        fields |= _choice(request)
+        for index in range(len(request.tools)):
+            places[f"tools[{index}]"] = f"tools[{index}]"
+            places[f"tools[{index}].function.name"] = f"tools[{index}].name"
+            places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
+    elif getattr(request.tool_choice, "type", "") in ("any", "tool") and not _lacks_tools(request):
+        raise bad_field(f"{named('tool_choice')}: there are no tools to choose from")
+    if request.thinking is not None:
+        fields["enable_thinking"] = {"enabled": True, "disabled": False}.get(request.thinking.type)
+        fields["thinking_budget"] = request.thinking.budget_tokens
+    if request.messages[-1].role == "assistant":
+        _require_begun(request.messages[-1], f"messages[{len(request.messages) - 1}]")
+        fields["continue_final_message"] = True
+    config = request.output_config or OutputConfig()
+    fields["reasoning_effort"] = config.effort
+    form = agreed(("output_config.format", config.format), ("output_format", request.output_format))
+    if form is not None:
+        schema = {"name": "answer", "schema": form.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(request, MessagesRequest):
+        # With 0 nothing is generated, whatever the other limits are.
+        fields["max_tokens"] = max(request.max_tokens, 1)
+        fields["stop"] = request.stop_sequences or None
+        for name in ("temperature", "top_p", "top_k", "seed"):
+            fields[name] = getattr(request, name)
+    return translate(fields, places)
+
+
+def _require_begun(turn: Turn, place: str) -> None:
+    texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
+    if not any(texts) or any(isinstance(block, ToolUseBlock) for block in turn.content):
+        raise bad_field(
+            f"{named(place)} cannot be continued: end messages with a user turn, or with an"
+            " assistant's text to continue",
+        )
+
+
+def _conversation(request: CountTokensRequest) -> Conversation:
+    conversation = Conversation()
+    turns = request.messages
+    last = len(turns) - 1
+    leading = next((at for at, turn in enumerate(turns) if turn.role != "system"), last)
+    system = [block.text for block in request.system or ()]
+    for index in range(leading):
+        system += _texts(turns[index], index)
+    if _lacks_tools(request):
+        if request.tool_choice is not None and request.tool_choice.type != "auto":
+            exchange.current().ignore("tool_choice")
+        system.append("The requested tools are not available here: do not claim to have used them.")
+    if system:
+        conversation.system(system, "system" if request.system else "messages[0]")
+    for index, turn in enumerate(turns[leading:], leading):
+        role = "assistant" if turn.role == "assistant" else "user"
+        message = {"role": role, "content": [*map(_part, turn.content)]}
+        conversation.add(message, f"messages[{index}]")
+    return conversation
+
+
+def _part(block: Block) -> Json:
+    if isinstance(block, ImageBlock | VideoBlock):
+        kind = f"{block.type}_url"
+        return {"type": kind, kind: {"url": block.source.url}}
+    part = block.model_dump(exclude={"caller", "content"})
+    if isinstance(block, ToolResultBlock):
+        part["content"] = [_part(inner) for inner in block.content]
+    return part
+
+
+def _texts(turn: Turn, index: int) -> list[str]:
+    texts = []
+    for at, block in enumerate(turn.content):
+        if not isinstance(block, TextBlock):
+            place = f"messages[{index}].content[{at}]"
+            raise bad_field(f"{named(place)}: {block.type} is not allowed in a system message")
+        texts.append(block.text)
+    return texts
+
+
+def _tool(tool: Tool) -> Json:
+    examples = {"examples": tool.input_examples} if tool.input_examples else {}
+    function = tool.model_dump(include={"name", "description", "strict"})
+    return {"type": "function", "function": function | {"parameters": tool.input_schema | examples}}
+
+
+def _lacks_tools(request: CountTokensRequest) -> bool:
+    """Return whether the chosen tool, or all tools, were left out, as tools that a server runs."""
+    choice, names = request.tool_choice, [tool.name for tool in request.tools or ()]
+    missing = choice.name not in names if isinstance(choice, ChooseTool) else not names
+    return missing and any(name.startswith("tools[][") for name in exchange.current().ignored)
+
+
+def _choice(request: CountTokensRequest) -> Json:
+    choice = request.tool_choice
+    if choice is None or _lacks_tools(request):
+        return {}
+    chosen: Json = {"tool_choice": "required" if choice.type == "any" else choice.type}
+    if isinstance(choice, ChooseTool):
+        chosen["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    if choice.disable_parallel_tool_use:
+        chosen["parallel_tool_calls"] = False
+    return chosen

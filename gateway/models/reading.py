@@ -51,7 +51,9 @@ def read_folder(folder: Path) -> ModelFolder:
         try:
             given = _load(file)
             described |= _references(given)
-            model = _model(file, given)
+            if not isinstance(given, dict):
+                raise ValueError("a model file is a map of keys, such as `name: my-model`")
+            model = _validated({"name": file.stem, **given})
             if model.disabled:
                 continue
             _claim(model, file.name, owners)
@@ -82,7 +84,11 @@ def single(reference: str, settings: Sequence[str] = ()) -> ModelFolder:
     local = Path(reference).expanduser()
     if not local.exists():
         model = reference
-    elif local.is_dir() and not (local / "config.json").exists() and _serves_several(local):
+    elif (
+        local.is_dir()
+        and not (local / "config.json").exists()
+        and (any(_files(local)) or any(_checkpoints(local)))
+    ):
         raise ValueError(
             f"{reference} is a folder of models: serve it with --models-dir {reference}"
         )
@@ -113,10 +119,6 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
             raise ValueError(f"--model-setting {'.'.join(path)}: {key} is not a section")
         section = inner
     section[name] = value
-
-
-def _serves_several(folder: Path) -> bool:
-    return any(_files(folder)) or any(_checkpoints(folder))
 
 
 def place_of(folder: Path, name: str) -> Path | None:
@@ -175,12 +177,6 @@ def _claim(model: ModelConfig, file: str, owners: dict[str, str]) -> None:
         if name in names[:place]:
             raise ValueError(f"aliases has {name!r}, which is the model's own name")
     owners.update(dict.fromkeys(names, file))
-
-
-def _model(file: Path, given: Any) -> ModelConfig:
-    if not isinstance(given, dict):
-        raise ValueError("a model file is a map of keys, such as `name: my-model`")
-    return _validated({"name": file.stem, **given})
 
 
 def _validated(given: Mapping[str, Any]) -> ModelConfig:

@@ -9,9 +9,9 @@ from typing import Any
 
 from gateway import exchange
 from gateway.blocks import Block, Blocks, consume
+from gateway.calls import Done, Event, Progress
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress
-from gateway.openai.chat_answer import token_logprob
+from gateway.openai.answer import token_logprob
 from gateway.refusals import TEXT, ErrorForm, schema_of
 from gateway.sse import Answer
 

@@ -12,16 +12,15 @@ from common.part_text import text_of
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
+from gateway.fields import Request, Strict, tolerable
 from gateway.images import type_of
-from gateway.openai.base import Request, Strict
+from gateway.openai.answering import Translation, translate
 from gateway.openai.completion import CompletionRequest
 from gateway.openai.messages import ToolCall
 from gateway.openai.sampling import Options
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS, AnyTool, ToolChoice
-from gateway.openai.translation import Translation, translate
 from gateway.tagged import MOST_ENTRIES
-from gateway.tolerance import tolerable
 
 Json = dict[str, Any]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]

@@ -1,4 +1,4 @@
-"""An OpenAI answer with one or several choices: whole, or as chunks, usage and `[DONE]`.
+"""OpenAI's answers, with one or several choices: whole, or as chunks, usage and `[DONE]`.
 
 A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: it
 encodes one small object and uses no pydantic models. The text is ASCII, because some clients treat
@@ -7,16 +7,22 @@ U+2028 as the end of a line.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
+from gateway.blocks import Block, Blocks, Step, consume
+from gateway.calls import Done, Event, Piece, Progress, Usage
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Piece, Progress, Usage
+from gateway.fields import TextRequest
 from gateway.models.config import ModelConfig
+from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.completion import CompletionPlan
+from gateway.openai.tools import CustomTool, is_legacy
 from gateway.sse import DONE, Answer, openai_error
 
 Json = dict[str, Any]
@@ -59,54 +65,34 @@ def usage_of(answers: Sequence[Usage], per_prompt: int) -> Json:
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Choice(Protocol):
-    """One of the answers, as items of `choices`."""
-
-    def begin(self) -> Sequence[Json]:
-        """Return the items of the first chunks.
-
-        None if they have been sent, or if there are none.
-        """
-
-    def chunks(self, event: Piece | Done) -> Iterable[Json]:
-        """Add an event, and return its items, of which the caller must consume all."""
-
-    def nothing(self) -> Json:
-        """Return an item that adds nothing to the answer."""
-
-    def whole(self) -> Json:
-        """Return the item of the complete answer."""
-
-    def add(self, event: Piece | Done) -> None:
-        """Add an event to an answer that is sent in one piece."""
+Choice: TypeAlias = "_ChatChoice | _CompletionChoice"
 
 
 class OpenAIAnswer(Answer[tuple[int, Event]]):
     """The answers to one request, with the fields of `head` in each of its objects.
 
-    usage: the last chunk has the usage, and all others `"usage": null`, as OpenAI's do.
+    Each choice makes items of `choices`: `begin` those of the first chunks, none if they have been
+    sent; `chunks` those of an event, of which the caller must consume all; `nothing` one that adds
+    nothing; `whole` that of the complete answer. `add` is for answers that are sent in one piece.
+
+    If a stream is to have the usage, the last chunk has it, and all others `"usage": null`, as
+    OpenAI's do. `return_progress` of the request adds llama.cpp's `prompt_progress`.
+
     per_prompt: how many choices in a row have the same prompt.
-    progress: llama.cpp's `prompt_progress` is sent.
     """
 
     def __init__(
-        self,
-        head: Json,
-        choices: Sequence[Choice],
-        *,
-        usage: bool,
-        progress: bool,
-        per_prompt: int,
+        self, head: Json, choices: Sequence[Choice], request: TextRequest, per_prompt: int
     ) -> None:
         self._choices = choices
         self._ends: dict[int, Done] = {}
         self._whole = head
-        self._usage = usage
-        self._progress = progress
+        self._usage = request.wants_usage
+        self._progress = request.return_progress is True
         self._per_prompt = per_prompt
         self._head = f"data: {_encode(head)[:-1]}"
         self._start = f'{self._head},"choices":['
-        self._end = '],"usage":null}\n\n' if usage else "]}\n\n"
+        self._end = '],"usage":null}\n\n' if self._usage else "]}\n\n"
 
     def take(self, event: tuple[int, Event]) -> list[str]:
         index, arrived = event
@@ -166,3 +152,230 @@ def progress_of(progress: Progress) -> Json:
         "processed": progress.processed,
         "time_ms": round(progress.ms),
     }
+
+
+def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
+    """Return OpenAI's finish reason: a truncated call counts as length."""
+    if reason == "stop" and called:
+        return "function_call" if legacy else "tool_calls"
+    return reason
+
+
+def _logprobs(entries: Iterable[Json]) -> Json:
+    return {"content": [*entries], "refusal": None}
+
+
+def token_logprob(entry: Json) -> Json:
+    """Return one of the backend's log-probabilities in OpenAI's form, which has no token ids."""
+    names = ("token", "bytes", "logprob")
+    others = entry.get("top_logprobs") or ()
+    top = [{name: other[name] for name in names} for other in others]
+    return {**{name: entry[name] for name in names}, "top_logprobs": top}
+
+
+def typed(block: Block, text: str, *, first: bool) -> Json:
+    """Return a part of a call; only the first has type and name."""
+    kind = "custom" if block.custom else "function"
+    return {**({"type": kind} if first else {}), kind: called(block, text, first=first)}
+
+
+def called(block: Block, text: str, *, first: bool = True) -> Json:
+    named = {"name": block.call.name} if first else {}
+    return named | {"input" if block.custom else "arguments": text}
+
+
+def chat_answer(head: Json, request: ChatCompletionRequest) -> OpenAIAnswer:
+    count = request.n or 1
+    return OpenAIAnswer(
+        head, [_ChatChoice(index, request) for index in range(count)], request, count
+    )
+
+
+class _ChatChoice:
+    """One answer. A stream has a chunk with the role, deltas, and one with the finish reason."""
+
+    def __init__(self, index: int, request: ChatCompletionRequest) -> None:
+        self._index = index
+        self._legacy = is_legacy(request)
+        self._shows_reasoning = request.include_reasoning is not False
+        self._wants_logprobs = request.wants_logprobs
+        self._begun = False
+        tools = request.tools or ()
+        self._blocks = Blocks({t.custom.name for t in tools if isinstance(t, CustomTool)})
+        self._logprobs: list[Json] = []  # those that no chunk has
+
+    def begin(self) -> list[Json]:
+        if self._begun:
+            return []
+        self._begun = True
+        return [self._part({"role": "assistant", "content": ""})]
+
+    def nothing(self) -> Json:
+        return self._part({})
+
+    def add(self, event: Piece | Done) -> None:
+        self._note(event)
+        consume(self._blocks, event)
+
+    def _note(self, event: Piece | Done) -> None:
+        if isinstance(event, Piece) and self._wants_logprobs:
+            self._logprobs += map(token_logprob, event.logprobs)
+
+    def chunks(self, event: Piece | Done) -> Iterator[Json]:
+        self._note(event)
+        for step in self._blocks.take(event):
+            if delta := self._delta(step):
+                yield self._part(delta, self._unsent())
+        if isinstance(event, Done):
+            yield self._part({}, self._unsent(), self._reason(event))
+
+    def whole(self) -> Json:
+        assert self._blocks.done is not None
+        return {
+            "index": self._index,
+            "message": self._message(),
+            "logprobs": _logprobs(self._logprobs) if self._wants_logprobs else None,
+            "finish_reason": self._reason(self._blocks.done),
+        }
+
+    def _part(self, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _unsent(self) -> Json | None:
+        unsent, self._logprobs = self._logprobs, []
+        return _logprobs(unsent) if unsent else None
+
+    def _reason(self, end: Done) -> str:
+        called = bool(self._blocks.calls)
+        return finish_reason(end.finish_reason, called=called, legacy=self._legacy)
+
+    def _message(self) -> Json:
+        answer, calls = self._blocks, self._blocks.calls
+        message: Json = {
+            "role": "assistant",
+            "content": answer.text_of("text") or (None if calls else ""),
+            "refusal": None,
+            "annotations": [],
+        }
+        if self._shows_reasoning and (reasoning := answer.text_of("reasoning")):
+            message["reasoning_content"] = reasoning
+        if calls and self._legacy:
+            message["function_call"] = called(calls[0], calls[0].text)
+        elif calls:
+            message["tool_calls"] = [
+                {"id": block.call.id, **typed(block, block.text, first=True)} for block in calls
+            ]
+        return message
+
+    def _delta(self, step: Step) -> Json:
+        """Return what a step adds; empty if nothing."""
+        block, first = step.block, step.verb == "begin"
+        if step.verb == "end" and not step.text:
+            return {}
+        if block.kind != "call":
+            shown = block.kind == "text" or self._shows_reasoning
+            name = "content" if block.kind == "text" else "reasoning_content"
+            return {name: step.text} if shown else {}
+        if self._legacy:
+            return {"function_call": called(block, step.text, first=first)}
+        call = {"index": block.call.index, **({"id": block.call.id} if first else {})}
+        return {"tool_calls": [call | typed(block, step.text, first=first)]}
+
+
+class LegacyLogprobs:
+    """Log-probabilities of one choice in the legacy form: four lists of one length.
+
+    lm-eval's `local-completions` assumes that an answer with `echo` is one token longer than the
+    prompt, so the end of the sequence is listed as a token too: empty, without a probability.
+    """
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the four lists for the next tokens, in the form of `logprobs` in a completion."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        lists: dict[str, list[Any]] = {name: [] for name in names}
+        for entry in entries:
+            lists["tokens"].append(entry["token"])
+            lists["token_logprobs"].append(entry["logprob"])
+            lists["top_logprobs"].append(_top(entry))
+            lists["text_offset"].append(self._offset)
+            added = entry.get("text")
+            self._offset += len(
+                self._decoder.decode(bytes(entry["bytes"])) if added is None else added
+            )
+        return lists
+
+
+END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
+"""The log-probabilities of an end of sequence."""
+
+
+def _top(entry: dict[str, Any]) -> dict[str, float] | None:
+    """Return the alternatives by their texts, with the token itself (OpenAI's rule)."""
+    if entry["logprob"] is None:
+        return None
+    top = {entry["token"]: entry["logprob"]}
+    for other in entry["top_logprobs"]:
+        top[other["token"]] = max(other["logprob"], top.get(other["token"], other["logprob"]))
+    return top
+
+
+def completion_answer(head: dict[str, Any], plan: CompletionPlan) -> OpenAIAnswer:
+    choices = [_CompletionChoice(index, plan) for index in range(len(plan.wanted))]
+    return OpenAIAnswer(head, choices, plan.request, plan.per_prompt)
+
+
+class _CompletionChoice:
+    """One answer: the part that has arrived but has not been sent."""
+
+    def __init__(self, index: int, plan: CompletionPlan) -> None:
+        self._index = index
+        self._plan = plan
+        self._text: list[str] = []
+        self._entries: list[dict[str, Any]] = []
+        self._logprobs = LegacyLogprobs()
+        self._reason: str | None = None
+        self._begun = index > 0  # one chunk shows that the request was accepted
+        # The prompt's tokens arrive at the end, but are sent before those of the answer.
+        self._waits = plan.echo and plan.needs_prompt_entries(index)
+        if plan.echo and not self._waits:
+            self._text.append(plan.text_of(index))
+
+    def begin(self) -> list[dict[str, Any]]:
+        begun, self._begun = self._begun, True
+        return [] if begun else [self.nothing()]
+
+    def nothing(self) -> dict[str, Any]:
+        return {"index": self._index, "text": "", "logprobs": None, "finish_reason": None}
+
+    def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
+        self.add(event)
+        if self._reason is not None or (not self._waits and any(self._text)):
+            yield self.whole()
+
+    def add(self, event: Piece | Done) -> None:
+        if isinstance(event, Piece):
+            self._text.append(event.content)
+            self._entries.extend(event.logprobs)
+            return
+        self._reason = event.finish_reason
+        if self._waits:
+            prompt = event.prompt_logprobs or ()
+            self._text.insert(0, "".join(entry["text"] for entry in prompt))
+            self._entries[:0] = prompt
+        if self._plan.echo and event.finish_reason == "stop" and event.stop_sequence is None:
+            self._entries.append(END)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the choice with everything that was not sent yet."""
+        text, self._text = "".join(self._text), []
+        entries, self._entries = self._entries, []
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": None if self._plan.logprobs is None else self._logprobs.convert(entries),
+            "finish_reason": self._reason,
+        }

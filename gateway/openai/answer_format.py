@@ -13,7 +13,7 @@ from typing import Any, Literal
 from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.openai.base import Strict
+from gateway.fields import Strict
 from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 
@@ -90,21 +90,11 @@ def write_constraint(options: pb.PredictOptions, constraint: Constraint | None) 
 def _constraints(fields: FormatFields) -> Iterator[Constraint]:
     if fields.response_format is not None:
         yield from _of_response_format(fields.response_format)
-    if fields.grammar:
-        yield Constraint("grammar", "gbnf", fields.grammar)
-    yield from _given(fields, "", _FIELDS)
-    if (wanted := fields.structured_outputs) is not None:
-        yield from _given(wanted, "structured_outputs.", _STRUCTURED)
-        if wanted.json_object:
-            yield Constraint("structured_outputs.json_object", "json_schema", _ANY_OBJECT)
-
-
-def _given(
-    fields: FormatFields | StructuredOutputs, prefix: str, readers: Mapping[str, _Reader]
-) -> Iterator[Constraint]:
-    for name, read in readers.items():
-        if (value := getattr(fields, name)) not in (None, "", [], {}, "{}"):
-            yield read(prefix + name.rstrip("_"), value)
+    structured = ("structured_outputs.", fields.structured_outputs, _STRUCTURED)
+    for prefix, given, readers in (("", fields, _FIELDS), structured):
+        for name, read in readers.items():
+            if (value := getattr(given, name, None)) not in (None, False, "", [], {}, "{}"):
+                yield read(prefix + name.rstrip("_"), value)
 
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
@@ -162,21 +152,23 @@ def _grammar(field: str, text: str) -> Constraint:
     return Constraint(field, "gbnf" if "::=" in text else "lark", text)
 
 
-def _regex(field: str, text: str) -> Constraint:
-    return Constraint(field, "regex", text)
+def _of(kind: str) -> _Reader:
+    return lambda field, text: Constraint(field, kind, text)
 
 
 _Reader = Callable[[str, Any], Constraint]
 _FIELDS: Mapping[str, _Reader] = {
+    "grammar": _of("gbnf"),
     "json_schema": _schema,
     "guided_json": _schema,
-    "guided_regex": _regex,
+    "guided_regex": _of("regex"),
     "guided_choice": _choice,
     "guided_grammar": _grammar,
 }
 _STRUCTURED: Mapping[str, _Reader] = {
     "json_": _schema,
-    "regex": _regex,
+    "regex": _of("regex"),
     "choice": _choice,
     "grammar": _grammar,
+    "json_object": lambda field, _: _schema(field, _ANY_OBJECT),
 }

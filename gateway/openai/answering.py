@@ -1,29 +1,103 @@
-"""Sends validated requests to a backend and returns the events of their answers."""
+"""Asks a backend for the answers to chats, and to the requests of other APIs as chats.
+
+A translation stores where each part of the chat request came from: chat path → path in the client's
+own body. The longest path that is a prefix of an error's `param` identifies the field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from common.field_names import named
+from common.wording import shown
 from gateway import exchange
 from gateway.asking import ask
+from gateway.calls import Done, Event, generate_all
 from gateway.context import Gateway
-from gateway.errors import ApiError, Names, bad_field
-from gateway.generation import Done, Event, generate_all
+from gateway.errors import ApiError, Names, bad_field, found_in
 from gateway.limits import apart
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
-from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_to_wire import options_of
+from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openai.completion import CompletionRequest
 from gateway.openai.field_names import names_of, names_of_choice
 from gateway.openai.sampling import Lora
-from gateway.openai.translation import Translation
+from gateway.refusals import validated
 from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease
+from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
+
+Json = dict[str, Any]
+
+
+class Conversation:
+    """Chat messages so far, each with the path in the client's body that it came from."""
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self.places: dict[str, str] = {}
+
+    def system(self, texts: Sequence[str], place: str) -> None:
+        """Add one system message of several texts: many templates allow one, at the beginning."""
+        self.add({"role": "system", "content": "\n\n".join(texts)}, place)
+
+    def add(self, message: Json, place: str, content: str = "content") -> None:
+        """Add a message; `content` is the name of its content in the client's body."""
+        here = f"messages[{len(self.messages)}]"
+        self.places[here] = place
+        if isinstance(message["content"], list):
+            self._note(message["content"], f"{here}.content", f"{place}.{content}")
+        self.messages.append(message)
+
+    def _note(self, parts: Sequence[Json], here: str, place: str) -> None:
+        for at, part in enumerate(parts):
+            self.places[f"{here}[{at}]"] = f"{place}[{at}]"
+            self._note(part.get("content", ()), f"{here}[{at}].content", f"{place}[{at}].content")
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A chat request, and where in the client's body its parts came from."""
+
+    chat: ChatCompletionRequest
+    places: Mapping[str, str]
+
+    def named(self, error: ApiError) -> ApiError:
+        return _placed(error, self.places)
+
+
+def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
+    """Return the chat request of these fields; null counts as absent. Raises ApiError.
+
+    Tools are distinguished by name, so every name must be unique.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        chat = validated(ChatCompletionRequest, given)
+        _require_own_names([tool.function.name for tool in chat.tools or ()])
+        return Translation(chat, places)
+    except ApiError as error:
+        raise _placed(error, places) from None
+
+
+def _require_own_names(tools: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for index, name in enumerate(tools):
+        if name in seen:
+            place = named(f"tools[{index}].function.name")
+            raise bad_field(
+                f"{place} is {shown(name)}, the name of another tool as well: rename one"
+            )
+        seen.add(name)
+
+
+def _placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
+    return error.renamed(lambda name: found_in(places, name)[0])
 
 
 async def events_of(
@@ -167,3 +241,23 @@ async def count_prompt(translation: Translation, gateway: Gateway) -> int:
             if isinstance(event, Done):
                 counted = event.usage.prompt_tokens
     return counted
+
+
+_log = logging.getLogger("gateway.models")
+
+
+async def warm_prompts(config: ModelConfig, gateway: Gateway) -> list[pb.PredictOptions]:
+    """Return requests that generate nothing. A prompt of the file that is refused is left out."""
+    found: list[pb.PredictOptions] = []
+    for at, given in enumerate(config.warm_prompts):
+        system = [{"role": "system", "content": given.system}] if given.system else []
+        chat = {"messages": [*system, {"role": "user", "content": "."}], "tools": given.tools}
+        try:
+            translated = translate(chat, {"messages[0]": "system"})
+            (options,) = await options_of(translated.chat, config, gateway)
+        except ApiError as problem:
+            _log.warning("%s: warm_prompts[%d] is left out: %s", config.name, at, problem)
+            continue
+        if prompt := beginning(options, 1):
+            found.append(prompt)
+    return [*found, *(each for each in gateway.prompts.of(config.name) if each not in found)]

@@ -14,12 +14,12 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from common.field_names import named
+from gateway import fields
 from gateway.described import about
 from gateway.errors import bad_field
+from gateway.fields import TextRequest
 from gateway.models.config import ModelConfig
-from gateway.openai import other_fields
 from gateway.openai.answer_format import FormatFields, constraint_of, write_constraint
-from gateway.openai.base import TextRequest
 from gateway.openai.sampling import (
     MOST_ALTERNATIVES,
     MOST_TOKENS,
@@ -43,7 +43,7 @@ Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROM
 class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
-    others = other_fields.COMPLETION
+    others = fields.COMPLETION
     most_by_default: ClassVar[int] = 16  # tokens of an answer, OpenAI's default for completions
 
     prompt: str | Prompts | Tokens = Field(
@@ -78,8 +78,7 @@ class CompletionPlan:
     per_prompt: int
     echo: bool
     logprobs: int | None
-    usage: bool
-    progress: bool
+    request: CompletionRequest
 
     def text_of(self, choice: int) -> str:
         """Return the text of a choice's prompt; "" for a prompt of tokens."""
@@ -101,7 +100,6 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
     logprobs = agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
     first = _common(request, config, logprobs)
     require_few(first, count * len(prompts))
-    options = request.stream_options
     return CompletionPlan(
         wanted=[
             _one(first, prompt, seed_of(request, config, index), request, logprobs)
@@ -112,8 +110,7 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
         per_prompt=count,
         echo=bool(request.echo),
         logprobs=logprobs,
-        usage=options is not None and options.include_usage is True,
-        progress=request.return_progress is True,
+        request=request,
     )
 
 

@@ -8,9 +8,8 @@ from common.field_names import in_snake_case
 from gateway.openai.answer_format import constraint_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion import CompletionRequest
-from gateway.openai.messages import ContentPart
+from gateway.openai.messages import ContentPart, turns_of
 from gateway.openai.thinking import BUDGETS
-from gateway.openai.turns import turns_of
 
 # If there are several names, the first one that was sent is used.
 _NAMES: Mapping[str, tuple[str, ...]] = {

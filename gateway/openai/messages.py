@@ -1,21 +1,109 @@
 """The messages of a chat request, as clients of OpenAI and of local servers send them.
 
 One class serves every role: the translation checks which fields a role may have, so that an error
-names a path of the request and not an alternative of a union.
+names a path of the request and not an alternative of a union. Parts include Anthropic's, because
+clients mix forms.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
+from common import pdf_text
+from common.field_names import named
 from common.part_text import text_of
+from gateway import exchange
 from gateway.described import about
-from gateway.openai.base import Strict
-from gateway.openai.parts import ImageSource, PdfPart, ThoughtPart, ToolUseBlock
+from gateway.errors import bad_field
+from gateway.fields import Strict
 from gateway.tagged import MOST_ENTRIES, OneOf, as_text
+
+# Begins a signature or encrypted content that contains reasoning; clients return it unread.
+SEAL = "reasoning:"
+
+
+class Base64Data(Strict):
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+    @property
+    def url(self) -> str:
+        """The content as a data URI."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class Base64Source(Base64Data):
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class UrlSource(Strict):
+    """An image or a video to fetch, where the gateway allows that."""
+
+    type: Literal["url"]
+    url: str
+
+
+ImageSource = Annotated[Base64Source | UrlSource, OneOf("an image source")]
+
+
+class ToolUseBlock(Strict):
+    """A call that the model made in an earlier turn; `caller` is ignored."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] | str = Field(default_factory=dict)
+    caller: dict[str, Any] | None = None
+
+
+class ThoughtPart(Strict):
+    """The assistant's reasoning in an earlier turn, also in Mistral's and LangChain's forms.
+
+    What only its provider can read is left out of the prompt.
+    """
+
+    type: Literal["thinking", "redacted_thinking", "reasoning"]
+    thinking: str | list[Any] | None = about("A text, or parts with texts.")
+    reasoning: str | None = None
+    text: str | None = None
+    summary: list[Any] | None = None
+    signature: str | None = None
+    data: str | None = about("Not read.")
+
+    @property
+    def thought(self) -> str:
+        given = self.thinking or self.reasoning or self.text or self.summary
+        if given is None or isinstance(given, str):
+            return given or (self.signature or "").partition(SEAL)[2]
+        return "".join(map(text_of, given))
+
+
+# Agents send each PDF again in all later requests, so a refusal would end the conversation.
+UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
+SECONDS = 30.0  # for all PDFs of a request that were not read before
+
+
+class PdfPart(Strict):
+    """A PDF; `gateway.tagged` makes it of the forms in which clients send files."""
+
+    type: Literal["file", "input_file"]
+    file_data: str
+    filename: str = ""
+
+    async def read(self, seconds: float) -> tuple[str, float]:
+        """Return the name and the text, or UNREAD; and what is left of the request's SECONDS."""
+        read = await pdf_text.read(self.file_data, seconds)
+        if not read.text:
+            exchange.current().ignore(f"messages[].content[][{self.type}]")
+        shown = f"{self.filename}\n{read.text}".lstrip() if read.text else UNREAD
+        return shown, seconds - read.seconds
+
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -52,6 +140,10 @@ class ContentPart(Strict):
         image = "source" if self.type == "image" and self.image_url is None else "image_url"
         names = {"input_video": "video_url", "image": image, "input_image": image}
         return names.get(self.type, self.type)
+
+    @property
+    def is_medium(self) -> bool:
+        return self.type not in ("text", "refusal")
 
     @property
     def url(self) -> str | None:
@@ -117,6 +209,16 @@ _Thought = Annotated[  # a text, or LobeChat's object with one
 ]
 
 
+class RoleMapping(Strict):
+    """The strings that mlx_lm.server puts around messages, for models without a chat template."""
+
+    system: str = ""
+    user: str = ""
+    assistant: str = ""
+    tool: str = ""
+    stop: str = about("The text that ends every message.", "")
+
+
 class ChatMessage(Strict):
     role: Role
     content: str | Annotated[list[Annotated[Part, _PLAIN]], _LIMIT] | None = None
@@ -144,3 +246,128 @@ class ChatMessage(Strict):
         if not pieces and self.role == "assistant" and isinstance(self.content, list):
             pieces = [part.thought for part in self.content if isinstance(part, ThoughtPart)]
         return "".join(piece for piece in pieces if isinstance(piece, str))
+
+
+RESULTS = ("tool", "function")
+_NO_MEDIA = frozenset(
+    "text refusal tool_use thinking redacted_thinking reasoning file input_file".split()
+)
+_ADDED = ChatMessage.model_construct(role="user", content="")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message.
+
+    parts: those of its content, with their paths.
+    before: text to put in front of it.
+    """
+
+    message: ChatMessage
+    place: str
+    parts: Sequence[tuple[str, Part]] = ()
+    before: str = ""
+
+
+def turns_of(messages: Sequence[ChatMessage]) -> Iterator[Turn]:
+    shown = ""  # the path of the last message whose media wait for a user message
+    for index, message in enumerate(messages):
+        for turn in _split(message, f"messages[{index}]"):
+            if turn.message.role not in RESULTS:
+                if shown and turn.message.role != "user":
+                    yield Turn(_ADDED, shown)
+                shown = ""
+            if turn.message.role != "user" and {part.type for _, part in turn.parts} - _NO_MEDIA:
+                shown = turn.place
+            yield turn
+    if shown:
+        yield Turn(_ADDED, shown)
+
+
+def _split(message: ChatMessage, place: str) -> Iterator[Turn]:
+    """Yield the message, with calls and results among its parts as chat templates know them."""
+    content = message.content if isinstance(message.content, list) else []
+    calls = list(message.tool_calls or ())
+    ids = {call.id for call in calls if call.id}
+    parts: list[tuple[str, Part]] = []
+    for at, part in enumerate(content):
+        path = f"{place}.content[{at}]"
+        if isinstance(part, ToolUseBlock) and message.role == "assistant":
+            if part.id not in ids:  # some clients send both
+                ids |= {part.id} - {""}
+                function = CalledFunction.model_construct(name=part.name, arguments=part.input)
+                calls.append(ToolCall.model_construct(id=part.id, function=function))
+        elif isinstance(part, ResultPart) and message.role == "user":
+            if parts:
+                yield Turn(message, place, parts)
+                parts = []
+            yield _result(part, path)
+        else:
+            parts.append((path, part))
+    if len(calls) > len(message.tool_calls or ()):
+        message = message.model_copy(update={"tool_calls": calls})
+    if parts or message.role != "user" or not content:
+        yield Turn(message, place, parts)
+
+
+def _result(result: ResultPart, path: str) -> Turn:
+    message = ChatMessage.model_construct(
+        role="tool", tool_call_id=result.tool_use_id, content=result.content
+    )
+    inner = result.content if isinstance(result.content, list) else ()
+    parts = [(f"{path}.content[{at}]", part) for at, part in enumerate(inner)]
+    return Turn(message, path, parts, "Error: " if result.is_error else "")
+
+
+_UNSEEN = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A recording"}
+
+
+def has_media(content: Any) -> bool:
+    """Return whether a message's content, or that of a result in it, has an image or the like."""
+    return isinstance(content, list) and any(
+        has_media(part.content)
+        if isinstance(part, ResultPart)
+        else isinstance(part, ContentPart) and part.is_medium
+        for part in content
+    )
+
+
+def without_media(messages: Sequence[ChatMessage], model: str) -> list[ChatMessage]:
+    """Return the messages with a note instead of each image, video and audio.
+
+    Agents send the whole conversation with every request, so an image of a tool's result, or of a
+    time when another model answered, would end the conversation if it were refused. Raises ApiError
+    for media that the newest user message itself shows, because the question is about them; with
+    `--strict`, for any.
+
+    model: the name of a model that accepts only text.
+    """
+    newest = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
+    changed = list(messages)
+    for at, message in enumerate(messages):
+        if has_media(message.content):
+            content = _readable(message.content, f"messages[{at}]", model, asked=at == newest)
+            changed[at] = message.model_copy(update={"content": content})
+    return changed
+
+
+def _readable(content: Any, place: str, model: str, *, asked: bool) -> list[Any]:
+    here = exchange.current()
+    parts: list[Any] = []
+    for at, part in enumerate(content):
+        path = f"{place}.content[{at}]"
+        if isinstance(part, ResultPart) and isinstance(part.content, list):
+            inner = _readable(part.content, path, model, asked=False)
+            part = part.model_copy(update={"content": inner})
+        elif isinstance(part, ContentPart) and part.is_medium:
+            path += f".{part.field}"
+            if asked or here.strict:
+                raise bad_field(
+                    f"{named(path)} is not text, and the model {model} accepts only text"
+                )
+            here.ignore(f"messages[].content[][{part.type}]")
+            what = _UNSEEN.get(part.field, "An image")
+            text = f"[{what} could not be shown: this model accepts only text.]"
+            part = ContentPart.model_validate({"type": "text", "text": text})
+        parts.append(part)
+    return parts

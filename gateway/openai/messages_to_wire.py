@@ -19,10 +19,20 @@ from common.field_names import named
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
 from gateway.limits import apart
-from gateway.openai.chat_request import RoleMapping
-from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
-from gateway.openai.parts import SECONDS, PdfPart, ThoughtPart
-from gateway.openai.turns import RESULTS, Turn, turns_of
+from gateway.openai.messages import (
+    RESULTS,
+    SECONDS,
+    ChatMessage,
+    ContentPart,
+    Part,
+    PdfPart,
+    ResultPart,
+    RoleMapping,
+    ThoughtPart,
+    ToolCall,
+    Turn,
+    turns_of,
+)
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
@@ -203,7 +213,7 @@ async def _part(
     value = getattr(part, part.field)
     if value is None:
         raise bad_field(f"{named(f'{place}.{part.field}')} is missing")
-    if part.type in ("text", "refusal"):
+    if not part.is_medium:
         return str(value)
     try:
         kind, content = await _medium(part, found, settings)

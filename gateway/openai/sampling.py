@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Field
 from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
+from gateway.fields import Strict
 from gateway.models.config import ModelConfig, Parameters
-from gateway.openai.base import Strict
 from wire import backend_pb2 as pb
 
 MOST_CHOICES = 128  # OpenAI's limit for `n`

@@ -15,10 +15,9 @@ from pydantic import Field
 from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
+from gateway.fields import Strict, known
 from gateway.models.config import ModelConfig
-from gateway.openai.base import Strict
 from gateway.openai.sampling import agreed
-from gateway.tolerance import known
 from wire import backend_pb2 as pb
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from common.wording import shown
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.openai.base import Strict
+from gateway.fields import Strict
 from gateway.tagged import OneOf, drop, rather
 from wire import backend_pb2 as pb
 

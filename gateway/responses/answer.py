@@ -13,13 +13,13 @@ from itertools import accumulate
 from typing import Any
 
 from gateway.blocks import Block, Blocks, Step
+from gateway.calls import Done, Event, Piece, Progress, Usage
 from gateway.errors import CODES, ApiError
-from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import Parameters
-from gateway.openai.chat_answer import token_logprob
-from gateway.openai.parts import SEAL
+from gateway.openai.answer import token_logprob
+from gateway.openai.messages import SEAL
+from gateway.responses.items import CustomTool, FunctionTool, NamespaceTool, Offered, offered
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.tools import CustomTool, FunctionTool, NamespaceTool, Offered, offered
 from gateway.sse import Answer
 
 Json = dict[str, Any]

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from gateway.calls import Usage
 from gateway.errors import ApiError
-from gateway.generation import Usage
-from gateway.openai.parts import SEAL
+from gateway.openai.messages import SEAL
 from gateway.responses.answer import usage_of
 from gateway.responses.items import (
     Compaction,

@@ -14,9 +14,9 @@ from common.wording import shown
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import ApiError, bad_field
+from gateway.fields import Request
 from gateway.limits import JsonRoute, ListRoute
 from gateway.openai.answering import chosen_by
-from gateway.openai.base import Request
 from gateway.openai.sampling import Lora
 from gateway.supervisor import failures
 
@@ -68,7 +68,7 @@ async def load_adapter(body: LoadAdapter, gateway: GatewayDep) -> str:
     name = body.lora_name
     if body.load_inplace:
         raise bad_field(f"{named('load_inplace')} is true: unload the adapter, then load it again")
-    model = gateway.supervisor.model_named(body.model).name
+    model = gateway.supervisor.catalogue.model_named(body.model).name
     folder = _inside(gateway.settings.models_dir, body.lora_path)
 
     def added(adapters: dict[str, str]) -> dict[str, str]:
@@ -98,7 +98,7 @@ async def unload_adapter(body: UnloadAdapter, gateway: GatewayDep) -> str:
 def _owner(gateway: Gateway, body: UnloadAdapter) -> str:
     """Return the model that the request names, or else the only one with the adapter."""
     if body.model is not None:
-        return gateway.supervisor.model_named(body.model).name
+        return gateway.supervisor.catalogue.model_named(body.model).name
     models = [each.name for each in gateway.supervisor.models if body.lora_name in each.adapters]
     if not models:
         raise _unknown(f"{named('lora_name')} is {shown(body.lora_name)}, which is not loaded")

@@ -5,22 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 
 from gateway.context import GatewayDep
+from gateway.fields import StreamOptions
 from gateway.limits import JsonRoute
-from gateway.openai.answer import head_of
+from gateway.openai.answer import chat_answer, head_of
 from gateway.openai.answering import events_of
-from gateway.openai.base import StreamOptions
-from gateway.openai.chat_answer import chat_answer, form_of
-from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_to_wire import options_of
+from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openapi import streamed
-from gateway.problems import likeliest
-from gateway.refusals import invalid
-from gateway.responses.request import ResponsesRequest
+from gateway.refusals import validated
+from gateway.responses.request import ResponsesRequest, chat_request
 from gateway.responses.store import Store, items_of
-from gateway.responses.to_chat import chat_request
 from gateway.sse import respond
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
@@ -34,10 +30,7 @@ def _in_chat_form(body: Any) -> Any:
     if body.get("stream_options") == {"include_usage": True}:  # any other value is ignored
         body, options = {**body}, StreamOptions(include_usage=True)
         del body["stream_options"]
-    try:
-        asked = ResponsesRequest.model_validate(body)
-    except ValidationError as failure:
-        raise invalid(likeliest(failure.errors())) from None
+    asked = validated(ResponsesRequest, body)
     nothing = Store(0)  # so a reference to a stored response or item is refused
     if asked.previous_response_id:
         nothing.get(asked.previous_response_id, "previous_response_id")
@@ -60,6 +53,6 @@ async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    answer = chat_answer(head_of("chatcmpl", kind, body.model, config), form_of(body))
+    answer = chat_answer(head_of("chatcmpl", kind, body.model, config), body)
     events = events_of(body, wanted, gateway)
     return await respond(events, answer, gateway.settings, streams=body.stream is True)

@@ -12,17 +12,15 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from pydantic_core import to_json
 
-from gateway import exchange
+from gateway import exchange, fields
+from gateway.calls import Done, Piece, Usage
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
-from gateway.generation import Done, Piece, Usage
+from gateway.fields import Strict
 from gateway.limits import JsonRoute, apart
-from gateway.openai import other_fields
-from gateway.openai.answer import head_of, progress_of
+from gateway.openai.answer import completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of
-from gateway.openai.base import Strict
 from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
-from gateway.openai.completion_answer import completion_answer
 from gateway.openapi import streamed
 from gateway.sse import EventStream, respond
 from gateway.tagged import MOST_ENTRIES
@@ -39,7 +37,7 @@ class ExtraFile(Strict):
 class NativeRequest(CompletionRequest):
     """llama.cpp's own completion: without a limit the model ends the answer."""
 
-    others = other_fields.INFILL
+    others = fields.INFILL
     most_by_default = 0
 
     prompt: str | Tokens

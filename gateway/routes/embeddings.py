@@ -21,8 +21,8 @@ from gateway.calls import ask_all
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import Names, bad_field
+from gateway.fields import Request
 from gateway.limits import JsonRoute
-from gateway.openai.base import Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -161,7 +161,7 @@ async def vectors_of(
     if asked.prompt_name is not None:
         metadata.append(("mlx-prompt-name-bin", asked.prompt_name.encode()))
 
-    model = gateway.supervisor.model_named(asked.model).name
+    model = gateway.supervisor.catalogue.model_named(asked.model).name
     replies = await ask_once(lambda: gateway.supervisor.lease(model), embed, asked)
     for reply in replies:
         _require_fitting(reply, asked.dimensions)

@@ -6,8 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from gateway.anthropic.answer import ERRORS, MessageAnswer
-from gateway.anthropic.request import CountTokensRequest, MessagesRequest
-from gateway.anthropic.to_chat import chat_request
+from gateway.anthropic.request import CountTokensRequest, MessagesRequest, chat_request
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of

@@ -14,9 +14,10 @@ from pydantic import Field
 
 from common.device_memory import has_graphics
 from gateway import exchange
+from gateway.calls import Event
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
-from gateway.generation import Event
+from gateway.fields import Request
 from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part
@@ -28,13 +29,12 @@ from gateway.ollama.request import (
     without_template,
 )
 from gateway.openai.answering import answer, events_of, question_of
-from gateway.openai.base import Request
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import with_adapters
 from gateway.sse import respond
-from gateway.supervisor.status import State
+from gateway.supervisor.instance import State
 
 VERSION = "0.12.11"  # whose API this follows
 _NOW = (0, "0", "0s", "0m")  # values of keep_alive that unload a model at once
@@ -168,7 +168,7 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
 async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     """Give a model another name as well. Its file is copied, but not its weights."""
     gateway.require_one_owner()
-    gateway.supervisor.copy(body.source, body.destination)
+    gateway.supervisor.catalogue.copy(body.source, body.destination)
     return Response()
 
 

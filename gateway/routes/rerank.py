@@ -14,8 +14,8 @@ from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.described import about
+from gateway.fields import Request, Strict
 from gateway.limits import JsonRoute
-from gateway.openai.base import Request, Strict
 from gateway.openai.sampling import agreed
 from gateway.routes.embeddings import (
     TRUNCATE,

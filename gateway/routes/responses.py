@@ -12,20 +12,17 @@ from fastapi.responses import JSONResponse
 
 from common.field_names import named
 from gateway import exchange
+from gateway.calls import Done, Piece, Usage
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
-from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
-from gateway.openai.answering import answer, count_prompt, question_of
-from gateway.openai.translation import Translation
+from gateway.openai.answering import Translation, answer, count_prompt, question_of
 from gateway.openapi import streamed
 from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer
-from gateway.responses.items import ITEMS, Item
-from gateway.responses.request import PromptRequest, ResponsesRequest
+from gateway.responses.items import ITEMS, Item, Offered
+from gateway.responses.request import PromptRequest, ResponsesRequest, chat_request, tools_of
 from gateway.responses.store import Store, Stored, as_stored, items_of
-from gateway.responses.to_chat import chat_request, tools_of
-from gateway.responses.tools import Offered
 from gateway.sse import respond
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)

@@ -13,8 +13,8 @@ from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field
+from gateway.fields import Request
 from gateway.limits import JsonRoute
-from gateway.openai.base import Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 

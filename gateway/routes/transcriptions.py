@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from gateway import exchange
+from gateway import exchange, fields
 from gateway.asking import ask
 from gateway.calls import as_refusals
 from gateway.context import Gateway, GatewayDep
@@ -20,11 +20,8 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.forms import Part, form_of
 from gateway.limits import apart
-from gateway.openai import base, other_fields
-from gateway.openai.transcript import srt, usage_of, verbose, vtt
 from gateway.openapi import streamed
-from gateway.problems import likeliest
-from gateway.refusals import invalid
+from gateway.refusals import validated
 from gateway.sse import DONE, EventStream
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -35,13 +32,13 @@ _NAMES = {"dst": "file"}
 _LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 Granularity = Literal["segment", "word"]
-Asked = TypeVar("Asked", bound=base.Request)
+Asked = TypeVar("Asked", bound=fields.Request)
 
 
-class TranslationRequest(base.Request):
+class TranslationRequest(fields.Request):
     """A recording, which becomes text in English."""
 
-    others = other_fields.TRANSCRIPTS
+    others = fields.TRANSCRIPTS
 
     file: str = Field(description="The recording, in any of the forms that a backend decodes.")
     prompt: str | None = about("Earlier text, or words that the recording may contain.")
@@ -61,7 +58,7 @@ class TranscriptionRequest(TranslationRequest):
     stream: bool | None = about("Whether the text arrives in events.")
 
 
-def _described(schema: type[base.Request]) -> dict[str, Any]:
+def _described(schema: type[fields.Request]) -> dict[str, Any]:
     """Return the form of a request for OpenAPI: pydantic's schema, in which the file is binary."""
     form = schema.model_json_schema()
     form["properties"]["file"] |= {"type": "string", "format": "binary"}
@@ -107,10 +104,7 @@ async def _read(schema: type[Asked], request: Request) -> Asked:
     """Return the request in a form. Raises ApiError."""
     fields = await apart(_fields, await form_of(request))
     exchange.current().model = str(fields.get("model") or "")[:200]
-    try:
-        return schema.model_validate(fields)
-    except ValidationError as failure:
-        raise invalid(likeliest(failure.errors())) from None
+    return validated(schema, fields)
 
 
 def _fields(parts: Sequence[Part]) -> dict[str, Any]:
@@ -218,3 +212,73 @@ async def _events(
 
 def _event(value: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
+
+
+_NANOSECONDS = 1_000_000_000
+Json = dict[str, Any]
+
+
+def usage_of(result: pb.TranscriptResult) -> Json:
+    return {"type": "duration", "seconds": round(result.duration)}
+
+
+def verbose(result: pb.TranscriptResult, task: str, wanted: Sequence[str]) -> Json:
+    """Return the `verbose_json` form.
+
+    wanted: any of segment and word; none means segment.
+    """
+    answer: Json = {
+        "task": task,
+        "language": result.language,
+        "duration": round(result.duration, 3),
+        "text": result.text,
+    }
+    if "segment" in wanted or not wanted:
+        answer["segments"] = [_segment(segment) for segment in result.segments]
+    if "word" in wanted:
+        answer["words"] = [
+            {"word": word.text} | _times(word)
+            for segment in result.segments
+            for word in segment.words
+        ]
+    return answer | {"usage": usage_of(result)}
+
+
+def srt(result: pb.TranscriptResult) -> str:
+    return "".join(
+        f"{number}\n{_clock(each.start, ',')} --> {_clock(each.end, ',')}\n{text}\n\n"
+        for number, (each, text) in enumerate(_cues(result), 1)
+    )
+
+
+def vtt(result: pb.TranscriptResult) -> str:
+    """Return the transcript as WebVTT, in which `&`, `<` and `>` have a meaning."""
+    cues = (
+        f"{_clock(each.start, '.')} --> {_clock(each.end, '.')}\n"
+        f"{text.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}\n\n"
+        for each, text in _cues(result)
+    )
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _cues(result: pb.TranscriptResult) -> Iterator[tuple[pb.TranscriptSegment, str]]:
+    """Yield segments with their texts, without the empty lines that would end a cue."""
+    for segment in result.segments:
+        if text := "\n".join(line.strip() for line in segment.text.splitlines() if line.strip()):
+            yield segment, text
+
+
+def _segment(segment: pb.TranscriptSegment) -> Json:
+    return {"id": segment.id, "text": segment.text, "tokens": [*segment.tokens]} | _times(segment)
+
+
+def _times(part: pb.TranscriptSegment | pb.TranscriptWord) -> Json:
+    return {"start": part.start / _NANOSECONDS, "end": part.end / _NANOSECONDS}
+
+
+def _clock(nanoseconds: int, point: str) -> str:
+    milliseconds = round(nanoseconds / 1_000_000)
+    seconds, milliseconds = divmod(milliseconds, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{seconds:02}{point}{milliseconds:03}"

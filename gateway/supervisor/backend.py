@@ -12,12 +12,10 @@ from typing import Any
 
 import grpc
 
-from gateway.calls import is_cancelled
-from gateway.generation import Stub
+from gateway.calls import Stub, is_cancelled
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
-from gateway.supervisor.warden import backend_environ
+from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess, backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 

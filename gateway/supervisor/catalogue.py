@@ -183,7 +183,7 @@ def _changing() -> Iterator[None]:
 def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:
     """Return the model of this name, alias or hub id, else the one that differs only in case."""
     for fold in (str, str.casefold):
-        for of in (_names, _hub_id):
+        for of in (_names, lambda model: [model.parameters.model]):
             for model in models:
                 if fold(name) in map(fold, of(model)):
                     return model
@@ -192,7 +192,3 @@ def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:
 
 def _names(model: ModelConfig) -> list[str]:
     return [model.name, *model.aliases]
-
-
-def _hub_id(model: ModelConfig) -> list[str]:
-    return [model.parameters.model]

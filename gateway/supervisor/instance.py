@@ -8,19 +8,99 @@ client that disconnects ends only its own wait.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from gateway.errors import ApiError
 from gateway.models.config import OWN_BACKENDS, ModelConfig
+from gateway.settings import GatewaySettings
 from gateway.supervisor import policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.failures import LoadFailed, load_failed
-from gateway.supervisor.status import ModelStatus, State
 from wire import backend_pb2 as pb
+
+# Keys of the file that are passed on unchanged. The protocol has them in camel case, except those
+# of `_WIRE`.
+_SAME = """
+    context_size max_model_len overrides type dtype quantization load_format trust_remote_code
+    embeddings reranking mmproj cache_type_k cache_type_v rope_scaling yarn_ext_factor
+    yarn_attn_factor yarn_beta_fast yarn_beta_slow tensor_parallel_size lora_adapter lora_base
+    lora_scale lora_scales
+""".split()
+_WIRE = {
+    "dtype": "DType",
+    "mmproj": "MMProj",
+    "cache_type_k": "CacheTypeKey",
+    "cache_type_v": "CacheTypeValue",
+}
+
+
+def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.ModelOptions:
+    """Return the message for a model, with one of its `draft_models` if it is named."""
+    draft_model = draft or config.draft_model
+    own = [f"n_draft:{config.n_draft}"] if config.n_draft else []
+    if config.adapters:
+        own.append(f"adapters:{', '.join(map('='.join, config.adapters.items()))}")
+    return pb.ModelOptions(
+        Model=config.parameters.model,
+        ModelFile=str(models_dir / config.parameters.model),
+        ModelPath=str(models_dir),
+        # The last option of a key counts, so the file's own options come last.
+        Options=[*own, *config.options],
+        EngineArgs=json.dumps(config.engine_args) if config.engine_args else "",
+        LoraAdapters=config.lora_adapters,
+        DraftModel=_local(models_dir, draft_model),
+        Tokenizer=config.parameters.tokenizer,
+        RopeFreqBase=config.parameters.rope_freq_base,
+        RopeFreqScale=config.parameters.rope_freq_scale,
+        **{_WIRE.get(key, key.title().replace("_", "")): getattr(config, key) for key in _SAME},
+    )
+
+
+def _local(models_dir: Path, reference: str) -> str:
+    """Return a folder under the models folder as a path; anything else unchanged."""
+    folder = models_dir / reference
+    return str(folder) if reference and folder.exists() else reference
+
+
+class State(StrEnum):
+    """The state of a model.
+
+    FAILED is tried again by the next request, BACKING_OFF only after its pause. BROKEN has an
+    invalid file.
+    """
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    BACKING_OFF = "backing off"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """The state of one model. `error` may contain paths: clients do not get them."""
+
+    name: str
+    state: State
+    pid: int | None = None  # the process, if the gateway has started it
+    port: int | None = None
+    memory_bytes: int = 0
+    download: tuple[int, int] | None = None  # MiB already downloaded, and in all, during a download
+    leases: int = 0  # requests that use the model, or wait for it
+    restarts: int = 0  # after crashes
+    error: str = ""  # the last failure; empty after a successful load
+    leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never
+
 
 _POLL = 3.0  # seconds between two checks of a ready backend
 _HEALTH_LIMIT = 10.0
@@ -43,13 +123,7 @@ class Key:
 class ModelInstance:
     """One model's state. Only this class changes it."""
 
-    def __init__(
-        self,
-        key: Key,
-        config: ModelConfig,
-        request: pb.ModelOptions,
-        load_timeout: float,
-    ) -> None:
+    def __init__(self, key: Key, config: ModelConfig, settings: GatewaySettings) -> None:
         self.key = key
         self.config = config
         self.leases = 0
@@ -61,8 +135,7 @@ class ModelInstance:
         self.backend: Backend | None = None
         self.state = State.STOPPED
         self.work: asyncio.Future[ApiError | None] | None = None
-        self._request = request
-        self._load_timeout = load_timeout
+        self._settings = settings
         self._watch: asyncio.Future[None] | None = None
         self._leaving: set[asyncio.Future[None]] = set()  # running tasks that end lost backends
         self._ready_at = 0.0
@@ -111,18 +184,21 @@ class ModelInstance:
         self.state = State.STARTING
         self.work = asyncio.ensure_future(self._load(after))
 
-    async def change_adapters(self, config: ModelConfig, request: pb.ModelOptions) -> None:
+    def _request(self, config: ModelConfig) -> pb.ModelOptions:
+        return load_request(config, self._settings.folder, self.key.draft)
+
+    async def change_adapters(self, config: ModelConfig) -> None:
         """Let a loaded model have other adapters, and load it with them later.
 
         Raises LoadFailed, after which all is as before. The caller has a lease.
 
-        request: differs from the current one only in the adapters.
+        config: differs from the current one only in the adapters.
         """
         if self.working:
             await self.settled()
-        if self.backend is not None and request != self._request:
-            await self.backend.load(request)
-        self.config, self._request = config, request
+        if self.backend is not None and self._request(config) != self._request(self.config):
+            await self.backend.load(self._request(config))
+        self.config = config
 
     def begin_unload(self, reason: str) -> None:
         assert self.state is State.READY
@@ -174,7 +250,7 @@ class ModelInstance:
         except LoadFailed as problem:
             return self._load_failed(str(problem))
         except TimeoutError:
-            return self._load_failed(f"it took longer than {self._load_timeout:.0f} s")
+            return self._load_failed(f"it took longer than {self._settings.load_timeout:.0f} s")
         except BaseException:
             self.state = State.STOPPED
             raise
@@ -187,7 +263,7 @@ class ModelInstance:
         fetched = None
         try:
             while True:
-                await asyncio.wait((work,), timeout=self._load_timeout or None)
+                await asyncio.wait((work,), timeout=self._settings.load_timeout or None)
                 if work.done():
                     return work.result()
                 process = self.backend.process if self.backend else None
@@ -205,7 +281,7 @@ class ModelInstance:
         try:
             self.state = State.LOADING
             _log.info("%s: loading %s", self.key, self.config.parameters.model)
-            self.context_size = await backend.load(self._request)
+            self.context_size = await backend.load(self._request(self.config))
             self.memory = await backend.memory(_STATUS_LIMIT)
         except BaseException:
             self.backend = None

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
+T = TypeVar("T")
 LONGEST_PAUSE = 30.0
 GOOD_RUN = 60.0  # seconds of service after which a crash counts as the first
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Generic[T]):
     """A model that has a backend, or is getting one. `memory` in bytes, 0 if unknown."""
 
-    id: int  # any unique number
+    model: T
     memory: int
     busy: bool  # in use by a request, or being loaded
     pinned: bool
@@ -46,44 +48,19 @@ class Failures:
     sentence: str = ""
 
 
-def to_unload(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loaded] | None:
+def to_unload(loaded: Sequence[Loaded[T]], coming: int, limits: Limits) -> list[Loaded[T]] | None:
     """Return the models to unload so that one more of `coming` bytes fits; None if impossible.
 
     The least recently used come first, and none is unloaded without need.
     """
-    return _unload_until_within(loaded, 1, coming, limits)
 
-
-def may_fit(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
-    """Return whether a model of `coming` bytes would fit if no loaded model were in use."""
-    return to_unload([replace(model, busy=False) for model in loaded], coming, limits) is not None
-
-
-def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
-    """Return the models to unload because loaded ones have grown; never the one that was used last.
-
-    A single model over the limit stays: it would be loaded again by the next request.
-    """
-    if not loaded:
-        return []
-    latest = max(loaded, key=lambda model: model.last_used)
-    others = [model for model in loaded if model is not latest]
-    leaving = _unload_until_within(others, 1, latest.memory, limits)
-    if leaving is None:  # the models in use exceed the limits alone; unload all others
-        return [model for model in others if not model.busy and not model.pinned]
-    return leaving
-
-
-def _unload_until_within(
-    loaded: Sequence[Loaded], more: int, memory: int, limits: Limits
-) -> list[Loaded] | None:
-    def fits(without: Sequence[Loaded]) -> bool:
+    def fits(without: Sequence[Loaded[T]]) -> bool:
         stay = [model for model in loaded if model not in without]
-        return limits.hold(len(stay) + more, sum(model.memory for model in stay) + memory)
+        return limits.hold(len(stay) + 1, sum(model.memory for model in stay) + coming)
 
     idle = [model for model in loaded if not model.busy and not model.pinned]
     idle.sort(key=lambda model: model.last_used)
-    leaving: list[Loaded] = []
+    leaving: list[Loaded[T]] = []
     while not fits(leaving):
         if not idle:
             return None
@@ -95,7 +72,27 @@ def _unload_until_within(
     return leaving
 
 
-def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
+def may_fit(loaded: Sequence[Loaded[T]], coming: int, limits: Limits) -> bool:
+    """Return whether a model of `coming` bytes would fit if no loaded model were in use."""
+    return to_unload([replace(model, busy=False) for model in loaded], coming, limits) is not None
+
+
+def over_limits(loaded: Sequence[Loaded[T]], limits: Limits) -> list[Loaded[T]]:
+    """Return the models to unload because loaded ones have grown; never the one that was used last.
+
+    A single model over the limit stays: it would be loaded again by the next request.
+    """
+    if not loaded:
+        return []
+    latest = max(loaded, key=lambda model: model.last_used)
+    others = [model for model in loaded if model is not latest]
+    leaving = to_unload(others, latest.memory, limits)
+    if leaving is None:  # the models in use exceed the limits alone; unload all others
+        return [model for model in others if not model.busy and not model.pinned]
+    return leaving
+
+
+def idle(loaded: Sequence[Loaded[T]], now: float) -> list[Loaded[T]]:
     """Return the models without a request for longer than their setting allows."""
     return [
         model

@@ -1,12 +1,18 @@
-"""One backend as a process: started, its log read, ended with all its children."""
+"""One backend as a process: started by a warden, its log read, ended with all its children."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import re
 import secrets
 import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,7 +23,119 @@ from common.process_end import end_of, tells_fault
 from common.version import VERSION
 from gateway import logs
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.warden import Child, spawn
+from gateway.supervisor.warden_process import BLOCKED, signal_group
+
+SETTINGS = "MLX_GATEWAY_"
+_ROOT = Path(__file__).parents[2]
+
+
+def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the gateway's environment without its own variables, and with `extra`.
+
+    Its own are those of its start script, and its settings: these include keys, which code in a
+    checkpoint must not read.
+    """
+    found = {name: value for name, value in environ.items() if not name.startswith(SETTINGS)}
+    if found.get("PYTHONPATH") == str(_ROOT):
+        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+            found.pop(name, None)
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        before = found.pop(f"MLX_BACKEND_{name}_BEFORE", None)
+        if before:
+            found[name] = before
+        elif before is not None:
+            found.pop(name, None)
+    return found | dict(extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A started process; its stderr is that of its warden."""
+
+    pid: int
+    warden: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the process's group, if it still exists."""
+        if not self.writer.is_closing():
+            self.writer.write(bytes((number,)))
+
+    async def wait(self) -> int | None:
+        """Return the process's exit code (negative: a signal), once it and its group have ended.
+
+        None if the warden was killed; the process is then killed as well, because nothing would end
+        it together with the gateway.
+        """
+        try:
+            code = await self.reader.readline()
+        except ConnectionError:
+            code = b""
+        self.writer.close()
+        await asyncio.to_thread(self.warden.wait)
+        if code:
+            return int(code)
+        signal_group(self.pid, signal.SIGKILL)
+        return None
+
+
+PROGRAM = Path(__file__).with_name("warden_process.py")
+
+
+async def spawn(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Child:
+    """Start a command in a folder, by a warden of its own.
+
+    Raises OSError or LoadFailed; then nothing is left over.
+    """
+    link, warden_end = socket.socketpair()
+    with contextlib.ExitStack() as failed:
+        failed.callback(link.close)
+        with warden_end:
+            warden = _start((str(folder), *command), warden_end, environ)
+        assert warden.stderr is not None
+        failed.callback(warden.stderr.close)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=link)
+            failed.callback(writer.close)
+            answer: int | str = json.loads(await reader.readline() or _KILLED)
+            if isinstance(answer, str):
+                raise LoadFailed(f"no process could be started: {answer}")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                link.send(bytes((signal.SIGKILL,)))
+                link.shutdown(socket.SHUT_RDWR)
+            await asyncio.to_thread(warden.wait)
+            raise
+        failed.pop_all()
+        return Child(answer, warden, reader, writer)
+
+
+_KILLED = json.dumps("the process that starts it was killed")
+
+
+def _start(
+    arguments: Sequence[str], link: socket.socket, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a warden. Raises OSError, or LoadFailed for a null byte."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    try:
+        # Without close_fds (no descriptors are inheritable), subprocess uses posix_spawn, which
+        # runs no fork handlers.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(PROGRAM), *arguments],
+            stdin=link.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            close_fds=False,
+            env=dict(environ),
+        )
+    except ValueError as problem:
+        raise LoadFailed(f"no process could be started: {problem}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
@@ -129,7 +247,7 @@ class BackendProcess:
     async def _read(self) -> None:
         stream = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), self._child.stderr
+            lambda: asyncio.StreamReaderProtocol(stream), self._child.warden.stderr
         )
         pending = b""
         try:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from common.device_memory import device_memory
 from common.wording import shown
 from gateway import exchange
+from gateway.calls import Stub, generate
 from gateway.errors import ApiError
-from gateway.generation import Stub, generate
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.models.reading import ModelFolder
@@ -29,9 +29,7 @@ from gateway.supervisor import failures, policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.instance import Key, ModelInstance
-from gateway.supervisor.load_request import load_request
-from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.instance import Key, ModelInstance, ModelStatus, State
 from wire import backend_pb2 as pb
 
 WarmPrompts = Callable[[ModelConfig], Awaitable[Sequence[pb.PredictOptions]]]
@@ -61,7 +59,7 @@ class Supervisor:
 
     def __init__(self, settings: GatewaySettings, folder: ModelFolder) -> None:
         self._settings = settings
-        self._catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
+        self.catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
         self.checkpoints = Checkpoints(settings.folder)
         self._instances: dict[Key, ModelInstance] = {}
         self._outdated: list[ModelInstance] = []  # instances of files that have changed since
@@ -84,24 +82,20 @@ class Supervisor:
     @property
     def models(self) -> list[ModelConfig]:
         """Every model that has a name of its own, in the order of the folder."""
-        return [self.checkpoints.completed(model) for model in self._catalogue.models]
+        return [self.checkpoints.completed(model) for model in self.catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
         """Do what `Catalogue.resolve` does, and add the checkpoint's values to the file's."""
-        return self.checkpoints.completed(self._catalogue.resolve(name))
-
-    def model_named(self, name: str | None) -> ModelConfig:
-        """See `Catalogue.model_named`."""
-        return self._catalogue.model_named(name)
+        return self.checkpoints.completed(self.catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
         """Return every model of the folder, and all other loaded ones."""
-        statuses = {Key(model.name): self._stopped(model) for model in self._catalogue.models}
+        statuses = {Key(model.name): self._stopped(model) for model in self.catalogue.models}
         statuses |= {
             key: replace(instance.status(), leaves_at=self._leaves_at(instance))
             for key, instance in self._instances.items()
         }
-        broken = self._catalogue.broken.items()
+        broken = self.catalogue.broken.items()
         return [
             *statuses.values(),
             *(instance.status() for instance in self._outdated),
@@ -165,10 +159,10 @@ class Supervisor:
     def reload(self, *, read: bool = True) -> None:
         """Read the models folder again; a changed model is unloaded once it is idle."""
         if read:
-            self._catalogue.adopt(self._catalogue.read(always=True))
+            self.catalogue.adopt(self.catalogue.read(always=True))
         for key, instance in list(self._instances.items()):
             try:
-                config = self._catalogue.resolve(key.name)
+                config = self.catalogue.resolve(key.name)
             except ApiError:
                 config = None
             if config != instance.config:
@@ -195,7 +189,7 @@ class Supervisor:
     @asynccontextmanager
     async def lease(self, name: str | None, draft_model: str | None = None) -> AsyncIterator[Lease]:
         """Yield a loaded model, with a draft model that its file offers. Raises ApiError."""
-        instance = self._instance(self._catalogue.resolve(name), draft_model or "")
+        instance = self._instance(self.catalogue.resolve(name), draft_model or "")
         instance.leases += 1
         self._unused.clear()
         if self._warming is not None:
@@ -214,12 +208,12 @@ class Supervisor:
 
     def begin_load(self, name: str) -> None:
         """Load a model without waiting for it. Raises ApiError for one that does not exist."""
-        name = self._catalogue.resolve(name).name
+        name = self.catalogue.resolve(name).name
         self._background.append(asyncio.ensure_future(self._load_all([name])))
 
     async def unload(self, name: str) -> None:
         """Unload a model, with all its variants. Raises ApiError 409 while requests use it."""
-        config = self._catalogue.resolve(name)
+        config = self.catalogue.resolve(name)
         found = [i for key, i in self._instances.items() if key.name == config.name]
         if any(instance.leases for instance in found):
             raise failures.in_use(config.name)
@@ -247,8 +241,8 @@ class Supervisor:
         self, name: str, change: Callable[[dict[str, str]], dict[str, str]]
     ) -> None:
         async with self._changing, self.lease(name):
-            before = self._catalogue.model_named(name)
-            config = self._catalogue.with_adapters(name, change(dict(before.adapters)))
+            before = self.catalogue.model_named(name)
+            config = self.catalogue.with_adapters(name, change(dict(before.adapters)))
             if config.backend not in OWN_BACKENDS:
                 raise failures.adapters_refused(LoadFailed("another backend does not apply them"))
             instances = [i for key, i in self._instances.items() if key.name == before.name]
@@ -257,23 +251,19 @@ class Supervisor:
                 instance.leases += 1
             try:
                 for instance in instances:
-                    await self._give(instance, config)
+                    await instance.change_adapters(config)
                     done.append(instance)
-                self._catalogue.change(config)
+                self.catalogue.change(config)
             except LoadFailed as problem:
                 for instance in done:
                     with contextlib.suppress(LoadFailed):
-                        await self._give(instance, before)
+                        await instance.change_adapters(before)
                 raise failures.adapters_refused(problem) from None
             finally:
                 for instance in instances:
                     self._release(instance)
             if self._default_adapters.get(config.name) not in config.adapters:
                 self._default_adapters.pop(config.name, None)
-
-    async def _give(self, instance: ModelInstance, config: ModelConfig) -> None:
-        request = load_request(config, self._settings.folder, instance.key.draft)
-        await instance.change_adapters(config, request)
 
     def default_adapter(self, config: ModelConfig) -> str:
         """Return the adapter of requests to a model that name none; '' if there is none."""
@@ -283,15 +273,11 @@ class Supervisor:
     def set_default_adapter(self, config: ModelConfig, adapter: str) -> None:
         self._default_adapters[config.name] = adapter
 
-    def copy(self, source: str, name: str) -> None:
-        """Give a model another name as well, in a file of its own. Raises ApiError."""
-        self._catalogue.copy(source, name)
-
     async def remove(self, name: str) -> None:
         """Unload a model, and serve it no longer (see `Catalogue.remove`). Raises ApiError."""
-        name = self.model_named(name).name
+        name = self.catalogue.model_named(name).name
         await self.unload(name)
-        self._catalogue.remove(name)
+        self.catalogue.remove(name)
         self.reload(read=False)
 
     def _instance(self, config: ModelConfig, draft: str) -> ModelInstance:
@@ -302,9 +288,7 @@ class Supervisor:
         draft = draft if draft in config.draft_models and draft != config.draft_model else ""
         key = Key(config.name, draft)
         if key not in self._instances:
-            request = load_request(config, self._settings.folder, draft)
-            timeout = self._settings.load_timeout
-            self._instances[key] = ModelInstance(key, config, request, timeout)
+            self._instances[key] = ModelInstance(key, config, self._settings)
         return self._instances[key]
 
     def _all(self) -> list[ModelInstance]:
@@ -354,8 +338,7 @@ class Supervisor:
         sharing = self._at_the_address_of(instance)
         if any(other.leases or other.state is not State.READY for other in sharing):
             return False
-        shared = {id(other) for other in sharing}
-        loaded = [model for model in self._loaded() if model.id not in shared]
+        loaded = [each for each in self._loaded() if each.model not in sharing]
         leaving = policy.to_unload(loaded, coming, self._limits)
         if leaving is None:
             if policy.may_fit(loaded, coming, self._limits):
@@ -363,7 +346,7 @@ class Supervisor:
             raise failures.no_room(name)
         for other in sharing:
             other.begin_unload(f"its backend is to serve {instance.key}")
-        self._unload(leaving, f"its memory is for {instance.key}")
+        _unload(leaving, f"its memory is for {instance.key}")
         ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
         return True
@@ -380,10 +363,10 @@ class Supervisor:
             and other.occupied
         ]
 
-    def _loaded(self) -> list[policy.Loaded]:
+    def _loaded(self) -> list[policy.Loaded[ModelInstance]]:
         return [
             policy.Loaded(
-                id(instance),
+                instance,
                 0 if instance.config.address else instance.memory or self._expected(instance),
                 instance.leases > 0 or instance.state is not State.READY,
                 instance.config.pinned,
@@ -400,23 +383,17 @@ class Supervisor:
             return 0
         return self.checkpoints.weight_bytes(instance.config)
 
-    def _unload(self, leaving: Sequence[policy.Loaded], reason: str) -> None:
-        ids = {model.id for model in leaving}
-        for instance in self._all():
-            if id(instance) in ids:
-                instance.begin_unload(reason)
-
     async def _keep_within_limits(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
             try:
-                if (read := await asyncio.to_thread(self._catalogue.read)) is not None:
-                    self._catalogue.adopt(read)
+                if (read := await asyncio.to_thread(self.catalogue.read)) is not None:
+                    self.catalogue.adopt(read)
                     self.reload(read=False)
                 self._background = [task for task in self._background if not task.done()]
                 self._forget()
-                self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
-                self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
+                _unload(policy.idle(self._loaded(), time.monotonic()), "idle")
+                _unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
                 self._warm_while_idle()
             except Exception as fault:  # the next round may succeed
                 _log.error("the limits could not be enforced this time: %r", fault)
@@ -469,3 +446,8 @@ class Supervisor:
                 await self.load(name)
             except Exception as problem:  # the other models still have to be preloaded
                 _log.error("%s is not loaded: %s", name, problem)
+
+
+def _unload(leaving: Sequence[policy.Loaded[ModelInstance]], reason: str) -> None:
+    for each in leaving:
+        each.model.begin_unload(reason)

@@ -17,7 +17,6 @@ from backend.engine.engine import Asked
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import TokenLogprob
 from backend.engine.executing.score_plan import ScoreRequest
-from backend.rpc.identity import Identity
 from backend.rpc.interceptors import CallInterceptor
 from backend.rpc.last_load import LastLoad
 from backend.rpc.servicer import Servicer
@@ -109,8 +108,8 @@ async def _call(number: int, given: bytes) -> None:
     def shape_of(piece: Piece) -> tuple[int, ...]:
         return _SHAPES.get(method, (len(piece.ids), len(LABELS)))
 
-    identity, methods = Identity(), _Methods()
-    servicer = Servicer(_Engine(shape_of), identity, LastLoad({}))
+    last_load, methods = LastLoad({}), _Methods()
+    servicer = Servicer(_Engine(shape_of), last_load)
     backend_pb2_grpc.add_BackendServicer_to_server(servicer, methods)
     method, handler = sorted(methods.handlers.items())[number % len(methods.handlers)]
 
@@ -118,7 +117,7 @@ async def _call(number: int, given: bytes) -> None:
         return handler
 
     details: Any = _Details(f"/backend.Backend/{method}")
-    guarded: Any = await CallInterceptor(identity, lambda: None).intercept_service(found, details)
+    guarded: Any = await CallInterceptor(last_load, lambda: None).intercept_service(found, details)
     message = handler.request_deserializer.__self__()
     fill(message, given)
     written = guarded.response_serializer

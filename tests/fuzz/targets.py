@@ -26,8 +26,8 @@ from backend.engine.media.image import decode_image
 from backend.engine.media.items import BadItem
 from backend.engine.settings import Settings
 from backend.rpc.load_options import load_request, parse_settings
+from backend.rpc.request_limits import require_bounded
 from backend.rpc.requests import generation_request
-from backend.rpc.sizes import require_bounded
 from common.chat_events import ChatMessage, message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat

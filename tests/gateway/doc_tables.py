@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from common.field_table import FieldTable, grouped
+from gateway import fields
 from gateway.arguments import KEY_FILE, default_of, flag_of
-from gateway.models.config import ModelConfig
-from gateway.models.foreign import KEYS
-from gateway.openai import other_fields
+from gateway.models.config import KEYS, ModelConfig
 from gateway.settings import GatewaySettings
 
 
@@ -21,7 +20,7 @@ def settings_table() -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     rows += [
         f"| `{flag_of(row)}` | {default_of(row)} | {row.metadata['rule'].meaning} |"
-        for row in fields(GatewaySettings)
+        for row in dataclasses.fields(GatewaySettings)
     ]
     return "\n".join([*rows, f"| `--api-key-file` |  | {KEY_FILE} |", ""])
 
@@ -67,12 +66,12 @@ def refused_table() -> str:
 
 
 REFUSING = {
-    "`/chat/completions`": other_fields.CHAT,
-    "`/completions`": other_fields.COMPLETION,
-    "`/infill`, `/completion`": other_fields.INFILL,
-    "`/messages`": other_fields.MESSAGES,
-    "`/responses`": other_fields.RESPONSES,
-    "`/audio/transcriptions`": other_fields.TRANSCRIPTS,
+    "`/chat/completions`": fields.CHAT,
+    "`/completions`": fields.COMPLETION,
+    "`/infill`, `/completion`": fields.INFILL,
+    "`/messages`": fields.MESSAGES,
+    "`/responses`": fields.RESPONSES,
+    "`/audio/transcriptions`": fields.TRANSCRIPTS,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
+from gateway.calls import Done, Event, Piece, Progress, ToolCallPiece, Usage
 
 _TEXT = st.text(min_size=1, max_size=8)
 _ENTRY = {"id": 1, "token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": []}

@@ -17,10 +17,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from gateway.app import create_app
+from gateway.exchange import Traffic
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from tests.gateway.numbers_backend import NumbersBackend
 
 Json = dict[str, Any]

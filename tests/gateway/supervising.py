@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from gateway.calls import Piece, Stub, generate
 from gateway.errors import ApiError
-from gateway.generation import Piece, Stub, generate
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
-from gateway.supervisor.status import ModelStatus, State
+from gateway.supervisor.instance import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor, WarmPrompts
 from tests.gateway.gateway_process import ROOT, WAIT
 from wire import backend_pb2 as pb

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from gateway.blocks import Blocks, Step
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from tests.gateway.generated_answers import answers
 
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from gateway.blocks import Blocks, consume
+from gateway.calls import Done, Event, Piece, generate, generate_all
 from gateway.errors import BACKEND_GONE, ApiError
-from gateway.generation import Done, Event, Piece, generate, generate_all
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 

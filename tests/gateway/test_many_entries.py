@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from gateway import tolerance
+from gateway import fields
 from gateway.app import create_app
+from gateway.exchange import Traffic
 from gateway.models.reading import ModelFolder
-from gateway.openai import answering, chat_to_wire
+from gateway.openai import answering, chat_request
 from gateway.openai.field_names import names_of
 from gateway.openai.thinking import write_template_arguments
+from gateway.responses.request import chat_request as chat_of
 from gateway.responses.store import Store, Stored, items_of
-from gateway.responses.to_chat import chat_request
 from gateway.routes import responses
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from tests.gateway.many_entries import MODEL, Case, Schemas, Served, served
 from tests.long import TEST_LONG
 
@@ -228,8 +228,8 @@ async def test_a_long_body_is_checked_and_translated_on_a_thread(
             places.append(threading.get_ident() == here)
         return unchanged(body, check)
 
-    unchanged = tolerance.checked
-    monkeypatch.setattr(tolerance, "checked", checked)
+    unchanged = fields.checked
+    monkeypatch.setattr(fields, "checked", checked)
     case = next(case for case in cases() if case.path == path)
     body = _bytes(schemas().body(case, 2))
     for given, on_the_loop in ((body, True), (body + b" " * (1 << 15), False)):
@@ -255,7 +255,7 @@ def _on_the_loop(
 async def test_a_short_body_that_continues_a_long_conversation_is_translated_on_a_thread(
     gateway: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = _on_the_loop(monkeypatch, responses, chat_request)
+    places = _on_the_loop(monkeypatch, responses, chat_of)
     stored = Stored({"id": "resp_1", "output": []}, (), ())
     gateway.app.state.responses = Store()
     gateway.app.state.responses.put(stored)
@@ -270,7 +270,7 @@ async def test_the_fields_of_a_long_chat_are_written_on_a_thread(
     gateway: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variables of a chat template, and the ids of stop tokens, may be long too."""
-    places = _on_the_loop(monkeypatch, chat_to_wire, write_template_arguments)
+    places = _on_the_loop(monkeypatch, chat_request, write_template_arguments)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
     for long in ("x", "x" * (1 << 16)):
         body = {**chat, "chat_template_kwargs": {"long": long}}

@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from gateway.app import create_app
+from gateway.exchange import Traffic
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
 from gateway.supervisor import instance
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from tests.gateway.supervising import write
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc

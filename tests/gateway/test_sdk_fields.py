@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.request import MessagesRequest
-from gateway.anthropic.to_chat import chat_request as of_anthropic
-from gateway.openai.parts import UNREAD
+from gateway.anthropic.request import chat_request as of_anthropic
+from gateway.openai.messages import UNREAD
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.to_chat import chat_request as of_responses
+from gateway.responses.request import chat_request as of_responses
 from tests.gateway.asking import WEATHER, user_message
 from tests.gateway.openai.test_attachments import sound, wire
 from tests.gateway.openai.test_chat_to_wire import as_dict, completion, translated

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.ollama.answer import OllamaAnswer, chat_part
 from gateway.settings import GatewaySettings
 from gateway.sse import EventStream, respond

@@ -17,7 +17,7 @@ import yaml
 
 from backend.rpc.load_options import load_request
 from gateway.models.config import ModelConfig
-from gateway.supervisor.load_request import load_request as wire_request
+from gateway.supervisor.instance import load_request as wire_request
 from tests.gateway.gateway_process import ROOT
 
 DOCUMENT = (ROOT / "docs" / "localai.md").read_text()

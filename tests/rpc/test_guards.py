@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from backend.engine.errors import ModelNotFound
-from backend.rpc.identity import GUARDED
+from backend.rpc.last_load import GUARDED
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine

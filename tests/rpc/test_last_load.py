@@ -13,7 +13,6 @@ import pytest
 from backend.engine.errors import ModelRejected
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
-from backend.rpc.identity import Identity
 from backend.rpc.last_load import FILE, LastLoad
 from backend.rpc.servicer import Servicer
 from tests.rpc.fake_engine import SERVED, FakeEngine
@@ -56,7 +55,7 @@ def test_ranks_load_again_what_was_served(
 ) -> None:
     engine = DroppingEngine(None)
     last_load = LastLoad({FILE: str(tmp_path / "last_load")})
-    servicer = Servicer(engine, Identity(), last_load)
+    servicer = Servicer(engine, last_load)
 
     async def load(model: str) -> None:
         await servicer.LoadModel(pb.ModelOptions(Model=model), CONTEXT)
@@ -92,7 +91,7 @@ class WaitingEngine(FakeEngine):
 async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path) -> None:
     """Both had come before any model was loaded."""
     engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
-    servicer = Servicer(engine, Identity(), last_load)
+    servicer = Servicer(engine, last_load)
     loads = [
         await begun(servicer.LoadModel(pb.ModelOptions(Model=name), CONTEXT))
         for name in ("good", "bad")
@@ -108,7 +107,7 @@ async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path)
 
 async def test_a_model_that_is_freed_while_it_is_loaded_is_not_remembered(tmp_path: Path) -> None:
     engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
-    servicer = Servicer(engine, Identity(), last_load)
+    servicer = Servicer(engine, last_load)
     load = await begun(servicer.LoadModel(pb.ModelOptions(Model="good"), CONTEXT))
     free = await begun(servicer.Free(pb.HealthMessage(), CONTEXT))
     engine.may_end.set()
@@ -121,7 +120,7 @@ def test_a_load_succeeds_although_it_cannot_be_stored(tmp_path: Path) -> None:
     """A folder for temporary files is tidied now and then; something else may have its name."""
     folder = tmp_path / "ranks"
     last_load = LastLoad({FILE: str(folder / "last_load")})
-    servicer = Servicer(FakeEngine(None), Identity(), last_load)
+    servicer = Servicer(FakeEngine(None), last_load)
 
     async def load() -> pb.Result:
         return await servicer.LoadModel(pb.ModelOptions(Model="m"), CONTEXT)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
-from backend.rpc import sizes
-from backend.rpc.sizes import require_bounded
+from backend.rpc import request_limits
+from backend.rpc.request_limits import require_bounded
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import Running
 from wire import backend_pb2 as pb
@@ -75,6 +75,6 @@ def test_requests_of_real_hosts_pass() -> None:
 @given(raw=st.binary(max_size=300), repeated=st.integers(1, 50))
 def test_any_bytes_are_read_to_their_end_or_refused(raw: bytes, repeated: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "_FREE", 0)
+        patch.setattr(request_limits, "_FREE", 0)
         with suppress(InvalidRequest):
             require_bounded(pb.PredictOptions, raw * repeated)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from backend.rpc import unsent_requests
+from backend.rpc import request_limits
 from tests.polling import until
 from tests.rpc.conftest import Running
 from tests.rpc.frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
@@ -37,7 +37,7 @@ def read_until(client: socket.socket, wanted: bytes) -> None:
 def test_the_oldest_of_too_many_are_refused(
     running: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsent_requests, "MOST", 3)
+    monkeypatch.setattr(request_limits, "MOST", 3)
     waiting = running.server._calls._unsent._waiting
     with begun(running.port, path, 2), begun(running.port, path, 1) as second:
         until(lambda: len(waiting) == 3)  # those of `third` must be younger
@@ -53,7 +53,7 @@ def test_a_request_that_does_not_arrive_ends_its_call(
     running: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(unsent_requests, "SECONDS", 0.05)
+        patch.setattr(request_limits, "SECONDS", 0.05)
         with begun(running.port, path, 1) as client:
             read_until(client, REFUSAL)
     assert running.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"

@@ -6,10 +6,10 @@ import grpc
 import pytest
 
 from backend.engine import errors
+from backend.rpc.fields import YAML_KEYS
 from backend.rpc.statuses import status_of
-from backend.rpc.yaml_keys import YAML_KEYS
 from common.field_names import named
-from gateway.supervisor.load_request import _SAME, _WIRE
+from gateway.supervisor.instance import _SAME, _WIRE
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 

@@ -10,8 +10,8 @@ from hypothesis import given
 
 from gateway.anthropic.answer import MessageAnswer
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
-from gateway.openai.parts import ThoughtPart
+from gateway.calls import Done, Event, Piece, Progress, ToolCallPiece, Usage
+from gateway.openai.messages import ThoughtPart
 from tests.gateway.generated_answers import answers
 from tests.gateway.requests_begun import begun
 

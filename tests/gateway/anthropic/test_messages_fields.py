@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.anthropic.request import MessagesRequest
-from gateway.anthropic.to_chat import chat_request
+from gateway.anthropic.request import MessagesRequest, chat_request
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.openai.chat_request import ChatCompletionRequest

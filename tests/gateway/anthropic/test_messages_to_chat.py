@@ -10,12 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from common.field_names import named
-from gateway.anthropic.request import MessagesRequest
-from gateway.anthropic.to_chat import chat_request
+from gateway.anthropic.request import MessagesRequest, chat_request
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.openai.chat_to_wire import options_of
-from gateway.openai.translation import Translation
+from gateway.openai.answering import Translation
+from gateway.openai.chat_request import options_of
 from tests.gateway.openai.test_chat_to_wire import config_of, gateway_of
 from tests.gateway.requests_begun import begun
 from wire import backend_pb2 as pb

@@ -12,10 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.models.config import ModelConfig
-from gateway.models.foreign import KEYS
+from gateway.models.config import KEYS, ModelConfig
 from gateway.models.reading import ModelFolder, read_folder
-from gateway.supervisor.load_request import load_request
+from gateway.supervisor.instance import load_request
 from tests.gateway.doc_tables import tables
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.request import MessagesRequest
-from gateway.anthropic.to_chat import chat_request as of_anthropic
+from gateway.anthropic.request import chat_request as of_anthropic
 from gateway.errors import ApiError
 from gateway.ollama.request import ChatRequest
 from gateway.ollama.request import chat_request as of_ollama
-from gateway.openai.translation import Translation
+from gateway.openai.answering import Translation
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.to_chat import chat_request as of_responses
+from gateway.responses.request import chat_request as of_responses
 from tests.gateway.asking import user_message
 from tests.gateway.openai.test_chat_to_wire import translated
 from wire import backend_pb2 as pb

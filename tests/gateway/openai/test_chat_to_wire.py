@@ -11,28 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from common.messages import template_messages
-from gateway import refusals
+from gateway import fields
+from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.context import Gateway
 from gateway.errors import ApiError, found_in
-from gateway.exchange import Exchange
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
+from gateway.exchange import Exchange, Traffic
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
-from gateway.openai import other_fields
-from gateway.openai.chat_answer import chat_answer, form_of
-from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_to_wire import options_of
+from gateway.openai.answer import chat_answer
+from gateway.openai.chat_request import ChatCompletionRequest, options_of
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.openai.field_names import names_of
 from gateway.openai.sampling import SamplingFields, seed_of
-from gateway.problems import likeliest
+from gateway.refusals import validated
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
-from gateway.traffic import Traffic
 from tests.gateway.asking import WEATHER, user_message
 from tests.gateway.requests_begun import begun
 from wire import backend_pb2 as pb
@@ -55,10 +51,7 @@ def translated(
 ) -> list[pb.PredictOptions]:
     """The protocol messages for a chat request. Raises ApiError, as an endpoint would."""
     body = {"model": "tiny", "messages": user_message("Hi"), **fields}
-    try:
-        request = ChatCompletionRequest.model_validate(body)
-    except ValidationError as failure:
-        raise refusals.invalid(likeliest(failure.errors())) from None
+    request = validated(ChatCompletionRequest, body)
     return asyncio.run(options_of(request, config or config_of(), gateway_of()))
 
 
@@ -276,7 +269,7 @@ def test_an_empty_medium_is_refused(kind: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, f"messages[0].content[0].{kind}")
 
 
-@pytest.mark.parametrize("name", other_fields.CHAT.refused)
+@pytest.mark.parametrize("name", fields.CHAT.refused)
 def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None:
     offs: list[Any] = [None, 0, "", [], OFF.get(name)]
     for off in offs:
@@ -288,7 +281,7 @@ def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None
     assert name in caught.value.message
 
 
-@pytest.mark.parametrize("name", other_fields.COMPLETION.refused)
+@pytest.mark.parametrize("name", fields.COMPLETION.refused)
 def test_completions_refuse_fields_by_name_too(name: str) -> None:
     for off in (None, False, OFF.get(name)):
         assert as_dict(completion({name: off})[0]) == as_dict(completion({})[0])
@@ -792,11 +785,11 @@ def test_a_custom_tool_is_a_function_with_one_text_argument(strict: Exchange) ->
 )
 def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None:
     """The text is the same in one piece and in a stream that is cut into single characters."""
-    form = form_of(ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER))
+    request = ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER)
     pieces = [Piece(tool_calls=(ToolCallPiece(0, "c1", "patch"),))]
     pieces += [Piece(tool_calls=(ToolCallPiece(0, arguments=each),)) for each in arguments]
 
-    streamed, whole = chat_answer({"id": "a"}, form), chat_answer({}, form)
+    streamed, whole = chat_answer({"id": "a"}, request), chat_answer({}, request)
     chunks = ""
     events: list[Event] = [*pieces, Done("stop", Usage())]
     for event in events:
@@ -914,4 +907,9 @@ def test_nested_objects_set_the_fields_they_mean(
 
 def test_excluded_reasoning_is_not_returned() -> None:
     body = {"messages": user_message("Hi"), "reasoning": {"exclude": True}}
-    assert form_of(ChatCompletionRequest.model_validate(body)).reasoning is False
+    answer = chat_answer({"id": "a"}, ChatCompletionRequest.model_validate(body))
+    for event in (Piece("Hello", reasoning="Hm"), Done("stop", Usage())):
+        answer.add((0, event))
+    message = answer.whole()["choices"][0]["message"]
+    assert message["content"] == "Hello"
+    assert "reasoning_content" not in message

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.openai.parts import UNREAD
+from gateway.openai.messages import UNREAD
 from tests.common.pdf_files import WITHOUT_TEXT, in_base64, of_pages, slow
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.test_tolerance import CHAT, MESSAGES, RESPONSES

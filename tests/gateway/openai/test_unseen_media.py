@@ -1,6 +1,6 @@
 """Images in a conversation with a model that accepts only text.
 
-Covers: gateway/openai/unseen_media.py
+Covers: gateway/openai/messages.py
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.models.config import Parameters
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.request import ResponsesRequest

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.calls import Usage
 from gateway.errors import ApiError
-from gateway.generation import Usage
 from gateway.responses.compaction import compact, part_ends, prompt_limit
 from gateway.responses.items import ITEMS, Compaction, Item, Message
 

@@ -12,9 +12,8 @@ from gateway.exchange import Exchange
 from gateway.models.config import Parameters
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.responses.answer import echo_of
-from gateway.responses.request import ResponsesRequest
+from gateway.responses.request import ResponsesRequest, chat_request
 from gateway.responses.store import Store, items_of
-from gateway.responses.to_chat import chat_request
 from tests.gateway.requests_begun import begun
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}

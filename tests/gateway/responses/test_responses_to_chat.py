@@ -10,12 +10,11 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.openai.answering import Translation
 from gateway.openai.messages import ContentPart
-from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
-from gateway.responses.request import ResponsesRequest
+from gateway.responses.request import ResponsesRequest, chat_request
 from gateway.responses.store import Store, items_of
-from gateway.responses.to_chat import chat_request
 from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from gateway.app import ROUTERS
-from gateway.routes import lm_studio, ollama, page, status
+from gateway.routes import lm_studio, models, ollama, page
 from tests.gateway.gateway_process import GatewayProcess, tiny
 
 Json = dict[str, Any]
@@ -142,7 +142,7 @@ def test_no_list_shows_what_another_key_sent(keyed: GatewayProcess) -> None:
     asked = {"model": f"{SECRET} model", "messages": told(SECRET), "user": SECRET}
     ask(keyed, ALICE, "POST", "/v1/chat/completions", asked)
     ask(keyed, ALICE, "GET", f"/v1/{SECRET}")
-    routers = (*ROUTERS, *(each.router for each in (ollama, lm_studio, page, status)))
+    routers = (*ROUTERS, *(each.router for each in (ollama, lm_studio, page, models)))
     paths = {
         route.path
         for router in routers

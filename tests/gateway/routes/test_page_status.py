@@ -9,7 +9,7 @@ import pytest
 
 from backend.engine.settings import Settings
 from gateway.models.config import ModelConfig
-from gateway.routes.status import DEFAULT_SLOTS, slots
+from gateway.routes.models import DEFAULT_SLOTS, slots
 from tests.gateway.gateway_process import GatewayProcess, tiny
 
 

@@ -13,13 +13,13 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.asking import ask_once
+from gateway.calls import Piece
 from gateway.errors import ApiError
-from gateway.generation import Piece
 from gateway.models.config import ModelConfig
 from gateway.supervisor import instance
 from gateway.supervisor import supervisor as supervisor_module
 from gateway.supervisor.backend import Backend as Served
-from gateway.supervisor.status import State
+from gateway.supervisor.instance import State
 from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
 from tests.gateway import requests_begun

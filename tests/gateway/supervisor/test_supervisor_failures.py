@@ -13,7 +13,7 @@ import pytest
 
 from common.version import VERSION
 from gateway.supervisor import process
-from gateway.supervisor.status import State
+from gateway.supervisor.instance import State
 from tests.gateway.gateway_process import tiny
 from tests.gateway.supervising import (
     children,

@@ -35,13 +35,13 @@ _MODELS = st.lists(
 _LIMITS = st.builds(Limits, models=st.integers(0, 4), memory=st.integers(0, 20))
 
 
-def _fits(stay: list[Loaded], coming: int, limits: Limits) -> bool:
+def _fits(stay: list[Loaded[int]], coming: int, limits: Limits) -> bool:
     return limits.hold(len(stay) + 1, sum(model.memory for model in stay) + coming)
 
 
 @given(_MODELS, st.integers(0, 9), _LIMITS)
 def test_only_idle_models_are_unloaded_and_no_more_than_necessary(
-    loaded: list[Loaded], coming: int, limits: Limits
+    loaded: list[Loaded[int]], coming: int, limits: Limits
 ) -> None:
     leaving = policy.to_unload(loaded, coming, limits)
     free = [model for model in loaded if not model.busy and not model.pinned]
@@ -56,7 +56,7 @@ def test_only_idle_models_are_unloaded_and_no_more_than_necessary(
 
 
 @given(_MODELS)
-def test_the_least_recently_used_is_unloaded_first(loaded: list[Loaded]) -> None:
+def test_the_least_recently_used_is_unloaded_first(loaded: list[Loaded[int]]) -> None:
     free = [model for model in loaded if not model.busy and not model.pinned]
     leaving = policy.to_unload(loaded, 0, Limits(models=len(loaded)))
     if not loaded:
@@ -69,7 +69,9 @@ def test_the_least_recently_used_is_unloaded_first(loaded: list[Loaded]) -> None
 
 
 @given(_MODELS, _LIMITS)
-def test_the_most_recently_used_stays_in_any_case(loaded: list[Loaded], limits: Limits) -> None:
+def test_the_most_recently_used_stays_in_any_case(
+    loaded: list[Loaded[int]], limits: Limits
+) -> None:
     leaving = policy.over_limits(loaded, limits)
     assert all(not model.busy and not model.pinned for model in leaving)
     assert not loaded or len(leaving) < len(loaded)
@@ -80,7 +82,7 @@ def test_the_most_recently_used_stays_in_any_case(loaded: list[Loaded], limits: 
 
 
 @given(_MODELS, st.integers(0, 40).map(float))
-def test_idle_models_are_those_past_their_idle_time(loaded: list[Loaded], now: float) -> None:
+def test_idle_models_are_those_past_their_idle_time(loaded: list[Loaded[int]], now: float) -> None:
     for model in loaded:
         past = model.idle_after > 0 and now >= model.last_used + model.idle_after
         unused = not model.busy and not model.pinned

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.generation import Stub, generate
+from gateway.calls import Stub, generate
 from gateway.supervisor.process import BackendProcess
 from tests.gateway.gateway_process import WAIT, roomy
 from tests.gateway.supervising import script, supervising

@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.supervisor import warden as warden_module
+from gateway.supervisor import process as warden_module
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.process import BackendProcess
-from gateway.supervisor.warden import PROGRAM, backend_environ
+from gateway.supervisor.process import PROGRAM, BackendProcess, backend_environ
 from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,

@@ -1,17 +1,22 @@
-"""Size limits for the fields of a request, checked on its bytes before anything is parsed.
+"""Limits the sizes of requests before they are parsed, and the calls without a request.
 
 Parsing and validating a message blocks every other call, and a few bytes can become a thousand
 times as much memory, because each empty message in a list is an object. So a request of more than
 `_FREE` bytes is first scanned field by field, by tags and lengths
 (https://protobuf.dev/programming-guides/encoding/), which takes almost no time.
+
+A call whose client does not send its request occupies some 20 KiB, and clients may have any number
+of connections.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, OrderedDict
 from functools import cache
 from typing import Any
 
+import grpc
 from google.protobuf.descriptor import Descriptor
 
 from backend.engine.errors import InvalidRequest
@@ -98,3 +103,32 @@ def _most_bytes(message: Descriptor) -> dict[int, tuple[str, int | None]]:
         )
         for field in message.fields
     }
+
+
+MOST = 4096  # four times as many as LocalAI has calls
+SECONDS = 600.0  # a large request may arrive over a slow network
+
+
+class UnsentRequests:
+    """Tracks the calls of a server whose request has not arrived yet, the oldest first."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[asyncio.Timeout, None] = OrderedDict()
+
+    async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        """Return a call's first message, or EOF. Raises InvalidRequest if neither arrives in time.
+
+        The time is SECONDS, or less for the oldest of more than MOST.
+        """
+        limit = asyncio.timeout(SECONDS)
+        try:
+            async with limit:
+                self._waiting[limit] = None
+                if len(self._waiting) > MOST:
+                    oldest, _ = self._waiting.popitem(last=False)
+                    oldest.reschedule(0)
+                return await context.read()
+        except TimeoutError:
+            raise InvalidRequest("the call's request did not arrive: send one message") from None
+        finally:
+            self._waiting.pop(limit, None)

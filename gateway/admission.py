@@ -1,4 +1,8 @@
-"""Decides which pages may call the gateway: its own, those of desktop programs, and listed ones.
+"""Decides which programs and pages may call the gateway: by their key, their origin and their host.
+
+Some paths need no key: the probes, which only report that the process is alive, and what a browser
+must load before a key can be typed into it, the page and the API's description. They contain no
+secrets and no names of models.
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
 `Origin`, and a page whose own host name resolves to 127.0.0.1 (DNS rebinding) shows that name in
@@ -7,6 +11,8 @@ Any page that a user opens can send requests to this machine. Its browser names 
 
 from __future__ import annotations
 
+import hmac
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,9 +20,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.wording import shown
+from gateway import exchange
 from gateway.errors import ApiError
 from gateway.refusals import response_of
 from gateway.settings import GatewaySettings, is_loopback
+
+OPEN_PATHS = frozenset("/ /health /ping /ready /docs /openapi.json /favicon.ico".split())
+OPEN_FOLDERS = ("/page/", "/docs/")
+
 
 _METHODS = "GET, POST, DELETE"
 _READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields,"
@@ -25,8 +36,11 @@ _DAY = "86400"  # seconds
 _PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # no web page has these
 
 
-class OriginMiddleware:
-    """Refuses foreign pages and hosts with 403, and answers CORS preflights."""
+class AdmissionMiddleware:
+    """Refuses foreign pages and hosts with 403, and answers CORS preflights.
+
+    If the gateway has keys, a request without one of them gets a 401.
+    """
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
@@ -34,6 +48,8 @@ class OriginMiddleware:
         named = ("localhost", settings.host, *settings.allowed_hosts)
         # A key is sufficient proof, and a proxy in front may use any name for the gateway.
         self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
+        parts = [key.rpartition(" ") for key in settings.api_keys]  # a name may precede a key
+        self._keys = [(key.encode(), name) for name, _, key in parts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,21 +57,40 @@ class OriginMiddleware:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        hosts = headers.getlist("host")
-        if len(hosts) > 1 or not (hosts or scope["http_version"] == "1.0"):  # RFC 9112, 3.2
-            sentence = f"the request has {len(hosts)} Host headers: send one"
-            refusal: ApiError | None = ApiError(400, sentence)
-        else:
-            refusal = self._refusal(headers, origin)
-        if refusal is not None:
+        if (refusal := self._foreign(headers, origin, scope["http_version"])) is not None:
             await response_of(refusal, scope)(scope, receive, send)
-        elif scope["method"] == "OPTIONS":
+            return
+        if scope["method"] == "OPTIONS":
             await self._preflight(headers, origin)(scope, receive, send)
-        else:
-            listed = origin is not None and self._is_listed(origin)
-            await self._app(scope, receive, _with_cors(send, origin or "") if listed else send)
+            return
+        if origin is not None and self._is_listed(origin):
+            send = _with_cors(send, origin)
+        refusal = None if is_open(scope["path"]) else self._without_key(key_of(headers))
+        app = self._app if refusal is None else response_of(refusal, scope)
+        await app(scope, receive, send)
 
-    def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
+    def _without_key(self, given: str) -> ApiError | None:
+        """Return the refusal of a request; None if its key, which is recorded, is accepted."""
+        if not self._keys:
+            return None
+        # All keys are compared, each in constant time, so the time taken reveals nothing.
+        raw = given.encode("utf-8", "replace")
+        names = [name for key, name in self._keys if hmac.compare_digest(raw, key)]
+        if names:
+            seen = exchange.current()
+            # A key that replaces another under the same name reads what the other has stored.
+            seen.key, seen.owner = names[0], names[0] or f"key {sha256(given.encode()).hexdigest()}"
+            return None
+        message = "an API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+        if given:
+            message = "this gateway does not accept this API key: check it"
+        headers = {"www-authenticate": "Bearer"}
+        return ApiError(401, message, code="invalid_api_key", extra_headers=headers)
+
+    def _foreign(self, headers: Headers, origin: str | None, version: str) -> ApiError | None:
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or not (hosts or version == "1.0"):  # RFC 9112, 3.2
+            return ApiError(400, f"the request has {len(hosts)} Host headers: send one")
         host = headers.get("host", "")
         name = host_name(host)
         if self._hosts is not None and name not in self._hosts and not is_loopback(name):
@@ -87,6 +122,19 @@ class OriginMiddleware:
             response.headers["access-control-allow-headers"] = asked
             response.headers["access-control-max-age"] = _DAY
         return response
+
+
+def is_open(path: str) -> bool:
+    bare = path.removeprefix("/v1") or "/"
+    return bare in OPEN_PATHS or bare.startswith(OPEN_FOLDERS)
+
+
+def key_of(headers: Headers) -> str:
+    """Return the key of a request; "" if it has none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key", "").strip()
 
 
 def host_name(host: str) -> str:
