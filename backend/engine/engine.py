@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.blas_threads import most_blas_threads
 from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
-from backend.engine.embedding.encoding import Encoded, Encoding, Piece
+from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.embedding.readers import Reader
 from backend.engine.engine_state import EngineState, EngineStatus, Gauges
 from backend.engine.errors import (
@@ -68,7 +68,6 @@ _OTHER_THREADS = 4  # for work that would block the event loop for a moment
 _SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
 
 Asked = TypeVar("Asked", bound=Reader)
-Owner = TypeVar("Owner", Generation, Encoding)
 Answer = TypeVar("Answer")
 
 
@@ -79,7 +78,7 @@ class Engine:
         """Create the engine, with the connection to other ranks if this is rank 0 of several."""
         self._leader = leader
         self._worker = Worker(self._deliver_threadsafe, self._fatal_threadsafe)
-        self._generations: dict[int, Generation | Encoding] = {}
+        self._generations: dict[int, Generation] = {}
         self._preparer = Preparer(self._worker, self._generations, self._deliver_threadsafe)
         self._texts = TextCalls()
         self._files = reserved_threads(1, "files")
@@ -250,7 +249,7 @@ class Engine:
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; returns immediately. Raises NotLoaded, Overloaded, ShuttingDown."""
         self.require_text_model("Predict")
-        return self._queue(Generation, partial(self._preparer.generation, request))
+        return self._queue(partial(self._preparer.generation, request))
 
     async def encode(self, read: Callable[[], list[Piece]], characters: int = 0) -> Encoded:
         """Run the loaded model on the rows that `read` returns on a prompt thread.
@@ -259,9 +258,8 @@ class Engine:
         characters: the length of all texts, which decides on which prompt thread.
         Raises what `read` raises, Overloaded, NotLoaded.
         """
-        return await self._queue(
-            Encoding, partial(self._preparer.encoding, read, characters)
-        ).result()
+        work = partial(self._preparer.encoding, read, characters)
+        return await self._queue(work).last(Encoded)
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Return each candidate's tokens with their natural log-probabilities after the prompt.
@@ -269,11 +267,8 @@ class Engine:
         Cancelling the caller cancels the request. Raises what `submit` and its generation raise.
         """
         self.require_text_model("Score")
-        async with self._queue(Generation, partial(self._preparer.score, request)) as generation:
-            async for event in generation:
-                if isinstance(event, Finished):
-                    return event.scores
-        raise AssertionError("a generation ends with Finished, or raises")
+        finished = await self._queue(partial(self._preparer.score, request)).last(Finished)
+        return finished.scores
 
     @contextlib.asynccontextmanager
     async def recording(self, recording: str) -> AsyncIterator[np.ndarray]:
@@ -283,8 +278,8 @@ class Engine:
         recording: a path, base64 or a data URI.
         Raises InvalidRequest, Overloaded, NotLoaded.
         """
-        answer = self._queue(Encoding, partial(self._preparer.recording, recording))
-        samples = (await answer.result()).outputs[0]
+        answer = self._queue(partial(self._preparer.recording, recording))
+        samples = (await answer.last(Encoded)).outputs[0]
         kept, size = self._recordings, samples.nbytes
         if kept and kept + size > _MOST_RECORDINGS:
             raise Overloaded(
@@ -305,13 +300,13 @@ class Engine:
         served = self.require_model()
         if served.speech is None:
             raise _wrong_kind("AudioTranscription", served)
-        return self._queue(Generation, partial(self._preparer.speech, speech))
+        return self._queue(partial(self._preparer.speech, speech))
 
-    def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
+    def _queue(self, work: Work) -> Generation:
         served = self.require_model()
         self.refuse_when_full()
         ticket = next(self._tickets)
-        owner = owner_of(lambda: self._cancel(ticket))
+        owner = Generation(lambda: self._cancel(ticket))
         self._generations[ticket] = owner
         self._preparer.start(work, served, ticket)
         return owner
@@ -496,14 +491,10 @@ class Engine:
 
     def _deliver(self, publications: list[Publication]) -> None:
         for ticket, what in publications:
-            owner = self._generations.get(ticket)
-            if isinstance(owner, Encoding):
+            if (owner := self._generations.get(ticket)) is not None:
                 owner.push(what)
-            elif owner is not None:
-                assert not isinstance(what, Encoded), "a generation gets no encoded rows"
-                owner.push(what)
-            if owner is not None and owner.over:
-                del self._generations[ticket]
+                if owner.over:
+                    del self._generations[ticket]
 
     def _fatal_threadsafe(self, cause: str) -> None:
         assert self._loop is not None

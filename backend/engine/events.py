@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from backend.engine.embedding.encoding import Encoded
 from backend.engine.speech.transcript import Transcribed
 
 FinishReason = Literal["stop", "length"]
@@ -126,6 +127,6 @@ class Progress:
     text: ClassVar[str] = ""
 
 
-Event = Progress | TextDelta | Transcribed | Finished
+Event = Progress | TextDelta | Transcribed | Finished | Encoded
 # what the engine thread publishes; it becomes an Event when it is delivered
-Undelivered = Progress | GrowingText | Transcribed | Finished
+Undelivered = Progress | GrowingText | Transcribed | Finished | Encoded

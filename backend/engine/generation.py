@@ -6,9 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
+from typing import TypeVar
 
+from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.events import Event, Finished, TextDelta
+
+Last = TypeVar("Last", Finished, Encoded)
 
 
 class Generation:
@@ -16,8 +20,8 @@ class Generation:
 
     Use as `async with engine.submit(request) as generation: async for event in generation: …`;
     leaving the block cancels a request that is still running. Iteration raises `EngineError` if the
-    request fails. The last event of a successful generation is `Finished`. A slow reader gets
-    several pieces of text as one, so the events that wait need no more memory than the text.
+    request fails. The last event of a successful request is `Finished` or `Encoded`. A slow reader
+    gets several pieces of text as one, so the events that wait need no more memory than the text.
     over: whether the last event has arrived.
     prompt_tail: the end of the rendered prompt, set before the first event arrives.
     """
@@ -33,7 +37,7 @@ class Generation:
         """Add an event; events after the end are dropped. Called on the event loop."""
         if self.over:
             return
-        self.over = isinstance(event, Finished | EngineError)
+        self.over = isinstance(event, Finished | Encoded | EngineError)
         self._events.append(event)
         self._arrived.set()
 
@@ -42,6 +46,14 @@ class Generation:
         if not self.over:
             self.push(Cancelled("the request was cancelled"))
             self._cancel()
+
+    async def last(self, kind: type[Last]) -> Last:
+        """Wait for the last event. Raises EngineError. A cancelled caller cancels the request."""
+        async with self:
+            async for event in self:
+                if isinstance(event, kind):
+                    return event
+        raise AssertionError("a request ends with such an event, or raises")
 
     async def __aenter__(self) -> Generation:
         return self
@@ -63,7 +75,7 @@ class Generation:
                 if isinstance(event, EngineError):
                     raise event
                 yield event
-                if isinstance(event, Finished):
+                if self.over and not self._events:
                     return
 
     def _next(self) -> Event | EngineError:

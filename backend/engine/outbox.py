@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, GrowingText, Undelivered
 
 PER_ANSWER = 6e-3  # seconds; the event loop and the host need about 0.1 ms each for a Reply
 FOR_ALL = 0.1  # seconds; a reader would notice a longer interval
 
-Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
+Publication: TypeAlias = tuple[int, Event | EngineError]
 
 
 class Outbox:
@@ -39,13 +38,13 @@ class Outbox:
     ) -> None:
         self._deliver = deliver
         self._clock = clock
-        self._waiting: list[tuple[int, Undelivered | Encoded | EngineError]] = []
+        self._waiting: list[tuple[int, Undelivered | EngineError]] = []
         self._begun: set[int] = set()  # tickets whose first text was published
         self._urgent = False
         self._flushed_at = float("-inf")
         self.interval = 0.0
 
-    def publish(self, ticket: int, what: Undelivered | Encoded | EngineError) -> None:
+    def publish(self, ticket: int, what: Undelivered | EngineError) -> None:
         self._waiting.append((ticket, what))
         if not isinstance(what, GrowingText):
             self._begun.discard(ticket)

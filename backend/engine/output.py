@@ -27,7 +27,7 @@ class _Totals:
     """The running totals of one answer.
 
     They are a separate object, because text that waits for delivery refers to them: a reference to
-    the answer would keep its KV in memory.
+    the answer would leave its KV in memory.
     """
 
     prompt_tokens: int

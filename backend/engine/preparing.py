@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from backend.engine.commands import Cancel, Encode, Submit
-from backend.engine.embedding.encoding import Encoded, Encoding, Piece
+from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.errors import (
     EngineError,
     EngineFailed,
@@ -74,7 +74,7 @@ class Preparer:
     def __init__(
         self,
         worker: Worker,
-        owners: Mapping[int, Generation | Encoding],
+        owners: Mapping[int, Generation],
         publish: Callable[[list[Publication]], None],
     ) -> None:
         self._worker = worker
@@ -135,7 +135,7 @@ class Preparer:
         if disk is not None and disk.has_files(bare.disk.path):
             yield "disk"
             stored = self._find_on_disk(served, bare, prompt.tokens)
-        if not isinstance(generation := self._owners.get(ticket), Generation):
+        if (generation := self._owners.get(ticket)) is None:
             return
         generation.prompt_tail = prompt.tail
         if bare.stream_progress:

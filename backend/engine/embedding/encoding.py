@@ -5,13 +5,8 @@ This module imports only the standard library, so the event loop needs neither N
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-from backend.engine.errors import Cancelled, EngineError
-from backend.engine.events import Event
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,42 +32,3 @@ class Encoded:
     """
 
     outputs: tuple[np.ndarray, ...]
-
-
-class Encoding:
-    """The event loop's handle for a submitted request.
-
-    over: whether the request has been answered.
-    """
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-        self._answer: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-
-    @property
-    def over(self) -> bool:
-        return self._answer.done()
-
-    def push(self, answer: Event | Encoded | EngineError) -> None:
-        """Set the answer. Called on the event loop."""
-        if self.over:
-            return
-        if isinstance(answer, Encoded):
-            self._answer.set_result(answer)
-        elif isinstance(answer, EngineError):
-            self._answer.set_exception(answer)
-
-    def cancel(self) -> None:
-        """Cancel the request; a caller that still waits for the result gets Cancelled."""
-        if not self.over:
-            self.push(Cancelled("the request was cancelled"))
-            self._cancel()
-
-    async def result(self) -> Encoded:
-        """Wait for the answer. Raises EngineError. A cancelled caller cancels the request."""
-        try:
-            return await asyncio.shield(self._answer)
-        except asyncio.CancelledError:
-            self.cancel()
-            self._answer.exception()
-            raise

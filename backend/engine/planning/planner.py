@@ -245,12 +245,10 @@ class Planner:
             sequence.arrived.draft_tokens for sequence in self.sequences.admitted.values()
         ):
             # While drafting is paused, the plan stays valid until the next step that is reported.
-            if len(plan.decode) > 1:
+            rows, *more = plan.decode.values()
+            tokens = 0 if more else self.widths.skip(rows, tokens)
+            if not tokens:
                 return -1
-            steps = self.widths.skip(*plan.decode.values(), most=tokens)
-            if not steps:
-                return -1
-            tokens = min(tokens, steps)
         self.free_for_texts -= growth
         self.unused -= growth
         return tokens

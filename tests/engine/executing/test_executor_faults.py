@@ -28,7 +28,7 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
-from backend.engine.executing import choosing, prefill_passes, prompt_logprobs
+from backend.engine.executing import choosing, prefill_passes
 from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Chooser, Chosen
 from backend.engine.executing.rows import Rows
@@ -198,9 +198,9 @@ ACTIONS = [
     Action(DecodeBatch, "leave", BATCH, late=True),
     Action(Rows, "leave", BATCH, caller="leave"),
     Action(mx, "eval", BATCH, caller="wait"),
-    Action(Chosen, "read", BATCH, caller="read_first"),
-    Action(prefill_passes, "sampled_of", BATCH),
-    Action(prompt_logprobs, "read", BATCH),
+    Action(Chosen, "read", BATCH, caller="read_early"),
+    Action(choosing, "sampled_of", BATCH, caller="read_early"),
+    Action(prefill_passes, "prompt_logprobs", BATCH),
     Action(Scoring, "step", ONE),
     Action(Scoring, "step", ONE, late=True),
 ]
