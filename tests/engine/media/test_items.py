@@ -181,9 +181,14 @@ def test_items_come_in_order_and_are_counted() -> None:
     assert [picture.pixels.getpixel((0, 0)) for picture in media.images] == colours
     assert (len(media.audios), bool(media)) == (1, True)
     assert not decode([], [], limits)
-    with pytest.raises(InvalidRequest, match=r"Images has 4 items.* larger limit_mm_per_prompt.image \(LimitImagePerPrompt"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"Images has 4 items.* larger limit_mm_per_prompt.image \(LimitImagePerPrompt",
+    ):
         decode([*images, ""], [], limits)
-    with pytest.raises(InvalidRequest, match=r"Audios has 2 items.* larger limit_mm_per_prompt.audio"):
+    with pytest.raises(
+        InvalidRequest, match=r"Audios has 2 items.* larger limit_mm_per_prompt.audio"
+    ):
         decode([], [wave, wave], limits)
     with pytest.raises(InvalidRequest, match=r"Audios\[0\] is in the format PNG"):
         decode([], images[:1], limits)
