@@ -14,7 +14,6 @@ from backend.engine.events import Finished, Progress, TextDelta, TokenLogprob
 from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.served_model import ServedModel
-from backend.engine.speech.transcript import Transcribed
 from backend.rpc import replies
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.requests import generation_request
@@ -71,7 +70,7 @@ class Answer:
             async for event in self._generation:
                 if isinstance(event, Progress):
                     yield event, ()
-                elif not isinstance(event, Transcribed):
+                elif isinstance(event, TextDelta | Finished):
                     note_usage(event.usage)
                     yield event, self._read(event)
 

@@ -37,7 +37,6 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
-from backend.engine.speech.transcript import Transcribed
 from tests.engine.loading_models import write_model
 from tests.tasks import begun
 
@@ -69,11 +68,15 @@ async def _engine(model: Path | None = None, **settings: Any) -> AsyncIterator[E
 
 async def _all(engine: Engine, request: GenerationRequest) -> list[Progress | TextDelta | Finished]:
     async with engine.submit(request) as generation:
-        return [event async for event in generation if not isinstance(event, Transcribed)]
+        return [
+            event
+            async for event in generation
+            if isinstance(event, Progress | TextDelta | Finished)
+        ]
 
 
 def _text(events: Sequence[Event]) -> str:
-    return "".join(event.text for event in events if not isinstance(event, Finished))
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from mlx.utils import tree_unflatten
 from backend.engine.device import Device
 from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
-from backend.engine.events import Finished
+from backend.engine.events import TextDelta
 from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.loading import hub_process, peft
 from backend.engine.loading.adapters import (
@@ -550,7 +550,7 @@ async def _says(engine: Engine) -> str:
     request = GenerationRequest("1", RawPrompt("a b c"), drawn, max_tokens=24, ignore_eos=True)
     async with engine.submit(request) as generation:
         events = [event async for event in generation]
-    return "".join(event.text for event in events if not isinstance(event, Finished))
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 async def test_another_load_switches_adapters(dense: Path, tmp_path: Path) -> None:

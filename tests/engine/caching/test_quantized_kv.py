@@ -22,7 +22,7 @@ from backend.engine.caching.quantized_attention import attend
 from backend.engine.caching.quantized_kv import Bits, Packing, QuantizedKV, QuantizedWindowKV
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
-from backend.engine.events import Finished
+from backend.engine.events import TextDelta
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import load
 from backend.engine.loading.row_masks import fit_row_masks
@@ -451,7 +451,7 @@ async def _answers(engine: Engine, questions: list[str]) -> list[str]:
         prompt = ChatPrompt(({"role": "user", "content": question},))
         async with engine.submit(GenerationRequest(question, prompt, max_tokens=60)) as generation:
             events = [event async for event in generation]
-        return "".join(event.text for event in events if not isinstance(event, Finished))
+        return "".join(event.text for event in events if isinstance(event, TextDelta))
 
     return list(await asyncio.gather(*map(answer, questions)))
 
