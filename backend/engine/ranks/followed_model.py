@@ -15,6 +15,7 @@ from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
 from backend.engine.load_request import LoadRequest
+from backend.engine.loading.gated_delta import use_chunks
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
@@ -111,6 +112,7 @@ def _load(order: LoadOrder, member: Member) -> Stages[FollowedModel]:
         order.checkpoint, settings, here, dtype=request.dtype, member=member
     )
     fit_row_masks(loaded.model)
+    use_chunks()
     limit = device.memory_limit(here, settings)
     traits = yield from measure(loaded, order.cache_kind, limit, member)
     device.apply(device.memory_plan(here, settings, loaded.weights_bytes))
