@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ BY_TOKEN: Rule = getattr(USED, "_by_token", USED)  # an earlier test may have lo
 
 def _inputs(
     tokens: int, *, rows: int = 1, heads: int = 2, group: int = 2, alike: float = 0.0, seed: int = 0
-) -> dict[str, mx.array]:
+) -> dict[str, Any]:
     """What a layer passes to the rule.
 
     alike: the higher, the more alike are the keys of all tokens.
@@ -121,6 +122,14 @@ def test_short_passes_and_a_decay_for_each_key_are_left_to_mlx_lm() -> None:
     rule(**inputs)
     rule(*_inputs(_LEAST).values())
     assert left == [_LEAST - 1, _LEAST]
+
+
+def test_earlier_states_are_left_to_mlx_vlm() -> None:
+    used: Any = importlib.import_module("mlx_vlm.models.gated_delta").gated_delta_ops
+    inputs = _inputs(40) | {"state_steps": 3}
+    *found, earlier = ChunkedRule(getattr(used, "_by_token", used))(**inputs)
+    assert earlier.shape == (1, 3, *inputs["state"].shape[1:])
+    assert len(found) == 2
 
 
 def test_a_gpu_starts_each_layer_and_compiled_functions_work(

@@ -1,10 +1,14 @@
-"""Passes of many tokens through gated delta layers, where mlx-lm goes through them one by one.
+"""Passes of many tokens through gated delta layers (Qwen 3.5, Qwen 3 Next, OLMo Hybrid and others).
 
-mlx-lm has a kernel for these layers on Metal only. On other devices it runs ten operations on the
-whole state for each token and layer, which in a long prompt takes longer than all other work. Here
-a pass is cut into chunks of _CHUNK tokens, whose results are products of matrices, and only the
-state at the end of each chunk depends on the chunk before (Yang et al. 2024, Gated Delta Networks,
-https://arxiv.org/abs/2412.06464, section 3.3).
+mlx-lm and mlx-vlm have a kernel for these layers on Metal only. On other devices they run ten
+operations on the whole state for each token and layer, which in a long prompt takes longer than all
+other work. Here a pass is cut into chunks of _CHUNK tokens, whose results are products of matrices,
+and only the state at the end of each chunk depends on the chunk before (Yang et al. 2024, Gated
+Delta Networks, https://arxiv.org/abs/2412.06464, section 3.3). Passes that check draft tokens are
+short, and compute exactly what decode steps compute.
+
+mlx-vlm's own chunks, for Qwen 3.5 alone, are replaced: they are slower, differ by up to 0.002, and
+are used even for two tokens.
 
 With the state S, [values, keys], of the tokens before the chunk, the product d of the decays from
 the chunk's start to each token, and the strength b of each token's update, the recurrence
@@ -27,24 +31,32 @@ import mlx.core as mx
 from backend.engine import device
 
 _CHUNK = 32  # tokens
-_LEAST = 8  # tokens of a pass from which chunks are faster
+_LEAST = 9  # tokens of a pass that uses chunks
 _TINY = 1e-38  # the smallest normal float: the logarithm of a decay of 0 would be infinite
 
+# The function that each module calls for a pass.
+_FUNCTIONS = {
+    "mlx_lm.models.gated_delta": "gated_delta_ops",
+    "mlx_vlm.models.gated_delta": "gated_delta_ops",
+    "mlx_vlm.models.qwen3_5.gated_delta": "gated_delta_chunked",
+}
+
 # Called with q, k, v, decays, strengths, state and mask; returns the outputs and the state.
-Rule = Callable[..., tuple[mx.array, mx.array]]
+Rule = Callable[..., Any]
 
 
 def use_chunks() -> None:
-    """Let mlx-lm compute passes of many tokens in chunks, if it has loaded such layers."""
-    module: Any = sys.modules.get("mlx_lm.models.gated_delta")
-    if module is not None and not isinstance(module.gated_delta_ops, ChunkedRule):
-        module.gated_delta_ops = ChunkedRule(module.gated_delta_ops)
+    """Let passes of many tokens use chunks in all models that have been built."""
+    for name, function in _FUNCTIONS.items():
+        module: Any = sys.modules.get(name)
+        if module is not None and not isinstance(getattr(module, function), ChunkedRule):
+            setattr(module, function, ChunkedRule(module.gated_delta_ops))
 
 
 class ChunkedRule:
     """The gated delta rule, in chunks for passes of many tokens with one decay per head.
 
-    by_token: mlx-lm's function, which computes everything else.
+    by_token: the library's function, which computes everything else.
     """
 
     def __init__(self, by_token: Rule) -> None:
@@ -59,7 +71,8 @@ class ChunkedRule:
         beta: mx.array,
         state: mx.array | None = None,
         mask: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
+        state_steps: int | None = None,
+    ) -> Any:
         """Return the outputs, [rows, tokens, heads, values], and the state after the last token.
 
         q, k: [rows, tokens, key heads, keys].
@@ -68,7 +81,10 @@ class ChunkedRule:
         beta: strengths of the updates, [rows, tokens, heads].
         state: [rows, heads, values, keys]; None for zeros.
         mask: [rows, tokens], whether each token changes the state; None if all do.
+        state_steps: an argument of mlx-vlm, which then returns earlier states too.
         """
+        if state_steps is not None:
+            return self._by_token(q, k, v, g, beta, state, mask, state_steps)
         if q.shape[1] < _LEAST or g.ndim != 3:
             return self._by_token(q, k, v, g, beta, state, mask)
         return _in_chunks(q, k, v, g, beta, state, mask)

@@ -20,6 +20,7 @@ from mlx_vlm.models import cache as vlm
 from mlx_vlm.models.base import create_attention_mask
 
 from backend.engine.caching.row_shift import RowShift
+from backend.engine.loading.gated_delta import use_chunks
 from backend.engine.vision import patches
 from backend.engine.vision.families import family_of
 
@@ -48,7 +49,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         self.family = family_of(self.model_type)
         language = whole.language_model
         patches.scale_by_row(language)
-        patches.recur_in_short_passes()
+        use_chunks()
         patches.use_mlx_lm(language)
         patches.join_windows(language)
         self.sees_ahead = patches.mask_blocks_of_pass(language)

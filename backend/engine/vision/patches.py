@@ -18,9 +18,6 @@ fault:
 - `join_windows` (DeepSeek-V4, `deepseek_v4/language.py`): a window of compressed KV also contains
   the tokens of the previous window. mlx-vlm uses zeros instead for the first window of each pass,
   so several passes have other results than one pass.
-- `recur_in_short_passes` (Qwen3.5, `qwen3_5/gated_delta.py`): without Metal, mlx-vlm computes every
-  pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, the scan
-  takes several times as long as the recurrence of decode steps, and differs by up to 0.002.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import ModuleType
 from typing import Any
 
@@ -39,9 +35,7 @@ from PIL import Image
 
 from backend.engine.patching import patch
 
-_SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
 _ANGLES = 1024  # tokens by which the tables of rotations grow
-_SHORT = 16  # tokens; with 32 tokens, the scan is faster on a CPU
 
 
 @contextmanager
@@ -205,20 +199,6 @@ def join_windows(language: Any) -> None:
     for _, part in language.named_modules():
         if isinstance(part, Compressor) and part.overlap:
             patch(part, compress)
-
-
-def recur_in_short_passes() -> None:
-    """Patch mlx-vlm's scan, if a model that uses it has been built. Repeated calls do nothing."""
-    module: Any = sys.modules.get(_SCAN)
-    if module is None or hasattr(module.gated_delta_chunked, "__wrapped__"):
-        return
-    scan, recur = module.gated_delta_chunked, module.gated_delta_ops
-
-    @wraps(scan)
-    def either(q: Any, *others: Any) -> Any:
-        return (recur if q.shape[1] <= _SHORT else scan)(q, *others)
-
-    module.gated_delta_chunked = either
 
 
 @contextmanager
