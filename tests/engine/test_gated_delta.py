@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,24 @@ from mlx_lm.models import gated_delta
 
 from backend.engine import device
 from backend.engine.caching import kv
-from backend.engine.loading.gated_delta import _CHUNK, _LEAST, ChunkedRule, Rule, use_chunks
+from backend.engine.loading.gated_delta import _CHUNK, _LEAST, ChunkedRule, Rule, step, use_chunks
 from tests.engine.kv_models import MODELS, kv_model, words
 from tests.engine.loading_models import write_model
 from tests.engine.vision.seeing import answer_to, asking, seeing
 
-USED: Any = gated_delta.gated_delta_ops
-BY_TOKEN: Rule = getattr(USED, "_by_token", USED)  # an earlier test may have loaded such a model
+
+def _unpatched(name: str) -> Any:
+    """Another copy of a library's module, because an earlier test may have loaded such a model."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BY_TOKEN: Rule = _unpatched("mlx_lm.models.gated_delta").gated_delta_ops
+STEP: Rule = _unpatched("mlx_lm.models.gated_delta")._gated_delta_step_ops
 
 
 def _inputs(
@@ -87,6 +98,25 @@ def test_chunks_compute_what_single_tokens_compute(
     assert _close(state, last)
 
 
+@pytest.mark.parametrize("for_each_key", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_step_of_a_cpu_computes_what_the_libraries_compute(
+    for_each_key: bool, masked: bool
+) -> None:
+    inputs = _inputs(1, rows=3, heads=4, group=1)
+    q, k, v, g, beta = (inputs[name][:, 0] for name in ("q", "k", "v", "g", "beta"))
+    if for_each_key:
+        g = mx.random.uniform(shape=k.shape, key=mx.random.key(9))
+    mask = mx.array([True, False, True]) if masked else None
+    found, state = step(q, k, v, g, beta, inputs["state"], mask)
+    expected, last = STEP(q, k, v, g, beta, inputs["state"], mask)
+    seen = slice(None, None, 2) if masked else slice(None)
+    assert _close(found[seen], expected[seen])
+    assert _close(state, last)
+    half, state = step(q.astype(mx.bfloat16), k, v, g, beta, inputs["state"], mask)
+    assert (half.dtype, state.dtype) == (mx.bfloat16, mx.float32)
+
+
 @pytest.mark.parametrize("cut", [_LEAST, _CHUNK - 1, _CHUNK, 70, 110])
 def test_a_prompt_may_be_cut_anywhere(cut: int) -> None:
     inputs = _inputs(120)
@@ -125,9 +155,9 @@ def test_short_passes_and_a_decay_for_each_key_are_left_to_mlx_lm() -> None:
 
 
 def test_earlier_states_are_left_to_mlx_vlm() -> None:
-    used: Any = importlib.import_module("mlx_vlm.models.gated_delta").gated_delta_ops
+    by_token = _unpatched("mlx_vlm.models.gated_delta").gated_delta_ops
     inputs = _inputs(40) | {"state_steps": 3}
-    *found, earlier = ChunkedRule(getattr(used, "_by_token", used))(**inputs)
+    *found, earlier = ChunkedRule(by_token)(**inputs)
     assert earlier.shape == (1, 3, *inputs["state"].shape[1:])
     assert len(found) == 2
 
@@ -153,11 +183,15 @@ def test_a_gpu_starts_each_layer_and_compiled_functions_work(
 
 def test_a_model_computes_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_delta, "gated_delta_ops", BY_TOKEN)
+    monkeypatch.setattr(gated_delta, "_gated_delta_step_ops", STEP)
     model = kv_model("gated delta")
     prompt = mx.array([words(100, 1)])
     expected = model(prompt, cache=kv.new_row(model))
     for _ in range(2):
         use_chunks()
+        assert gated_delta._gated_delta_step_ops is (
+            step if device.detect().kind == "cpu" else STEP
+        )
         assert isinstance(gated_delta.gated_delta_ops, ChunkedRule)
         assert gated_delta.gated_delta_ops._by_token is BY_TOKEN
     assert _close(model(prompt, cache=kv.new_row(model)), expected)
