@@ -19,8 +19,8 @@ from backend.engine.errors import ModelRejected, Unusable
 from backend.engine.executing.warm_up import SHORT, warm_up
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.findings import findings_of
-from backend.engine.loading.gated_delta import use_chunks
 from backend.engine.loading.load_order import LoadOrder
+from backend.engine.loading.recurrent_layers import use_chunks
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_verdict import (
     Verdict,

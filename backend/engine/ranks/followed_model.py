@@ -15,9 +15,9 @@ from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.gated_delta import use_chunks
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.loader import find
+from backend.engine.loading.recurrent_layers import use_chunks
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure
