@@ -30,7 +30,7 @@ class Submit:
     limit: maximum number of tokens to generate.
     stored: a prefix of the prompt that was read from disk.
     plan: for a Score, the continuations to score; nothing is generated then.
-    media: the images and sounds in the prompt.
+    media: the images and audio in the prompt.
     key: the prompt in the form that caches compare, built in advance on a prompt thread.
     positions: the checkpoint positions: lengths of prefixes that later prompts probably share.
     adapter: the number of the adapter that the request has chosen; 0 means none.

@@ -42,7 +42,7 @@ class EngineModel:
     reads_whole: whether all tokens of a prompt attend to each other.
     memory_limit: bytes that MLX may use in all, including weights_bytes.
     experts: the cache of experts that stay in the checkpoint's files, if any do.
-    media: encodes images and sounds.
+    media: encodes images and audio.
     stream_interval_ms: how long text may be collected before it is sent.
     blas: controls the number of OpenBLAS threads on a CPU.
     repetition_guard: tokens of repetition after which an answer ends; 0 means never.

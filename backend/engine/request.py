@@ -73,14 +73,14 @@ class ChatPrompt:
 
 Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
 Position = int | tuple[int, ...]
-"""Position of an image, sound or video: the index of its message in Messages, or a tuple of that
+"""Position of an image, audio or video: the index of its message in Messages, or a tuple of that
 index, the number of characters of the message's text before the item, and a number that orders
 items between the same two characters. Missing numbers are 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The images, sounds and videos of a request, still encoded.
+    """The images, audio and videos of a request, still encoded.
 
     image_messages, audio_messages, video_messages: the position of each item; None if the request
         has no positions.

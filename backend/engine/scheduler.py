@@ -314,7 +314,7 @@ class Scheduler:
     def _expected_seconds(self, plan: StepPlan) -> float | None:
         """Return the predicted seconds of a step, with passes in flight of the step before.
 
-        Returns None before any pass has been timed, and infinity if an image or a sound may be
+        Returns None before any pass has been timed, and infinity if an image or audio may be
         encoded, because nothing predicts how long that takes.
         """
         before, self._latest_seconds = self._latest_seconds, 0.0

@@ -223,15 +223,15 @@ class Settings:
     )
     max_video_seconds: int = number(3600, (1, 86_400), "Maximum length in seconds of a video.")
     max_audio_seconds: int = number(
-        600, (1, 7200), "Maximum length in seconds of all sounds in a request together."
+        600, (1, 7200), "Maximum length in seconds of all audio in a request together."
     )
     max_media_mib: int = number(
-        64, (1, 1024), "Maximum file size in MiB of one image, video or sound."
+        64, (1, 1024), "Maximum file size in MiB of one image, video or audio file."
     )
     vision_cache_mib: int = number(
         512,
         (0, _MIB),
-        "Memory in MiB for images, videos and sounds of earlier requests: half for the model's"
+        "Memory in MiB for images, videos and audio of earlier requests: half for the model's"
         " features, half for the processor's output; 0 turns this cache off.",
     )
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")

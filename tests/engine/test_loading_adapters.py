@@ -396,7 +396,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (_remove(WEIGHTS), "no adapters.safetensors"),
     "a broken config": (_write(CONFIG, b"{"), "not valid JSON"),
     "a list for a config": (_write(CONFIG, b"[]"), "not a JSON object"),
-    "an endless config": (_write(CONFIG, b" " * (2 << 20)), "larger than"),
+    "an endless config": (_write(CONFIG, b" " * (2 << 20)), "at most 1 MiB"),
     "peft's config": (_edit(peft_type="LORA"), "the folder has no adapter_model.safetensors"),
     "peft for PyTorch": (_as_bin, "its weights are a PyTorch file, adapter_model.bin"),
     "another kind of peft": (_peft(peft_type="IA3"), "its peft_type is 'IA3', but only 'LORA'"),

@@ -104,7 +104,7 @@ class PrefillPasses:
     ) -> None:
         """Start a pass of one prompt, or of several, each padded to the longest.
 
-        Prompts with images or sounds, or with requested log-probabilities, have passes of their
+        Prompts with images or audio, or with requested log-probabilities, have passes of their
         own. Raises what MLX raises: the KV of all the sequences is then undefined.
         """
         began = self._times.clock()
@@ -119,7 +119,7 @@ class PrefillPasses:
         if first.media_prefill is not None or alternatives is not None:
             self.wait_for_earlier()
             if media is not None and media.get_features(part.start, end):
-                return  # Encoding an image or a sound is a separate pass, which cannot be divided.
+                return  # Encoding an image or audio is a separate pass, which cannot be divided.
             began = self._times.clock()
         texts = [sequence.tokens[part.start : end] for sequence, part, end in ends]
         counts = [len(text) for text in texts]

@@ -36,7 +36,6 @@ _KINDS: dict[str, frozenset[str]] = {
     "full": frozenset(),
 }
 _FLOATS = ("F32", "F16", "BF16")
-_MOST_CONFIG_BYTES = 1 << 20
 
 _CANNOT = "adapter {} cannot be applied"
 
@@ -143,7 +142,7 @@ def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Ad
         files = frozenset(entry.name for entry in folder.iterdir())
         _require_files(files)
         require_regular_files(folder)
-        config = _read_config(folder / CONFIG)
+        config = read_object(folder / CONFIG)
         is_peft = "peft_type" in config
         weights = PEFT_WEIGHTS if is_peft else WEIGHTS
         if weights not in files:
@@ -200,12 +199,6 @@ def _require_files(files: frozenset[str]) -> None:
     if "config.json" in files:
         raise Unusable("it is a complete model, not an adapter: set Model to it")
     raise Unusable(f"the folder has no {CONFIG}")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MOST_CONFIG_BYTES:
-        raise Unusable(f"{CONFIG} is larger than a configuration can be")
-    return read_object(path)
 
 
 def _kind(config: Mapping[str, Any]) -> Kind:

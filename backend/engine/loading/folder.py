@@ -25,8 +25,8 @@ _BY_SIZE: dict[int | None, str] = {
     64: "model.safetensors.index.json vocab.json vocab.txt merges.txt tokenizer*.jsonl",
     16: "config.json generation_config.json *tokenizer*.json *processor_config.json modules.json"
     " hf_quant_config.json config_sentence_transformers.json sentence_*_config.json"
-    " adapter_config.json special_tokens_map.json added_tokens.json chat_template.json *.py",
-    1: "chat_template.jinja additional_chat_templates/*.jinja",
+    " special_tokens_map.json added_tokens.json chat_template.json *.py",
+    1: "adapter_config.json chat_template.jinja additional_chat_templates/*.jinja",
     None: "*.safetensors",
 }
 _MOST_MIB = {pattern: most for most, patterns in _BY_SIZE.items() for pattern in patterns.split()}

@@ -1,8 +1,9 @@
 """The program that decodes the audio of one file, run as a child process; see `audio`.
 
 It decodes formats that libsndfile does not: recordings of telephones and browsers, and the audio of
-videos. Standard input is the file; the first argument is `Task` as JSON. The program writes one
-line of JSON, with `refusal` or the sample rate, followed by float32 samples of one channel.
+videos. Standard input is the file; the first argument is a JSON object with the file's kind and the
+maximum length. The program writes one line of JSON, with `refusal` or the sample rate, followed by
+float32 samples of one channel.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -35,29 +35,22 @@ _CODECS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What to decode.
-
-    kind: a key of `DEMUXERS`.
-    seconds: maximum length. If the audio is longer, one more sample is written.
-    """
-
-    kind: str
-    seconds: float
-
-
 def main() -> None:
-    task = Task(**json.loads(sys.argv[1]))
+    task = json.loads(sys.argv[1])
     import av.audio.resampler  # noqa: F401 # before the limit, which is for the file's memory alone
     import numpy as np  # noqa: F401
 
     limit_own_process(AUDIO_CPU_SECONDS, AUDIO_MEMORY)
-    write_answer(lambda: _decoded(task))
+    write_answer(lambda: _decoded(task["kind"], task["seconds"]))
 
 
-def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
-    file, stream = opened("audio", DEMUXERS[task.kind], _CODECS, "AAC, Opus, MP3 or FLAC")
+def _decoded(kind: str, seconds: float) -> tuple[dict[str, Any], Iterator[bytes]]:
+    """Return the rate, and the samples.
+
+    kind: a key of `DEMUXERS`.
+    seconds: maximum length. If the audio is longer, one more sample is returned.
+    """
+    file, stream = opened("audio", DEMUXERS[kind], _CODECS, "AAC, Opus, MP3 or FLAC")
     codec = stream.codec_context
     require_form(codec.channels, codec.sample_rate)
     # At most the rate that models need, because hours of samples are in memory at the same time.
@@ -66,7 +59,7 @@ def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
     first = next(parts, None)
     if first is None:
         raise BadItem(BROKEN)
-    return {"rate": rate}, _within(chain([first], parts), int(task.seconds * rate) + 1)
+    return {"rate": rate}, _within(chain([first], parts), int(seconds * rate) + 1)
 
 
 def _parts(file: Any, stream: Any, rate: int) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from backend.engine.media.limits import (
     VIDEO_WALL_SECONDS,
     MediaLimits,
 )
-from backend.engine.media.video_process import FORMATS, Found, Task
+from backend.engine.media.video_process import FORMATS
 from backend.engine.units import MIB
 
 _PROGRAM = "backend.engine.media.video_process"
@@ -46,25 +46,20 @@ def decode_video(
     Raises BadItem, also if decoding crashes or exceeds a limit, and EngineFailed if the video is
     not the cause.
     """
-    task = Task(
-        kind=require_format(content, "video", FORMATS),
-        frames=limits.video_frames,
-        pixels=limits.image_pixels,
-        kept_pixels=most,
-        seconds=limits.video_seconds,
-        cpu_seconds=max(math.ceil(cpu_seconds), 1),
-    )
-    answer, pixels = answer_of(
-        _PROGRAM, asdict(task), content, VIDEO_WALL_SECONDS, "videos", _SLOW, _LARGE
-    )
-    found = Found(**answer)
-    each = 3 * found.width * found.height
+    task = {
+        "kind": require_format(content, "video", FORMATS),
+        "limits": asdict(limits),
+        "most": most,
+        "cpu_seconds": max(math.ceil(cpu_seconds), 1),
+    }
+    found, pixels = answer_of(_PROGRAM, task, content, VIDEO_WALL_SECONDS, "videos", _SLOW, _LARGE)
+    size, places, count, rate = found["size"], found["places"], found["count"], found["rate"]
+    each = 3 * size[0] * size[1]
     frames = tuple(
-        image_of(Image.frombytes("RGB", (found.width, found.height), pixels[at : at + each]))
-        for at in range(0, each * len(found.places), each)
+        image_of(Image.frombytes("RGB", size, pixels[at : at + each]))
+        for at in range(0, each * len(places), each)
     )
-    digest = hashlib.sha256(f"{found.places} {found.count} {found.rate}".encode())
+    digest = hashlib.sha256(f"{places} {count} {rate}".encode())
     for frame in frames:
         digest.update(frame.digest)
-    places = tuple(found.places)
-    return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)
+    return Video(frames, tuple(places), count, rate, digest.digest(), found["cost"])

@@ -1,9 +1,9 @@
 """The program that extracts frames from one video, run as a child process; see `video`.
 
-Standard input is the video as a regular file; the first argument is `Task` as JSON. The program
-writes one line of JSON, with `refusal` or the fields of `Found`, followed by the frames (8-bit RGB,
-row by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit
-code TOO_LARGE (memory); see `common.bounded_process`.
+Standard input is the video as a regular file; the first argument is a JSON object with the limits.
+The program writes one line of JSON, with `refusal` or what `_extracted` has found, followed by the
+frames (8-bit RGB, row by row). If the video exceeds a limit, the process ends: by SIGXCPU (time),
+or with the exit code TOO_LARGE (memory); see `common.bounded_process`.
 
 FFmpeg (through PyAV) may use only the containers and codecs in this module, and cannot open files:
 it reads standard input through this process.
@@ -18,12 +18,11 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend.engine.media.items import BadItem
-from backend.engine.media.limits import VIDEO_MEMORY, shape_problem
+from backend.engine.media.limits import VIDEO_MEMORY, MediaLimits, shape_problem
 from common.bounded_process import limit_own_process
 
 if TYPE_CHECKING:
@@ -45,57 +44,13 @@ BROKEN = "cannot be decoded: its data is broken"
 _WHOLE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What to decode, and the limits.
-
-    kind: one of `FORMATS`.
-    frames: maximum number of frames to return.
-    pixels: maximum number of pixels of a stored frame.
-    kept_pixels: maximum number of pixels of all returned frames together, which are scaled down if
-        they have more.
-    seconds: maximum length of the video.
-    cpu_seconds: maximum processor time.
-    """
-
-    kind: str
-    frames: int
-    pixels: int
-    kept_pixels: int
-    seconds: int
-    cpu_seconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A decoded video.
-
-    width, height: size of the returned frames.
-    places: the index of each returned frame in the video.
-    count: number of frames in the video.
-    rate: frames per second in the video.
-    cost: processor time of decoding, in seconds.
-    """
-
-    width: int
-    height: int
-    places: Sequence[int]
-    count: int
-    rate: float
-    cost: float
-
-
 def main() -> None:
     import PIL.Image  # noqa: F401 # before the limit, which is for the video's memory alone
 
-    task = Task(**json.loads(sys.argv[1]))
-    limit_own_process(task.cpu_seconds, VIDEO_MEMORY)
-
-    def extracted() -> tuple[dict[str, Any], Iterator[bytes]]:
-        found, frames = _extract(task)
-        return asdict(found), (frame.tobytes() for frame in frames)
-
-    write_answer(extracted)
+    task = json.loads(sys.argv[1])
+    limits = MediaLimits(**task["limits"])
+    limit_own_process(task["cpu_seconds"], VIDEO_MEMORY)
+    write_answer(lambda: _extracted(task["kind"], limits, task["most"]))
 
 
 def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -> None:
@@ -151,47 +106,55 @@ def opened(
     return file, stream
 
 
-def _extract(task: Task) -> tuple[Found, list[Image]]:
-    """Return evenly spaced frames, including the first and the last. Raises BadItem."""
-    video, stream = _opened(task)
+def _extracted(kind: str, limits: MediaLimits, most: int) -> tuple[dict[str, Any], Iterator[bytes]]:
+    """Return evenly spaced frames, including the first and the last. Raises BadItem.
+
+    kind: one of `FORMATS`.
+    most: maximum number of pixels of all frames together, which are scaled down if they have more.
+
+    The first result has the size of the frames, the index of each in the video, the number of
+    frames in the video, its frames per second, and the processor time of decoding in seconds.
+    """
+    video, stream = _opened(kind, limits.image_pixels)
     packets = _packets(video, stream)
     times = sorted(packet.pts for packet in packets if not packet.is_discard)
     count, seconds = len(times), float((times[-1] - times[0]) * stream.time_base) if times else 0.0
     rate = (count - 1) / seconds if seconds > 0 else float(stream.guessed_rate or 1)
     stated = float(stream.duration * stream.time_base) if stream.duration else 0.0
     stated = stated or (video.duration or 0) / 1e6  # the file states microseconds
-    if max(stated, seconds) > task.seconds:
+    if max(stated, seconds) > limits.video_seconds:
         raise BadItem(
-            f"lasts longer than {task.seconds} seconds: send a part of it, or load the model with"
-            " a larger max_video_seconds"
+            f"lasts longer than {limits.video_seconds} seconds: send a part of it, or load the"
+            " model with a larger max_video_seconds"
         )
     _require_whole(count, stream.frames or round(stated * rate))
-    places = _even(count, task.frames)
-    share = task.kept_pixels / len(places)
+    places = _even(count, limits.video_frames)
+    share = most / len(places)
     frames = [_image(frame, share) for frame in _at(stream, packets, [times[at] for at in places])]
     if len(frames) < len(places):
         # Some packets have no visible frame, or a damaged frame, so the frames are counted.
         intact = sum(1 for _ in _decoded(stream, packets))
         _require_whole(intact, count)
-        count, places = intact, _even(intact, task.frames)
+        count, places = intact, _even(intact, limits.video_frames)
         chosen, shown = set(places), enumerate(_decoded(stream, packets))
         frames = [_image(frame, share) for at, frame in shown if at in chosen]
     width, height = frames[0].size
     if any(frame.size != (width, height) for frame in frames):
         raise BadItem("has frames of different sizes: encode it with one frame size")
-    return Found(width, height, places, count, rate, time.process_time()), frames
+    found = {"size": (width, height), "places": places, "count": count, "rate": rate}
+    return found | {"cost": time.process_time()}, (frame.tobytes() for frame in frames)
 
 
-def _opened(task: Task) -> tuple[InputContainer, Any]:
+def _opened(kind: str, most_pixels: int) -> tuple[InputContainer, Any]:
     """Open the video on standard input, and its main stream. Raises BadItem."""
     usual = "H.264, HEVC, VP8, VP9 or MPEG-4"
-    video, stream = opened("video", _DEMUXERS[task.kind], _CODECS, usual)
+    video, stream = opened("video", _DEMUXERS[kind], _CODECS, usual)
     codec = stream.codec_context
     if problem := shape_problem(codec.width, codec.height):
         raise BadItem(problem)
-    if codec.width * codec.height > task.pixels:
+    if codec.width * codec.height > most_pixels:
         raise BadItem(
-            f"is {codec.width} x {codec.height} pixels, but a frame may have {task.pixels} in all:"
+            f"is {codec.width} x {codec.height} pixels, but a frame may have {most_pixels} in all:"
             " send it smaller, or load the model with a larger max_image_pixels"
         )
     return video, stream

@@ -211,18 +211,14 @@ class PromptBuilder:
         elif isinstance(prompt, InfillPrompt):
             text, tokens = "", self._filled_in(prompt, most)
         elif isinstance(prompt, RawPrompt):
-            text = prompt.text
+            text, begins = prompt.text, False
             if shown and self._media is not None:
                 items = list(chain.from_iterable(shown))
+                begins = self._media.begins
                 text = self._with_bos(
                     self._media.surrounded(self._media.marked(text, shown), items)
                 )
-            bos = self._tokenizer.bos_token
-            self._require_short(len(text), most)
-            begun = bool(bos) and text.startswith(bos)
-            if items and self._media is not None:
-                begun = begun or self._media.begins
-            tokens = [*(() if begun else self._first), *self._encode(text, special=False)]
+            tokens = self._raw(text, most, begins=begins)
         else:
             # Each step below copies the text, and the search for control strings blocks all other
             # threads, so messages that cannot fit are refused first. The prompt is at least as long
@@ -454,12 +450,21 @@ class PromptBuilder:
             return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """Tokenize a raw prompt as `build` does, including BOS."""
-        self._require_short(len(text), self._context_size)
-        tokens = self._encode(text, special=False)
+        """Tokenize a raw prompt as `build` does, including BOS. Raises InvalidRequest."""
+        tokens = self._raw(text, self._context_size)
         self._require_known(tokens)
-        begun = text.startswith(self._tokenizer.bos_token or "\0")
-        return tokens if begun else [*self._first, *tokens]
+        return tokens
+
+    def _raw(self, text: str, most: int, *, begins: bool = False) -> list[int]:
+        """Return the tokens of a raw prompt, at most `most`, including BOS.
+
+        begins: whether another token than BOS already begins the text.
+        """
+        self._require_short(len(text), most)
+        tokens = self._encode(text, special=False)
+        bos = self._tokenizer.bos_token or ""
+        begins = begins or (bool(bos) and text.startswith(bos))
+        return tokens if begins else [*self._first, *tokens]
 
     def _require_known(self, tokens: list[int]) -> None:
         if (highest := max(tokens, default=0)) >= self._model_vocabulary:
