@@ -127,6 +127,6 @@ class Progress:
     text: ClassVar[str] = ""
 
 
-Event = Progress | TextDelta | Transcribed | Finished | Encoded
+Event = Progress | TextDelta | Transcribed | Finished
 # what the engine thread publishes; it becomes an Event when it is delivered
 Undelivered = Progress | GrowingText | Transcribed | Finished | Encoded

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import Cancelled, EngineError
@@ -28,12 +28,12 @@ class Generation:
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
-        self._events: deque[Event | EngineError] = deque()
+        self._events: deque[Event | Encoded | EngineError] = deque()
         self._arrived = asyncio.Event()
         self.over = False
         self.prompt_tail = ""
 
-    def push(self, event: Event | EngineError) -> None:
+    def push(self, event: Event | Encoded | EngineError) -> None:
         """Add an event; events after the end are dropped. Called on the event loop."""
         if self.over:
             return
@@ -50,7 +50,7 @@ class Generation:
     async def last(self, kind: type[Last]) -> Last:
         """Wait for the last event. Raises EngineError. A cancelled caller cancels the request."""
         async with self:
-            async for event in self:
+            async for event in self._received():
                 if isinstance(event, kind):
                     return event
         raise AssertionError("a request ends with such an event, or raises")
@@ -66,7 +66,10 @@ class Generation:
     ) -> None:
         self.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return cast(AsyncIterator[Event], self._received())  # only `last` gets Encoded
+
+    async def _received(self) -> AsyncIterator[Event | Encoded]:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -78,7 +81,7 @@ class Generation:
                 if self.over and not self._events:
                     return
 
-    def _next(self) -> Event | EngineError:
+    def _next(self) -> Event | Encoded | EngineError:
         event = self._events.popleft()
         if not isinstance(event, TextDelta):
             return event

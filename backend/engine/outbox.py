@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, GrowingText, Undelivered
 
 PER_ANSWER = 6e-3  # seconds; the event loop and the host need about 0.1 ms each for a Reply
 FOR_ALL = 0.1  # seconds; a reader would notice a longer interval
 
-Publication: TypeAlias = tuple[int, Event | EngineError]
+Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 
 
 class Outbox:

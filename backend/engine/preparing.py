@@ -44,7 +44,6 @@ from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule, Constraint
-    from backend.engine.disk_cache.entry_file import StoredPrefix
     from backend.engine.served_model import ServedModel
 
 Stage = Literal["text", "long", "media", "video", "grammar", "slow_grammar", "disk"]
@@ -131,10 +130,13 @@ class Preparer:
                 rule = _constraint(served, bare, prompt.tail, quick=False)
         rule = _within_budget(served, bare, prompt.tail, rule)
         stored = None
-        disk = None if prompt.media is not None or bare.adapter else served.disk
-        if disk is not None and disk.has_files(bare.disk.path):
+        storable = prompt.media is None and not bare.adapter and bare.prompt_logprobs is None
+        if storable and served.disk is not None and served.disk.has_files(bare.disk.path):
             yield "disk"
-            stored = self._find_on_disk(served, bare, prompt.tokens)
+            in_memory, room = self._worker.known(key)
+            stored = served.disk.find(
+                prompt.tokens, path=bare.disk.path, in_memory=in_memory, room=room
+            )
         if (generation := self._owners.get(ticket)) is None:
             return
         generation.prompt_tail = prompt.tail
@@ -232,18 +234,6 @@ class Preparer:
                 self._worker.send(Cancel(ticket))
         finally:
             self._worker.withdraw(ticket)  # the next stage takes longer than announced
-
-    def _find_on_disk(
-        self, served: ServedModel, request: GenerationRequest, prompt: list[int]
-    ) -> StoredPrefix | None:
-        if served.disk is None or request.prompt_logprobs is not None:
-            return None
-        return served.disk.find(
-            prompt,
-            path=request.disk.path,
-            in_memory=self._worker.in_memory(prompt),
-            room=self._worker.budget_for_files(),
-        )
 
 
 def _constraint(

@@ -163,7 +163,11 @@ class Scheduler:
         request, plan, media = command.request, command.plan, command.media
         adapters = self._model.adapters
         if command.adapter and not (adapters and command.adapter in adapters.loaded):
-            self._publish(command.ticket, _removed(request.adapter))
+            removed = InvalidRequest(
+                f"{named('Metadata mlx.adapter')} is {shown(request.adapter)}, which was removed"
+                " before the request began: send the request with another adapter, or none"
+            )
+            self._publish(command.ticket, removed)
             return
         constraint = command.constraint
         scoring = None if plan is None else Scoring(plan, side_by_side=self._model.batches)
@@ -452,7 +456,8 @@ class Scheduler:
             self._publish(number, fault)
             return
         self._report(where, fault)
-        self._publish(number, self._out_of_memory() if short else _fault(fault))
+        failed = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
+        self._publish(number, self._out_of_memory() if short else failed)
 
     def _refuse(self, refusal: Refusal) -> None:
         output = self._outputs.pop(refusal.sequence, None)
@@ -587,14 +592,3 @@ class Scheduler:
         if self._model.adapters is not None:
             parts["adapters"] = self._adapter_bytes
         return parts
-
-
-def _removed(adapter: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{named('Metadata mlx.adapter')} is {shown(adapter)}, which was removed before the request"
-        " began: send the request with another adapter, or none"
-    )
-
-
-def _fault(fault: Exception) -> EngineFailed:
-    return EngineFailed(f"the model failed on this request ({type(fault).__name__})")

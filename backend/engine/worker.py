@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, MeasureMemory, Stop, Submit
@@ -28,6 +28,7 @@ from common.machine_memory import return_freed_memory
 if TYPE_CHECKING:
     from backend.engine.loading.stages import Stages
     from backend.engine.model import Built, EngineModel, NewQueue, RowQueue
+    from backend.engine.planning.prefix_index import PrefixKey
     from backend.engine.scheduler import Scheduler
     from backend.engine.served_model import ServedModel
 
@@ -87,21 +88,15 @@ class Worker:
         assert self._scheduler is not None
         return self._scheduler
 
-    def in_memory(self, prompt: Sequence[int]) -> int:
-        """Return how many of the prompt's tokens have KV in memory; the number may be outdated."""
-        from backend.engine.planning.prefix_index import PrefixKey
+    def known(self, prompt: PrefixKey) -> tuple[int, int]:
+        """Return how many of the prompt's tokens have KV in memory, and the bytes free for more.
 
-        scheduler = self._scheduler
-        return (
-            0
-            if scheduler is None
-            else scheduler.planner.entries.index.find(PrefixKey(prompt)).length
-        )
-
-    def budget_for_files(self) -> int:
-        """Return the bytes of KV that may be read from disk; the number may be outdated."""
-        scheduler = self._scheduler
-        return 0 if scheduler is None else scheduler.planner.unused
+        Both numbers may be outdated.
+        """
+        if (scheduler := self._scheduler) is None:
+            return 0, 0
+        planner = scheduler.planner
+        return planner.entries.index.find(prompt).length, planner.unused
 
     def join(self, timeout: float) -> bool:
         """Wait for the end of the thread; returns False if it is still running."""
