@@ -100,9 +100,9 @@ class Section:
                 space = len((yield from reading.space()))
                 following = yield from reading.at([*self.calls, *_forms(self.closers)])
                 inside = in_section and not following and (yield from reading.more())
-                plain = inside and (yield from at_plain_calls(reading))
-            if not following and count and (yield from self.at_named(reading)):
-                plain = True
+                plain: object = inside and (yield from at_plain_calls(reading))
+            if self.between and count and not following:
+                plain = yield from reading.follow(SPACE, _NAME, (*self.between, _CALL_ID, "{"))
             noise = space if plain else None
             if inside and not plain and self.calls:
                 noise = yield from self._before_call(reading)
@@ -134,10 +134,6 @@ class Section:
         call = yield from self._read_call(reading)
         yield from self._close_call(reading)
         reading.call(call)
-
-    def at_named(self, reading: Reading) -> Wait[bool]:
-        """Return whether a name and what can only be between it and arguments come next."""
-        return bool((yield from reading.follow(SPACE, _NAME, (*self.between, _CALL_ID))))
 
     def _before_call(self, reading: Reading) -> Wait[int | None]:
         """Return the length of the text before the next call, with the call's marker.
