@@ -40,7 +40,7 @@ _SPELT = frozenset({"name", "function", "arguments", "parameters"})
 _KEY, _KEY_RUN, _QUOTES = re.compile(r"\w+"), re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
-_SURPLUS_BRACE = re.compile(r"[}\s]*")
+_BETWEEN_ITEMS = re.compile(r"[},\s]*")
 _FENCE = "```"
 
 
@@ -276,9 +276,7 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     readable = False
     while True:
         readable = (yield from _read_item(reading, ends)) or readable
-        yield from reading.run(_SURPLUS_BRACE)
-        while (yield from reading.accept(",")):
-            yield from reading.space()
+        yield from reading.run(_BETWEEN_ITEMS)
         if readable:
             reading.settle()
         if not (yield from reading.more()) or (yield from reading.at(["]", *ends])):

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, T, Unreadable, Wait, markers_of
+from common.formats.cursor import SPACE, Cursor, Cut, T, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
@@ -117,6 +117,7 @@ class CallTags:
             yield from tags.read(reading)
             return
         ends = respelt(self.block_close)
+        strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
         count = 0
         while True:
             if in_block or count:
@@ -129,7 +130,8 @@ class CallTags:
             else:
                 yield from self._read_calls(reading, in_block)
             count += 1
-            yield from self._skip_stray(reading)
+            while (yield from reading.accept_after_space(*strays)):
+                pass
         yield from reading.accept_after_space(*ends)
         if not count:
             raise reading.unreadable()
@@ -142,8 +144,7 @@ class CallTags:
         if not self.call.startswith("<"):
             return None
         with reading.ahead():
-            yield from reading.space()
-            if not (yield from reading.accept(self.call[1:])):
+            if not (yield from reading.accept_all(SPACE, self.call[1:])):
                 return None
             header = yield from _tried(reading, self._read_call_header(reading, self.call))
             yield from reading.space()
@@ -157,14 +158,6 @@ class CallTags:
         return replace(
             half, call_close=close, parameter=self.parameter[1:], parameter_close=parameter_close
         )
-
-    def _skip_stray(self, cursor: Cursor) -> Wait[None]:
-        """Skip closing tags that belong to nothing, before other text of the block or its end."""
-        while True:
-            space, found = yield from cursor.after_space((self.block_close, *_STRAY_CLOSINGS))
-            if not found or found == self.block_close:
-                return
-            cursor.take(space + len(found))
 
     def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[Tag]:
         """Return the next tag, unread; its name is its only attribute or its word if it is known.
@@ -213,11 +206,10 @@ class CallTags:
         start = reading.position
         with reading.ahead():
             yield from reading.space()
-            if "<tool_call>" not in self._calls and (yield from reading.accept("<tool_call>")):
-                yield from reading.space()  # an opening tag too many
+            if "<tool_call>" not in self._calls:  # it may be there too often
+                yield from reading.accept_all("<tool_call>", SPACE)
             if not (yield from reading.at(self._calls)):
-                comma = yield from reading.accept(",")
-                yield from reading.space()
+                comma = yield from reading.accept_all(",", SPACE)
                 if comma and not (yield from reading.more()) and reading.was_cut():
                     raise Cut
                 if self.block_close and (yield from reading.at([self.block_close])):
@@ -353,13 +345,11 @@ class CallTags:
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
         with reading.ahead() as keep:
-            if not (begun := (yield from reading.accept(*self._calls))):
-                return False
-            again = yield from self._read_call_header(reading, begun)
-            if reading.tools.meant(again.name) != name:
-                return False
-            keep()
-        return True
+            begun = yield from reading.accept(*self._calls)
+            again = (yield from self._read_call_header(reading, begun)).name if begun else ""
+            if repeated := bool(begun) and reading.tools.meant(again) == name:
+                keep()
+        return repeated
 
     def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
         """Return whether the next text shows that the call has ended without its closing tag.
