@@ -154,7 +154,8 @@ def tagged_call(shape: TagShape, book: RuleBook, tool: CallableTool) -> str:
         check_name("parameter's", key, r"""[^<>"'/=\s&]+""")
         argument = _TaggedArgument(shape, book, tool, key).rule(alternatives(schema))
         parts.append(argument if required else f"{argument}?")
-    return book.rule(" ".join([*parts, tag_text(shape, book, shape.call_end)]))
+    parts.append(tag_text(shape, book, shape.call_end.replace("{name}", name)))
+    return book.rule(" ".join(parts))
 
 
 def tag_text(shape: Shape, book: RuleBook, marker: str) -> str:

@@ -208,6 +208,10 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         tag_end, flags = f"{flag[1]}{{flag}}{flag[3]}", (flag[2], other[2])
     elif number_end != tag_end:  # strings have quotes, which no reader of tags removes
         return None
+    if NAMES[0] in call_end:  # an element with the name of the tool
+        call_end = call_end.replace(NAMES[0], "{name}")
+        if not opening or (before, header[:1], call_end.strip()) != ("<", ">", "</{name}>"):
+            return None
     dropped = tag_end.endswith("\n") and value_end.startswith("\n")
     return TagShape(
         call=f"{before}{{name}}{header}",

@@ -165,6 +165,7 @@ class TagShape:
     """Each argument of a call is in its own tags.
 
     call: the text before the arguments, with `{name}`.
+    call_end: the text after the arguments, perhaps with `{name}`.
     parameter: the text before a value, with `{key}`, and perhaps `{flag}`, for which `flags` has
         one value for text and one for other types.
     value_end: the text after a value, perhaps with `{key}`.
@@ -213,7 +214,10 @@ class TagShape:
             return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
         # An argument's tags are named by its key if the closing tag contains the key too.
         named = "{key}" in self.value_end
-        if named and common["parameter"] == "<":  # every reader knows the elements of arguments
+        # Elements of declared arguments and of offered tools are read without these tags.
+        if "{name}" in self.call_end:
+            common |= {"call": "", "call_close": ""}
+        if named and common["parameter"] == "<":
             common |= {"parameter": "", "parameter_close": ""}
         return (ElementTags if named and common["parameter"] else CallTags)(
             **common,

@@ -181,6 +181,26 @@ WRITTEN: dict[str, tuple[str, type]] = {
         ),
         TagShape,
     ),
+    "elements of tools": (
+        EACH.replace(
+            "EACH",
+            "<act>\n<{{ f.name }}>\n"
+            + KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>\n")
+            + "</{{ f.name }}>\n</act>\n",
+        ),
+        TagShape,
+    ),
+    "elements of tools in one block": (
+        "<acts>"
+        + EACH.replace(
+            "EACH",
+            "<{{ f.name }}>"
+            + KEYS.replace("KEY", f'<with name="{{{{ k }}}}">{TEXT}</with>')
+            + "</{{ f.name }}>",
+        )
+        + "</acts>",
+        TagShape,
+    ),
     "elements on lines": (
         "<acts>\n"
         + EACH.replace(
@@ -327,6 +347,12 @@ def test_a_template_may_allow_one_call() -> None:
             '<act id="{{ loop.index0 }}" name="{{ f.name }}">{{ f.arguments|tojson }}</act>',
         ),
         EACH.replace("EACH", "<{{ f.name }}>{{ f.arguments|tojson }}</{{ f.name }}>"),
+        EACH.replace(
+            "EACH",
+            "<{{ f.name }}>"
+            + KEYS.replace("KEY", "<{{ k }}>{{ v }}</{{ k }}>")
+            + "</{{ f.name }}>",
+        ),
     ],
 )
 def test_no_format_is_made_up(template: str) -> None:
