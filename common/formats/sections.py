@@ -95,23 +95,7 @@ class Section:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
         in_section = bool((yield from reading.accept(*_forms(self.openers))))
         count = 0
-        while True:
-            with reading.ahead():
-                space = len((yield from reading.space()))
-                following = yield from reading.at([*self.calls, *_forms(self.closers)])
-                inside = in_section and not following and (yield from reading.more())
-                plain: object = inside and (yield from at_plain_calls(reading))
-            if self.between and count and not following:
-                plain = yield from reading.follow(SPACE, _NAME, (*self.between, _CALL_ID, "{"))
-            noise = space if plain else None
-            if inside and not plain and self.calls:
-                noise = yield from self._before_call(reading)
-            if noise is not None:
-                reading.take(noise)
-            elif following in self.calls or not (following or self.calls or count):
-                reading.take(space + len(following))
-            else:
-                break
+        while (yield from self._reaches_call(reading, in_section, count)):
             while (yield from reading.accept(*self.calls)):
                 yield from reading.space()  # a marker that was written twice
             yield from reading.space()
@@ -123,33 +107,46 @@ class Section:
             else:
                 yield from self.read_named(reading)
             count += 1
-        if following:
-            reading.take(space + len(following))
+        if (yield from reading.accept_all(SPACE, _forms(self.closers))):
             reading.settle()
         elif not count:
             raise reading.unreadable()
+
+    def _reaches_call(self, reading: Reading, in_section: bool, count: int) -> Wait[bool]:
+        """Read what comes before the next call; returns whether one comes next.
+
+        Templates write no text there, and other parsers of these families do not show it.
+
+        count: the number of calls that were read.
+        """
+        with reading.ahead() as keep:
+            yield from reading.space()
+            following = yield from reading.at([*self.calls, *_forms(self.closers)])
+            found = following in self.calls or not (following or self.calls or count)
+            if not following and self.between and count:
+                found = bool((yield from reading.follow(_NAME, (*self.between, _CALL_ID, "{"))))
+            elif not following and in_section:
+                found = found or (yield from at_plain_calls(reading))
+            if found:
+                keep()
+                return True
+        if following or not (in_section and self.calls) or (yield from reading.is_last()):
+            return False
+        brace = "{" if self.unmarked else ""
+        with reading.ahead() as keep:
+            ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
+            marker = yield from reading.until(ends, _nothing)
+            if marker in self.calls:
+                keep()
+        if not marker and brace and reading.was_cut():
+            raise Cut
+        return bool(marker) and (marker in self.calls or marker == brace)
 
     def read_named(self, reading: Reading) -> Wait[None]:
         """Read a call from its name on."""
         call = yield from self._read_call(reading)
         yield from self._close_call(reading)
         reading.call(call)
-
-    def _before_call(self, reading: Reading) -> Wait[int | None]:
-        """Return the length of the text before the next call, with the call's marker.
-
-        Returns 0 if the marker is missing, and None if no call follows. Templates write no text
-        there, and other parsers of these families do not show it.
-        """
-        start = reading.position
-        brace = "{" if self.unmarked else ""
-        with reading.ahead():
-            ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
-            marker = yield from reading.until(ends, _nothing)
-            length = reading.position + len(marker) - start
-        if not marker and brace and reading.was_cut():
-            raise Cut
-        return length if marker in self.calls else 0 if brace and marker == brace else None
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
         """Read the text with the name, and the arguments, from behind the call's marker."""
