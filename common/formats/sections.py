@@ -153,28 +153,17 @@ class Section:
         if self.tags:
             yield from reading.until(markers_of(self.tags.call, *self.call_closes), _nothing)
             return (yield from self.tags.read_call(reading))
-        words: list[str] = []
-        ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
-        calls = self.calls if self.between else ()
-        named = markers_of(*ends, *calls, "\n\n", *self.between)
-        words += yield from reading.accept_all('"', _NAME, '"')
-        yield from reading.until(named, words.append)
-        name, identity = _named("".join(words).strip('"'), reading.tools)
-        marked = False
-        while (yield from reading.accept(*self.between, *(f"{name}{b}" for b in self.between))):
-            marked = True
-            yield from reading.space()
-        yield from reading.space()
-        begun = yield from reading.at(["[", *ends] if marked else ends)
-        bare = self.between and not marked
-        if self.between and (not _NAME.fullmatch(name) or (bare and begun not in ("", "{"))):
-            raise reading.unreadable()
+        name, identity, marked = yield from self._read_name(reading)
+        begins: tuple[str, ...] = ("{",) if self.between else _ARGUMENTS_BEGIN
+        if marked:
+            begins = ("[", *_ARGUMENTS_BEGIN)
+        begun = yield from reading.at([*begins, *self.call_closes, *self.closers])
         if name and (begun or marked):
             reading.begin(name, identity)
-        empty = not begun and (marked or (self.between and reading.tools.takes_nothing(name)))
-        if not name or not (begun or (empty and (yield from self._ends_here(reading)))):
+        alone = marked or (self.between and reading.tools.takes_nothing(name))
+        if not name or not (begun or (alone and (yield from self._ends_here(reading)))):
             raise reading.unreadable()
-        given = begun in (*_ARGUMENTS_BEGIN, "[")
+        given = begun in begins
         arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
         if name not in reading.tools and _ID_ALONE.fullmatch(name):
             # The arguments may identify the tool.
@@ -183,6 +172,23 @@ class Section:
                 raise Unreadable
             name = fitting[0] if len(fitting) == 1 else name
         return Call(name, arguments, identity)
+
+    def _read_name(self, reading: Reading) -> Wait[tuple[str, str, bool]]:
+        """Return a call's name and id, and whether the text between name and arguments came."""
+        words: list[str] = []
+        ends = (*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN, "\n\n", *self.between)
+        words += yield from reading.accept_all('"', _NAME, '"')
+        calls = self.calls if self.between else ()  # other families' names may contain the marker
+        yield from reading.until(markers_of(*ends, *calls), words.append)
+        name, identity = _named("".join(words).strip('"'), reading.tools)
+        if self.between and not _NAME.fullmatch(name):
+            name = ""
+        marked = False
+        while (yield from reading.accept(*self.between, *(f"{name}{b}" for b in self.between))):
+            marked = True
+            yield from reading.space()
+        yield from reading.space()
+        return name, identity, marked
 
     def _ends_here(self, reading: Reading) -> Wait[bool]:
         """Return whether the next call or the end of the answer comes next."""
