@@ -18,7 +18,7 @@ from common.formats.cursor import SPACE, Cursor, Cut, T, Unreadable, Wait, marke
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
-from common.formats.tag_spelling import attributes_of, forms, respelt, spellings
+from common.formats.tag_spelling import attributes_of, bare_forms, forms, respelt, spellings
 from common.formats.tool_schema import Undeclared
 from common.formats.value_sender import LAST_BREAK, Lines, QuotedMarkup, ValueSender
 from common.formats.values import Pairs, object_of
@@ -85,10 +85,19 @@ class CallTags:
         """The beginning of a parameter's tag, also without its first bracket."""
         return (*spellings(self.parameter), self.parameter.removeprefix("<"))
 
+    @property
+    def _bare_call(self) -> str:
+        """The beginning of a call whose first bracket is missing: its tool must be offered."""
+        return self.call[1:] if self.call.startswith("<") else ""
+
+    @cached_property
+    def _call_ends(self) -> tuple[str, ...]:
+        return bare_forms(self.call_close)
+
     @cached_property
     def _ends(self) -> tuple[str, ...]:
-        """The closing tag of a parameter, also without a bracket."""
-        return forms(self.parameter_close)
+        """The closing tag of a parameter, also without its brackets."""
+        return bare_forms(self.parameter_close)
 
     @cached_property
     def _closing(self) -> Mapping[str, str]:
@@ -112,10 +121,6 @@ class CallTags:
         opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
         respelt_block = "" if opens_call else reading.opener
         in_block = bool((yield from reading.accept(*forms(self.block), respelt_block)))
-        if tags := (yield from self._without_brackets(reading)):
-            yield from reading.space()
-            yield from tags.read(reading)
-            return
         ends = respelt(self.block_close)
         strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
         count = 0
@@ -135,29 +140,6 @@ class CallTags:
         yield from reading.accept_after_space(*ends)
         if not count:
             raise reading.unreadable()
-
-    def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
-        """Return the tags with which a call is written here whose first angle bracket is missing.
-
-        The others may be missing too. The call must name an offered tool.
-        """
-        if not self.call.startswith("<"):
-            return None
-        with reading.ahead():
-            if not (yield from reading.accept_all(SPACE, self.call[1:])):
-                return None
-            header = yield from _tried(reading, self._read_call_header(reading, self.call))
-            yield from reading.space()
-            bare = not (yield from reading.at(["<"]))
-        if not header or reading.tools.meant(header.name) not in reading.tools:
-            return None
-        half = replace(self, call=self.call[1:])
-        if not bare:
-            return half
-        close, parameter_close = self.call_close[2:], self.parameter_close[2:]
-        return replace(
-            half, call_close=close, parameter=self.parameter[1:], parameter_close=parameter_close
-        )
 
     def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[Tag]:
         """Return the next tag, unread; its name is its only attribute or its word if it is known.
@@ -208,7 +190,7 @@ class CallTags:
             yield from reading.space()
             if "<tool_call>" not in self._calls:  # it may be there too often
                 yield from reading.accept_all("<tool_call>", SPACE)
-            if not (yield from reading.at(self._calls)):
+            if not (yield from reading.at([*self._calls, self._bare_call])):
                 comma = yield from reading.accept_all(",", SPACE)
                 if comma and not (yield from reading.more()) and reading.was_cut():
                     raise Cut
@@ -264,8 +246,13 @@ class CallTags:
         return (yield from tags.read_body(reading, element))
 
     def read_call(self, reading: Reading) -> Wait[Call]:
-        begun = yield from reading.expect(*self._calls)
-        return (yield from self.read_inside(reading, begun))
+        begun = yield from reading.expect(*self._calls, self._bare_call)
+        if begun != self._bare_call:
+            return (yield from self.read_inside(reading, begun))
+        tag = yield from self._read_call_header(reading, self.call)
+        if reading.tools.meant(tag.name) not in reading.tools:
+            raise Unreadable
+        return (yield from self.read_body(reading, tag))
 
     def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
@@ -288,7 +275,7 @@ class CallTags:
             elif not arguments and (yield from reading.accept("(")):
                 given = yield from read_parenthesis(reading, name, (self.call_close,))
                 yield from reading.accept(">")
-                yield from reading.accept_after_space(*forms(self.call_close))
+                yield from reading.accept_after_space(*self._call_ends)
                 return Call(name, given, identity)
             elif (yield from reading.at([self.json_block])) or (
                 not arguments and (yield from reading.at(["{", '"', "```"]))
@@ -320,7 +307,7 @@ class CallTags:
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
-        found = yield from cursor.at(forms(self.call_close))
+        found = yield from cursor.at(self._call_ends)
         length = len(found)
         if found and found == self.call_close.removesuffix(">"):
             with cursor.ahead():
@@ -516,7 +503,7 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        call_ends = forms(self.call_close)
+        call_ends = self._call_ends
         following = [t for t in (*call_ends, self.block_close, self.block, *self._calls) if t]
         if marker in self._parameters:
             key = yield from self._next_key(reading)
