@@ -393,7 +393,7 @@ class CallTags:
                 return (yield from self._scan_section(reading, value))
             return (yield from self._scan_text(reading, value))
         except Cut:
-            value.stop()
+            value.restart()
             if reading.was_cut():
                 raise
             reading.restore(place)
@@ -404,14 +404,9 @@ class CallTags:
 
     def _scan_section(self, cursor: Cursor, value: ValueSender) -> Wait[str]:
         """Read the rest of a CDATA section, and the end of the value after it."""
-        chunks: list[str] = []
-
-        def add(text: str) -> None:
-            chunks.append(text)
-            value.add(text)
-
+        ends_of_section = markers_of(_CDATA_CLOSE, self.parameter_close)
         while True:
-            marker = yield from cursor.inside(markers_of(_CDATA_CLOSE, self.parameter_close), add)
+            marker = yield from cursor.inside(ends_of_section, value.add)
             with cursor.ahead():
                 cursor.take(len(marker))
                 yield from cursor.space()
@@ -419,25 +414,19 @@ class CallTags:
             if marker == _CDATA_CLOSE and ends:
                 cursor.take(len(marker))
                 yield from cursor.accept_after_space(*self._ends)
-                return "".join(chunks)
+                return value.text
             if marker != _CDATA_CLOSE:
                 value.stop()  # the end of the section may be missing
-            add(cursor.take(len(marker)))
+            value.add(cursor.take(len(marker)))
 
     def _scan_text(
         self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
     ) -> Wait[str]:
-        chunks: list[str] = []
         closing = self._closing
         tags = markers_of(*closing, *closing.values(), *self._ends, *value.ends)
         value.quoted = QuotedMarkup()
-
-        def add(text: str) -> None:
-            chunks.append(text)
-            value.add(text)
-
         while True:
-            marker = yield from reading.inside(tags, add)
+            marker = yield from reading.inside(tags, value.add)
             if value.quoted.close(marker):
                 pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
@@ -447,13 +436,11 @@ class CallTags:
             elif (yield from self._ends_text(reading, marker, value)):
                 if skips_calls and value.quotes and marker not in value.ends:
                     raise Cut  # the value's own closing tag was taken for one of the quoted call
-                text = "".join(chunks)
                 if reading.take(len(marker) if marker in value.ends else 0):
                     reading.take((yield from _repeated_name(reading)))
-                else:
-                    text = text if self.lines == "dropped" else LAST_BREAK.sub("", text)
-                return text
-            add(reading.take(len(marker)))
+                    return value.text
+                return value.text if self.lines == "dropped" else LAST_BREAK.sub("", value.text)
+            value.add(reading.take(len(marker)))
 
     def _begins_quote(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
         """Return whether a tag inside a value opens a quoted block, call or parameter.
