@@ -92,12 +92,16 @@ class CallTags:
 
     @cached_property
     def _call_ends(self) -> tuple[str, ...]:
-        return bare_forms(self.call_close)
+        return self._end_forms(self.call_close)
 
     @cached_property
     def _ends(self) -> tuple[str, ...]:
         """The closing tag of a parameter, also without its brackets."""
-        return bare_forms(self.parameter_close)
+        return self._end_forms(self.parameter_close)
+
+    def _end_forms(self, closing: str) -> tuple[str, ...]:
+        """Return a closing tag and its forms, without its brackets if no opening tag has it then."""
+        return forms(closing) if self.call.endswith(">") else bare_forms(closing)
 
     @cached_property
     def _closing(self) -> Mapping[str, str]:
