@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from common.wording import shown
 _ESCAPES = 'nrt\\"'
 """The strings that JSON and Python share: Python knows neither `\\/` nor surrogates."""
 _SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
+_PLACE = re.compile(r"(\{index\}|\{arguments\})")
 _FIRST = '"0"'
 _LATER = "/[1-9][0-9]{0,2}/"  # the numbers of the calls after the first one
 
@@ -27,12 +29,13 @@ def json_call(shape: JsonShape, book: RuleBook, tool: CallableTool, *, first: bo
         name = json.dumps(tool.name, ensure_ascii=False)
     else:
         name = check_name("tool's", tool.name, r"[\w.:/-]+")
-    head, _, tail = shape.call.partition("{arguments}")
-    before, numbered, after = head.replace("{name}", name).partition("{index}")
-    head = book.text(before)
-    if numbered:
-        head = f"{head} {_FIRST if first else _LATER} {book.text(after)}"
-    return book.rule(f"{head} {book.json(tool.schema)} {book.text(tail)}")
+    if shape.in_string:
+        raise ValueError(
+            "arguments in a JSON string, as this model writes them, cannot be enforced"
+        )
+    values = {"{index}": _FIRST if first else _LATER, "{arguments}": book.json(tool.schema)}
+    parts = _PLACE.split(shape.call.replace("{name}", name))
+    return book.rule(" ".join(values.get(part) or book.text(part) for part in parts))
 
 
 def _members(
@@ -151,7 +154,8 @@ def tagged_call(shape: TagShape, book: RuleBook, tool: CallableTool) -> str:
         check_name("parameter's", key, r"""[^<>"'/=\s&]+""")
         argument = _TaggedArgument(shape, book, tool, key).rule(alternatives(schema))
         parts.append(argument if required else f"{argument}?")
-    return book.rule(" ".join([*parts, tag_text(shape, book, shape.call_end)]))
+    parts.append(tag_text(shape, book, shape.call_end.replace("{name}", name)))
+    return book.rule(" ".join(parts))
 
 
 def tag_text(shape: Shape, book: RuleBook, marker: str) -> str:

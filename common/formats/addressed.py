@@ -47,23 +47,18 @@ _TO_TOOL = " to="
 
 
 def _read_glimmer(reading: Reading) -> Wait[None]:
-    """Read a message to a tool, ` to=NAME<|message|>`, with the calls as its text."""
-    reading.take(len(_TO_TOOL))
-    name = yield from reading.run(_RECIPIENT)
-    reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
-    yield from reading.expect("<|message|>")
-    yield from reading.space()
-    yield from _ATEM.read(reading)
-
-
-def _read_glimmer_alone(reading: Reading) -> Wait[None]:
+    """Read calls, which may be the text of a message to a tool, ` to=NAME<|message|>`."""
     reading.begun = True
+    if (yield from reading.accept(_TO_TOOL)):
+        name = yield from reading.run(_RECIPIENT)
+        reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
+        yield from reading.expect("<|message|>")
+        yield from reading.space()
     yield from _ATEM.read(reading)
 
 
 GLIMMER_CALLS = (
-    CallSyntax((_TO_TOOL,), _read_glimmer, _ATEM.closers, no_content_yet),
-    CallSyntax(_ATEM.openers, _read_glimmer_alone, _ATEM.closers, no_content_yet),
+    CallSyntax((_TO_TOOL, *_ATEM.openers), _read_glimmer, _ATEM.closers, no_content_yet),
 )
 _INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>", "<|end_message|>"
 

@@ -245,10 +245,10 @@ class Cursor:
                 if found or not (yield from self.accept(*END_TOKENS)):
                     return length, found
 
-    def accept_after_space(self, *literals: str) -> Wait[None]:
-        """Read a literal and the space before it, or nothing if no literal follows."""
+    def accept_after_space(self, *literals: str) -> Wait[str]:
+        """Read a literal and the space before it; '' and nothing read if no literal follows."""
         space, found = yield from self.after_space(literals)
-        self.take(space + len(found) if found else 0)
+        return self.take(space + len(found) if found else 0)
 
     def expect(self, *literals: str) -> Wait[str]:
         """Read one of the literals, which must come next."""
@@ -296,10 +296,17 @@ class Cursor:
     def space(self) -> Wait[str]:
         return (yield from self.run(SPACE))
 
-    def until(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
-        """Pass text to `show` up to a marker, which is left unread; '' at the end of the text."""
+    def until(
+        self, markers: Markers, show: Callable[[str], None], *, whole: bool = True
+    ) -> Wait[str]:
+        """Pass text to `show` up to a marker, which is left unread; '' at the end of the text.
+
+        whole: whether the beginning of a marker at the end of the text is passed to `show` too.
+        """
         while True:
             end, marker = markers.find(self._text, self._at, self.ended)
+            if not (marker or whole):
+                end = markers.open_end(self._text, self._at)
             if end > self._at:
                 show(self.take(end - self._at))
             if marker or self.ended:
@@ -307,22 +314,12 @@ class Cursor:
             yield
 
     def inside(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
-        """Do the same as `until`, for a value that a marker must end.
-
-        Raises Cut at the end of the text; the beginning of a marker there is not passed to `show`.
-        """
-        while True:
-            end, marker = markers.find(self._text, self._at, self.ended)
-            if not marker:
-                end = markers.open_end(self._text, self._at)
-            if end > self._at:
-                show(self.take(end - self._at))
-            if marker:
-                return marker
-            if self.ended:
-                self.rest()
-                raise Cut
-            yield
+        """Do the same as `until`, for a value that a marker must end. Raises Cut without one."""
+        marker = yield from self.until(markers, show, whole=False)
+        if not marker:
+            self.rest()
+            raise Cut
+        return marker
 
     def unreadable(self) -> Unreadable:
         """Return the exception for this position: Cut if the text has ended, else Unreadable."""

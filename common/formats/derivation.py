@@ -24,7 +24,9 @@ TWO: tuple[Made, ...] = (*ONE, (NAMES[1], {KEYS[0]: VALUES[0]}))
 _BOTH: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]}),)
 _NUMBER: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: NUMBER}),)
 _TEXT = "Kji hgf"
-_JSON_OPENS, _JSON_CLOSES = re.compile(rf'\{{\s*"{KEYS[0]}"\s*:\s*"\Z'), re.compile(r'"\s*\}')
+_JSON_OPENS = re.compile(rf'\{{\s*\\?"{KEYS[0]}\\?"\s*:\s*\\?"\Z')
+_JSON_CLOSES = re.compile(r'\\?"\s*\}')
+"""The text around a value in an object of arguments, which may be in a JSON string."""
 _EMPTY = re.compile(r"\s*<([\w-]+)>\s*</\1>\s*")  # reasoning that the call does not have
 _FLAG = re.compile(r'(.* \w+=")(\w+)(".*)', re.DOTALL)
 
@@ -69,11 +71,18 @@ class Calls:
 def derived(calls: Calls) -> Family | None:
     """Return the family of a template; None if its calls have none of the known shapes."""
     (before, one), two = calls.parts(ONE), calls.text(TWO)
-    head, name, rest = one.partition(NAMES[0])
-    middle, value, tail = rest.partition(VALUES[0])
+    first, last = NAMES, VALUES
+    if one.find(VALUES[0]) < one.find(NAMES[0]):
+        first, last = VALUES[:1] * 2, NAMES
+    head, name, rest = one.partition(first[0])
+    middle, value, tail = rest.partition(last[0])
     if not name or not value:
         return None
-    parts = _divided(head, tail, two) if two else _Parts("", head, tail, "", "")
+    between = two.partition(last[0])[2].partition(first[1])[0]
+    parts = _divided(head, tail, between) if two else _Parts("", head, tail, "", "")
+    if first != NAMES:
+        found = _arguments_first(middle, parts)
+        return family_of(replace(found, several=bool(two))) if found else None
     found = _json(middle, parts)
     shape: Shape | None = replace(found, several=bool(two)) if found else None
     shape = shape or _python(middle, parts) or _fenced(middle, parts) or _tags(calls, parts)
@@ -106,9 +115,8 @@ class _Parts(NamedTuple):
     closing: str
 
 
-def _divided(head: str, tail: str, two: str) -> _Parts:
-    """Return what belongs to each call and what to all, by a second call after the first one."""
-    between = two.partition(VALUES[0])[2].partition(NAMES[1])[0]
+def _divided(head: str, tail: str, between: str) -> _Parts:
+    """Return what belongs to each call and what to all, by the text between two calls."""
     before = _common_suffix(between, head)
     if 0 <= before.find(">") < before.find("<"):
         before = before[before.find(">") + 1 :]  # the end of another tag
@@ -119,6 +127,18 @@ def _divided(head: str, tail: str, two: str) -> _Parts:
     separator = between[len(after) : len(between) - len(before)]
     opening, closing = head[: len(head) - len(before)].lstrip(), tail[len(after) :]
     return _Parts(opening, before, after, separator, closing)
+
+
+def _arguments_first(middle: str, parts: _Parts) -> JsonShape | None:
+    """Return the shape of JSON in which the name is the last member."""
+    opening, before, after, separator, closing = parts
+    opens, closes = _JSON_OPENS.search(before), _JSON_CLOSES.match(middle)
+    if not opens or not closes or not middle.endswith('"') or not after.startswith('"'):
+        return None
+    between = middle[closes.end() : -1]
+    call = f"{before[: opens.start()]}{{arguments}}{between}{{name}}{after[1:]}"
+    shape = JsonShape(call, opening, separator, closing)
+    return shape if shape.quoted and "{" in before[: opens.start()] else None
 
 
 def _json(middle: str, parts: _Parts) -> JsonShape | None:
@@ -171,9 +191,11 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
     header, value_end = header[: len(header) - len(tag)], value_end[: len(value_end) - len(tag)]
     if not tag or not value_end.strip() or not after.startswith(value_end):
         return None
-    if KEYS[0] in value_end:  # only MiniMax M3's elements are read so, and they are known
-        return None
-    call_end, each, flags = after[len(value_end) :], False, ("", "")
+    if KEYS[0] in value_end:  # elements with the names of the arguments
+        if (tag.strip(), tag_end.strip()) != ("<", ">"):
+            return None
+        value_end = value_end.replace(KEYS[0], "{key}")
+    call_end, each, flags = after[len(value_end.format(key=KEYS[0])) :], False, ("", "")
     if not opening and "<" in before[1:] and ">" in call_end[:-1]:
         place, end = before.rfind("<"), call_end.find(">") + 1
         end += len(call_end[end:]) - len(call_end[end:].lstrip("\n"))
@@ -186,6 +208,10 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         tag_end, flags = f"{flag[1]}{{flag}}{flag[3]}", (flag[2], other[2])
     elif number_end != tag_end:  # strings have quotes, which no reader of tags removes
         return None
+    if NAMES[0] in call_end:  # an element with the name of the tool
+        call_end = call_end.replace(NAMES[0], "{name}")
+        if not opening or (before, header[:1], call_end.strip()) != ("<", ">", "</{name}>"):
+            return None
     dropped = tag_end.endswith("\n") and value_end.startswith("\n")
     return TagShape(
         call=f"{before}{{name}}{header}",

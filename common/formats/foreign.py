@@ -28,7 +28,6 @@ from common.formats.shapes import (
     read_unmarked,
     tagged,
 )
-from common.formats.tagged_calls import CallTags
 
 _FENCE = "```"
 _BLOCKS = (
@@ -59,24 +58,13 @@ def _read_named(reading: Reading) -> Wait[None]:
     yield from read_statements(reading)
 
 
-def _with_name(word: str) -> CallTags:
-    """Return tags of calls that begin with `<WORD name="NAME">` or `<WORD=NAME>`."""
-    return replace(
-        qwen.TAGS,
-        call=f"<{word}=",
-        call_close=f"</{word}>",
-        block="",
-        block_close="",
-        lines="paired",
-    )
-
-
 _INVOKED = tuple(
     invoked(prefix, "function_calls", flags=("true", "false")).tags for prefix in ("", "antml:")
 )
+_ALONE = replace(qwen.TAGS, block="", block_close="", lines="paired")
 _COMMON = (
     *map(tagged, _INVOKED),
-    *(tagged(_with_name(word)) for word in _NAMED),
+    *(tagged(replace(_ALONE, call=f"<{word}=", call_close=f"</{word}>")) for word in _NAMED),
     CallSyntax(_CODE_BLOCKS, read_code_blocks, begins=begins_line, last=True),
     json_block("<function_calls>", "</function_calls>"),
     json_block("<|FunctionCallBegin|>", "<|FunctionCallEnd|>"),
@@ -89,12 +77,6 @@ _PYTHON = (
     CallSyntax(("```python", "```py"), _read_python_block, begins=no_content_yet, last=True),
 )
 """What only models that write Python calls mean as calls."""
-
-
-def _wrapped(opening: str, closing: str, tags: CallTags) -> CallSyntax:
-    """Return the syntax of calls in such tags, or as JSON, inside a block of another name."""
-    block = replace(tags, block=opening, block_close=closing)
-    return CallSyntax((opening,), block.read)
 
 
 def foreign_calls(
@@ -110,7 +92,10 @@ def foreign_calls(
         tags = shape.tags
     blocks = [(f"<{name}>", f"</{name}>") for name in _BLOCKS]
     blocks += [(f"[{name}]", f"[/{name}]") for name in _BRACKETED]
-    wrapped = (_wrapped(*each, tags) for each in blocks)
+    wrapped = (
+        CallSyntax((opening,), replace(tags, block=opening, block_close=closing).read)
+        for opening, closing in blocks
+    )
     python = _PYTHON if isinstance(shape, PythonShape) else ()
     others = (each for each in marked if each not in own)
     found = (*wrapped, *_COMMON, *python, *others)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from common.formats.answer import Call
-from common.formats.cursor import SPACE, Cursor, Wait
+from common.formats.cursor import SPACE, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import at_named_call, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
@@ -38,7 +38,9 @@ def _read(
             return
         word = yield from reading.accept("call:", ":call:", ":", "call=", "call ")
         yield from reading.space()
-        name = reading.tools.meant((yield from _read_name(reading, dialect, openers)))
+        around = ("", *_AROUND_NAME, dialect.fence, *openers)
+        _, written, *_ = yield from reading.accept_all(around, _NAME, around, SPACE)
+        name = reading.tools.meant(written)
         if not name or not ((marked and word) or name in reading.tools):
             raise reading.unreadable()
         if (yield from reading.at(closers)) and reading.tools.takes_nothing(name):
@@ -53,12 +55,6 @@ def _read(
         if not another:
             yield from reading.accept_all(SPACE, closers)
             return
-
-
-def _read_name(cursor: Cursor, dialect: Dialect, openers: tuple[str, ...]) -> Wait[str]:
-    """Read a name, without the tokens or quotes that the model wrote around it."""
-    around = ("", *_AROUND_NAME, dialect.fence, *openers)
-    return (yield from cursor.accept_all(around, _NAME, around, SPACE))[1]
 
 
 def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:

@@ -40,7 +40,7 @@ _SPELT = frozenset({"name", "function", "arguments", "parameters"})
 _KEY, _KEY_RUN, _QUOTES = re.compile(r"\w+"), re.compile(r"\w*"), re.compile(r"""[\s"'“”]*""")
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
-_SURPLUS_BRACE = re.compile(r"[}\s]*")
+_BETWEEN_ITEMS = re.compile(r"[},\s]*")
 _FENCE = "```"
 
 
@@ -99,20 +99,13 @@ def _retyped(tools: ToolSchemas, name: str, argument: str, value: str) -> str:
     return value if text is None else tools.retyped(name, argument, text)
 
 
-def calls_of(
-    text: str,
-    tools: ToolSchemas,
-    *,
-    strict: bool = False,
-    aliases: Mapping[str, str] = _NO_ALIASES,
-    keyed: bool = False,
-) -> list[Call]:
+def _calls_of(text: str, reading: Reading, *, strict: bool = False) -> list[Call]:
     """Return the calls in a JSON object or list.
 
-    strict: whether the text must contain nothing else.
-    aliases: a format's own keys, and the usual ones.
-    keyed: whether the name of a tool is the key of the arguments, so that any key is a name.
+    strict: whether the text must contain nothing else, and only the usual keys.
     """
+    tools, keyed = reading.tools, reading.keyed and not strict
+    aliases = _NO_ALIASES if strict else reading.aliases
     text = arguments_of(text) or text if text.startswith('"') else text
     members = _members(text)
     listed = members.get(_first(_LISTS, members), "")
@@ -276,9 +269,7 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     readable = False
     while True:
         readable = (yield from _read_item(reading, ends)) or readable
-        yield from reading.run(_SURPLUS_BRACE)
-        while (yield from reading.accept(",")):
-            yield from reading.space()
+        yield from reading.run(_BETWEEN_ITEMS)
         if readable:
             reading.settle()
         if not (yield from reading.more()) or (yield from reading.at(["]", *ends])):
@@ -315,7 +306,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     value = yield from read_value(
         reading, MODEL_JSON, ends, receiver=_CallSender(reading), unbraced=members
     )
-    for call in calls_of(value, reading.tools, aliases=reading.aliases, keyed=reading.keyed):
+    for call in _calls_of(value, reading):
         reading.call(call)
 
 
@@ -339,11 +330,8 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     while True:
         yield from _expect_call(reading, alone)
         receiver = None if closers or not alone else _CallSender(reading)
-        found = calls_of(
-            (yield from read_value(reading, MODEL_JSON, receiver=receiver)),
-            reading.tools,
-            strict=True,
-        )
+        value = yield from read_value(reading, MODEL_JSON, receiver=receiver)
+        found = _calls_of(value, reading, strict=True)
         yield from reading.drop_surplus(closers)
         over = yield from reading.is_last()
         closed = (yield from reading.after_space(closers))[1]

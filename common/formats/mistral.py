@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_bare_calls
+from common.formats.pythonic import NAME
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.sections import Section
 
@@ -18,7 +19,7 @@ def _read_without_opening(reading: Reading) -> Wait[None]:
     """Read a call whose first token is missing; `[ARGS]` still identifies it."""
     if (yield from reading.peek()) in ("[", "{"):
         yield from read_bare_calls(reading)
-    elif (yield from _SECTION.at_named(reading)):
+    elif (yield from reading.follow(NAME, (_ARGUMENTS[0], "[CALL_ID]"))):
         yield from _SECTION.read_named(reading)
     else:
         raise reading.unreadable()

@@ -164,7 +164,7 @@ def read_fence(cursor: Cursor) -> Wait[str]:
 
 def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:
     name = yield from reading.run(NAME)
-    if not name or not (name[0].isalpha() or name[0] == "_"):
+    if not (name[:1].isalpha() or name[:1] == "_"):
         raise reading.unreadable()
     name = reading.tools.meant(name)
     if name in reading.tools and (yield from reading.at(["{"])):

@@ -95,23 +95,7 @@ class Section:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
         in_section = bool((yield from reading.accept(*_forms(self.openers))))
         count = 0
-        while True:
-            with reading.ahead():
-                space = len((yield from reading.space()))
-                following = yield from reading.at([*self.calls, *_forms(self.closers)])
-                inside = in_section and not following and (yield from reading.more())
-                plain = inside and (yield from at_plain_calls(reading))
-            if not following and count and (yield from self.at_named(reading)):
-                plain = True
-            noise = space if plain else None
-            if inside and not plain and self.calls:
-                noise = yield from self._before_call(reading)
-            if noise is not None:
-                reading.take(noise)
-            elif following in self.calls or not (following or self.calls or count):
-                reading.take(space + len(following))
-            else:
-                break
+        while (yield from self._reaches_call(reading, in_section, count)):
             while (yield from reading.accept(*self.calls)):
                 yield from reading.space()  # a marker that was written twice
             yield from reading.space()
@@ -123,11 +107,40 @@ class Section:
             else:
                 yield from self.read_named(reading)
             count += 1
-        if following:
-            reading.take(space + len(following))
+        if (yield from reading.accept_all(SPACE, _forms(self.closers))):
             reading.settle()
         elif not count:
             raise reading.unreadable()
+
+    def _reaches_call(self, reading: Reading, in_section: bool, count: int) -> Wait[bool]:
+        """Read what comes before the next call; returns whether one comes next.
+
+        Templates write no text there, and other parsers of these families do not show it.
+
+        count: the number of calls that were read.
+        """
+        with reading.ahead() as keep:
+            yield from reading.space()
+            following = yield from reading.at([*self.calls, *_forms(self.closers)])
+            found = following in self.calls or not (following or self.calls or count)
+            if not following and self.between and count:
+                found = bool((yield from reading.follow(_NAME, (*self.between, _CALL_ID, "{"))))
+            elif not following and in_section:
+                found = found or (yield from at_plain_calls(reading))
+            if found:
+                keep()
+                return True
+        if following or not (in_section and self.calls) or (yield from reading.is_last()):
+            return False
+        brace = "{" if self.unmarked else ""
+        with reading.ahead() as keep:
+            ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
+            marker = yield from reading.until(ends, _nothing)
+            if marker in self.calls:
+                keep()
+        if not marker and brace and reading.was_cut():
+            raise Cut
+        return bool(marker) and (marker in self.calls or marker == brace)
 
     def read_named(self, reading: Reading) -> Wait[None]:
         """Read a call from its name on."""
@@ -135,53 +148,22 @@ class Section:
         yield from self._close_call(reading)
         reading.call(call)
 
-    def at_named(self, reading: Reading) -> Wait[bool]:
-        """Return whether a name and what can only be between it and arguments come next."""
-        return bool((yield from reading.follow(SPACE, _NAME, (*self.between, _CALL_ID))))
-
-    def _before_call(self, reading: Reading) -> Wait[int | None]:
-        """Return the length of the text before the next call, with the call's marker.
-
-        Returns 0 if the marker is missing, and None if no call follows. Templates write no text
-        there, and other parsers of these families do not show it.
-        """
-        start = reading.position
-        brace = "{" if self.unmarked else ""
-        with reading.ahead():
-            ends = markers_of(*self.calls, *self.closers, *self.call_closes, brace)
-            marker = yield from reading.until(ends, _nothing)
-            length = reading.position + len(marker) - start
-        if not marker and brace and reading.was_cut():
-            raise Cut
-        return length if marker in self.calls else 0 if brace and marker == brace else None
-
     def _read_call(self, reading: Reading) -> Wait[Call]:
         """Read the text with the name, and the arguments, from behind the call's marker."""
         if self.tags:
             yield from reading.until(markers_of(self.tags.call, *self.call_closes), _nothing)
             return (yield from self.tags.read_call(reading))
-        words: list[str] = []
-        ends = [*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN]
-        calls = self.calls if self.between else ()
-        named = markers_of(*ends, *calls, "\n\n", *self.between)
-        words += yield from reading.accept_all('"', _NAME, '"')
-        yield from reading.until(named, words.append)
-        name, identity = _named("".join(words).strip('"'), reading.tools)
-        marked = False
-        while (yield from reading.accept(*self.between, *(f"{name}{b}" for b in self.between))):
-            marked = True
-            yield from reading.space()
-        yield from reading.space()
-        begun = yield from reading.at(["[", *ends] if marked else ends)
-        bare = self.between and not marked
-        if self.between and (not _NAME.fullmatch(name) or (bare and begun not in ("", "{"))):
-            raise reading.unreadable()
+        name, identity, marked = yield from self._read_name(reading)
+        begins: tuple[str, ...] = ("{",) if self.between else _ARGUMENTS_BEGIN
+        if marked:
+            begins = ("[", *_ARGUMENTS_BEGIN)
+        begun = yield from reading.at([*begins, *self.call_closes, *self.closers])
         if name and (begun or marked):
             reading.begin(name, identity)
-        empty = not begun and (marked or (self.between and reading.tools.takes_nothing(name)))
-        if not name or not (begun or (empty and (yield from self._ends_here(reading)))):
+        alone = marked or (self.between and reading.tools.takes_nothing(name))
+        if not name or not (begun or (alone and (yield from self._ends_here(reading)))):
             raise reading.unreadable()
-        given = begun in (*_ARGUMENTS_BEGIN, "[")
+        given = begun in begins
         arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
         if name not in reading.tools and _ID_ALONE.fullmatch(name):
             # The arguments may identify the tool.
@@ -190,6 +172,23 @@ class Section:
                 raise Unreadable
             name = fitting[0] if len(fitting) == 1 else name
         return Call(name, arguments, identity)
+
+    def _read_name(self, reading: Reading) -> Wait[tuple[str, str, bool]]:
+        """Return a call's name and id, and whether the text between name and arguments came."""
+        words: list[str] = []
+        ends = (*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN, "\n\n", *self.between)
+        words += yield from reading.accept_all('"', _NAME, '"')
+        calls = self.calls if self.between else ()  # other families' names may contain the marker
+        yield from reading.until(markers_of(*ends, *calls), words.append)
+        name, identity = _named("".join(words).strip('"'), reading.tools)
+        if self.between and not _NAME.fullmatch(name):
+            name = ""
+        marked = False
+        while (yield from reading.accept(*self.between, *(f"{name}{b}" for b in self.between))):
+            marked = True
+            yield from reading.space()
+        yield from reading.space()
+        return name, identity, marked
 
     def _ends_here(self, reading: Reading) -> Wait[bool]:
         """Return whether the next call or the end of the answer comes next."""

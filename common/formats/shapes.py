@@ -24,6 +24,7 @@ from common.formats.value_sender import Lines
 _KEYS = ("name", "arguments")
 _KEY_OF = r'"(\w+)"\s*:\s*"?{{{}}}'
 _JSON = (("[", ""), SPACE, "{")  # an object, or a list that begins with one
+_LAST_PLACE = re.compile(r".*\{(?:name|arguments)\}", re.DOTALL)
 _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
 _FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
 _TOKEN_OR_FENCE = re.compile("[|｜`]")
@@ -123,11 +124,16 @@ class JsonShape:
         return _BEFORE_STRING.search(self.call.partition("{name}")[0]) is not None
 
     @property
+    def in_string(self) -> bool:
+        """Whether the arguments are in a JSON string."""
+        return '"{arguments}"' in self.call
+
+    @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
         if not self.quoted:
             return (self.section.syntax,)
         start = (self.opening + self.call).partition("{")[0].rstrip()
-        end = self.call.partition("{arguments}")[2].lstrip("}") + self.closing
+        end = _LAST_PLACE.sub("", self.call).lstrip('"}') + self.closing
         found = [re.search(_KEY_OF.format(usual), self.call) for usual in _KEYS]
         name, arguments = (
             key[1] if key else usual for key, usual in zip(found, _KEYS, strict=True)
@@ -159,6 +165,7 @@ class TagShape:
     """Each argument of a call is in its own tags.
 
     call: the text before the arguments, with `{name}`.
+    call_end: the text after the arguments, perhaps with `{name}`.
     parameter: the text before a value, with `{key}`, and perhaps `{flag}`, for which `flags` has
         one value for text and one for other types.
     value_end: the text after a value, perhaps with `{key}`.
@@ -206,7 +213,13 @@ class TagShape:
             after_name = head[4].strip()
             return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
         # An argument's tags are named by its key if the closing tag contains the key too.
-        return (ElementTags if "{key}" in self.value_end else CallTags)(
+        named = "{key}" in self.value_end
+        # Elements of declared arguments and of offered tools are read without these tags.
+        if "{name}" in self.call_end:
+            common |= {"call": "", "call_close": ""}
+        if named and common["parameter"] == "<":
+            common |= {"parameter": "", "parameter_close": ""}
+        return (ElementTags if named and common["parameter"] else CallTags)(
             **common,
             header_close=head[4].strip(),
             name_key=head[2] or "name",

@@ -47,6 +47,11 @@ def forms(tag: str) -> tuple[str, ...]:
     return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
 
 
+def bare_forms(tag: str) -> tuple[str, ...]:
+    """Return a closing tag, also without some of its brackets or all that open it."""
+    return (*forms(tag), tag[2:]) if tag.startswith("</") else forms(tag)
+
+
 def spellings(tag: str) -> tuple[str, ...]:
     """Return the beginning of a tag, and how models also write it."""
     stem = tag.removesuffix("=")

@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, T, Unreadable, Wait, markers_of
+from common.formats.cursor import SPACE, Cursor, Cut, T, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
-from common.formats.tag_spelling import attributes_of, forms, respelt, spellings
+from common.formats.tag_spelling import attributes_of, bare_forms, forms, respelt, spellings
 from common.formats.tool_schema import Undeclared
 from common.formats.value_sender import LAST_BREAK, Lines, QuotedMarkup, ValueSender
 from common.formats.values import Pairs, object_of
@@ -85,10 +85,23 @@ class CallTags:
         """The beginning of a parameter's tag, also without its first bracket."""
         return (*spellings(self.parameter), self.parameter.removeprefix("<"))
 
+    @property
+    def _bare_call(self) -> str:
+        """The beginning of a call whose first bracket is missing: its tool must be offered."""
+        return self.call[1:] if self.call.startswith("<") else ""
+
+    @cached_property
+    def _call_ends(self) -> tuple[str, ...]:
+        return self._end_forms(self.call_close)
+
     @cached_property
     def _ends(self) -> tuple[str, ...]:
-        """The closing tag of a parameter, also without a bracket."""
-        return forms(self.parameter_close)
+        """The closing tag of a parameter, also without its brackets."""
+        return self._end_forms(self.parameter_close)
+
+    def _end_forms(self, closing: str) -> tuple[str, ...]:
+        """Return a closing tag and its forms, without its brackets if no opening tag has it then."""
+        return forms(closing) if self.call.endswith(">") else bare_forms(closing)
 
     @cached_property
     def _closing(self) -> Mapping[str, str]:
@@ -112,11 +125,8 @@ class CallTags:
         opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
         respelt_block = "" if opens_call else reading.opener
         in_block = bool((yield from reading.accept(*forms(self.block), respelt_block)))
-        if tags := (yield from self._without_brackets(reading)):
-            yield from reading.space()
-            yield from tags.read(reading)
-            return
         ends = respelt(self.block_close)
+        strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
         count = 0
         while True:
             if in_block or count:
@@ -129,42 +139,11 @@ class CallTags:
             else:
                 yield from self._read_calls(reading, in_block)
             count += 1
-            yield from self._skip_stray(reading)
+            while (yield from reading.accept_after_space(*strays)):
+                pass
         yield from reading.accept_after_space(*ends)
         if not count:
             raise reading.unreadable()
-
-    def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
-        """Return the tags with which a call is written here whose first angle bracket is missing.
-
-        The others may be missing too. The call must name an offered tool.
-        """
-        if not self.call.startswith("<"):
-            return None
-        with reading.ahead():
-            yield from reading.space()
-            if not (yield from reading.accept(self.call[1:])):
-                return None
-            header = yield from _tried(reading, self._read_call_header(reading, self.call))
-            yield from reading.space()
-            bare = not (yield from reading.at(["<"]))
-        if not header or reading.tools.meant(header.name) not in reading.tools:
-            return None
-        half = replace(self, call=self.call[1:])
-        if not bare:
-            return half
-        close, parameter_close = self.call_close[2:], self.parameter_close[2:]
-        return replace(
-            half, call_close=close, parameter=self.parameter[1:], parameter_close=parameter_close
-        )
-
-    def _skip_stray(self, cursor: Cursor) -> Wait[None]:
-        """Skip closing tags that belong to nothing, before other text of the block or its end."""
-        while True:
-            space, found = yield from cursor.after_space((self.block_close, *_STRAY_CLOSINGS))
-            if not found or found == self.block_close:
-                return
-            cursor.take(space + len(found))
 
     def _tag(self, reading: Reading, key: str, known: Callable[[str], bool]) -> Wait[Tag]:
         """Return the next tag, unread; its name is its only attribute or its word if it is known.
@@ -213,11 +192,10 @@ class CallTags:
         start = reading.position
         with reading.ahead():
             yield from reading.space()
-            if "<tool_call>" not in self._calls and (yield from reading.accept("<tool_call>")):
-                yield from reading.space()  # an opening tag too many
-            if not (yield from reading.at(self._calls)):
-                comma = yield from reading.accept(",")
-                yield from reading.space()
+            if "<tool_call>" not in self._calls:  # it may be there too often
+                yield from reading.accept_all("<tool_call>", SPACE)
+            if not (yield from reading.at([*self._calls, self._bare_call])):
+                comma = yield from reading.accept_all(",", SPACE)
                 if comma and not (yield from reading.more()) and reading.was_cut():
                     raise Cut
                 if self.block_close and (yield from reading.at([self.block_close])):
@@ -272,8 +250,13 @@ class CallTags:
         return (yield from tags.read_body(reading, element))
 
     def read_call(self, reading: Reading) -> Wait[Call]:
-        begun = yield from reading.expect(*self._calls)
-        return (yield from self.read_inside(reading, begun))
+        begun = yield from reading.expect(*self._calls, self._bare_call)
+        if begun != self._bare_call:
+            return (yield from self.read_inside(reading, begun))
+        tag = yield from self._read_call_header(reading, self.call)
+        if reading.tools.meant(tag.name) not in reading.tools:
+            raise Unreadable
+        return (yield from self.read_body(reading, tag))
 
     def read_inside(self, reading: Reading, begun: str) -> Wait[Call]:
         """Read a call from its name on."""
@@ -296,7 +279,7 @@ class CallTags:
             elif not arguments and (yield from reading.accept("(")):
                 given = yield from read_parenthesis(reading, name, (self.call_close,))
                 yield from reading.accept(">")
-                yield from reading.accept_after_space(*forms(self.call_close))
+                yield from reading.accept_after_space(*self._call_ends)
                 return Call(name, given, identity)
             elif (yield from reading.at([self.json_block])) or (
                 not arguments and (yield from reading.at(["{", '"', "```"]))
@@ -328,7 +311,7 @@ class CallTags:
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
         """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
-        found = yield from cursor.at(forms(self.call_close))
+        found = yield from cursor.at(self._call_ends)
         length = len(found)
         if found and found == self.call_close.removesuffix(">"):
             with cursor.ahead():
@@ -353,13 +336,11 @@ class CallTags:
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
         with reading.ahead() as keep:
-            if not (begun := (yield from reading.accept(*self._calls))):
-                return False
-            again = yield from self._read_call_header(reading, begun)
-            if reading.tools.meant(again.name) != name:
-                return False
-            keep()
-        return True
+            begun = yield from reading.accept(*self._calls)
+            again = (yield from self._read_call_header(reading, begun)).name if begun else ""
+            if repeated := bool(begun) and reading.tools.meant(again) == name:
+                keep()
+        return repeated
 
     def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
         """Return whether the next text shows that the call has ended without its closing tag.
@@ -416,7 +397,7 @@ class CallTags:
                 return (yield from self._scan_section(reading, value))
             return (yield from self._scan_text(reading, value))
         except Cut:
-            value.stop()
+            value.restart()
             if reading.was_cut():
                 raise
             reading.restore(place)
@@ -427,14 +408,9 @@ class CallTags:
 
     def _scan_section(self, cursor: Cursor, value: ValueSender) -> Wait[str]:
         """Read the rest of a CDATA section, and the end of the value after it."""
-        chunks: list[str] = []
-
-        def add(text: str) -> None:
-            chunks.append(text)
-            value.add(text)
-
+        ends_of_section = markers_of(_CDATA_CLOSE, self.parameter_close)
         while True:
-            marker = yield from cursor.inside(markers_of(_CDATA_CLOSE, self.parameter_close), add)
+            marker = yield from cursor.inside(ends_of_section, value.add)
             with cursor.ahead():
                 cursor.take(len(marker))
                 yield from cursor.space()
@@ -442,25 +418,19 @@ class CallTags:
             if marker == _CDATA_CLOSE and ends:
                 cursor.take(len(marker))
                 yield from cursor.accept_after_space(*self._ends)
-                return "".join(chunks)
+                return value.text
             if marker != _CDATA_CLOSE:
                 value.stop()  # the end of the section may be missing
-            add(cursor.take(len(marker)))
+            value.add(cursor.take(len(marker)))
 
     def _scan_text(
         self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
     ) -> Wait[str]:
-        chunks: list[str] = []
         closing = self._closing
         tags = markers_of(*closing, *closing.values(), *self._ends, *value.ends)
         value.quoted = QuotedMarkup()
-
-        def add(text: str) -> None:
-            chunks.append(text)
-            value.add(text)
-
         while True:
-            marker = yield from reading.inside(tags, add)
+            marker = yield from reading.inside(tags, value.add)
             if value.quoted.close(marker):
                 pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
@@ -470,13 +440,11 @@ class CallTags:
             elif (yield from self._ends_text(reading, marker, value)):
                 if skips_calls and value.quotes and marker not in value.ends:
                     raise Cut  # the value's own closing tag was taken for one of the quoted call
-                text = "".join(chunks)
                 if reading.take(len(marker) if marker in value.ends else 0):
                     reading.take((yield from _repeated_name(reading)))
-                else:
-                    text = text if self.lines == "dropped" else LAST_BREAK.sub("", text)
-                return text
-            add(reading.take(len(marker)))
+                    return value.text
+                return value.text if self.lines == "dropped" else LAST_BREAK.sub("", value.text)
+            value.add(reading.take(len(marker)))
 
     def _begins_quote(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
         """Return whether a tag inside a value opens a quoted block, call or parameter.
@@ -526,7 +494,7 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        call_ends = forms(self.call_close)
+        call_ends = self._call_ends
         following = [t for t in (*call_ends, self.block_close, self.block, *self._calls) if t]
         if marker in self._parameters:
             key = yield from self._next_key(reading)

@@ -87,14 +87,6 @@ class TaggedText:
         return frozenset(o for o in openers.difference(self._own) if not o.startswith(self._plain))
 
     @cached_property
-    def _with_tools(self) -> Markers:
-        return Markers([*self._own, *self._others, *END_TOKENS, *_HEADERS])
-
-    @cached_property
-    def _without_tools(self) -> Markers:
-        return Markers(self._plain)
-
-    @cached_property
     def _marked(self) -> Markers:
         """Markers whose beginning is dropped if the length limit cuts it, because it is no word."""
         calls = [opener for c in self.calls if c.marked for opener in c.openers]
@@ -141,10 +133,10 @@ class TaggedText:
 
     def _markers(self, reading: Reading) -> Markers:
         if not reading.tools:
-            return self._without_tools
-        if not any(syntax.by_name for syntax in (*self.calls, *self.foreign)):
-            return self._with_tools
-        return markers_of(*self._with_tools.literals, *reading.tools.names)
+            return markers_of(*self._plain)
+        by_name = any(syntax.by_name for syntax in (*self.calls, *self.foreign))
+        names = reading.tools.names if by_name else ()
+        return markers_of(*self._own, *self._others, *END_TOKENS, *_HEADERS, *names)
 
     def _begin(self, reading: Reading) -> None:
         """Start in the state that the prompt ends in: inside reasoning, after it, or in text."""

@@ -63,6 +63,7 @@ class ValueSender:
         self.tool, self.key = tool, key
         self.undeclared: Undeclared = "text"
         self.lines: Lines = "kept"
+        self._chunks: list[str] = []
         self._text = ""  # text that was read and not sent yet
         self._streams_text: bool | None = None
         self.sent = 0
@@ -73,7 +74,13 @@ class ValueSender:
         self.declared = reading.tools.properties(tool)
         reading.send((", " if given else "{") + json_string(key) + ": ")
 
+    @property
+    def text(self) -> str:
+        """The text that was read."""
+        return "".join(self._chunks)
+
     def add(self, text: str) -> None:
+        self._chunks.append(text)
         if self._streams_text is False:
             return
         self._text += text
@@ -89,6 +96,11 @@ class ValueSender:
     def stop(self) -> None:
         """Stop sending text, because the following text may not belong to the value."""
         self._streams_text = False
+
+    def restart(self) -> None:
+        """Stop sending text, and forget what was read, because the value is read again."""
+        self.stop()
+        self._chunks.clear()
 
     def whole(self, value: str) -> None:
         """End the value, with its complete JSON."""

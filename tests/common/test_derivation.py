@@ -13,6 +13,7 @@ from jinja2 import Environment
 from transformers.utils.chat_parsing import parse_response
 
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.errors import InvalidRequest
 from backend.engine.prompting.chat import chat_format
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
@@ -158,6 +159,59 @@ WRITTEN: dict[str, tuple[str, type]] = {
         ),
         TagShape,
     ),
+    "the name after the arguments": (
+        EACH.replace(
+            "EACH",
+            '<fn>{"arguments": {{ f.arguments|tojson }}, "name": "{{ f.name }}"}</fn>',
+        ),
+        JsonShape,
+    ),
+    "a list of names after arguments": (
+        "<|calls|>["
+        + EACH.replace("EACH", '{"with": {{ f.arguments|tojson }}, "do": "{{ f.name }}"}' + COMMA)
+        + "]<|/calls|>",
+        JsonShape,
+    ),
+    "elements": (
+        EACH.replace(
+            "EACH",
+            "<fn={{ f.name }}>"
+            + KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>")
+            + "</fn>",
+        ),
+        TagShape,
+    ),
+    "elements of tools": (
+        EACH.replace(
+            "EACH",
+            "<act>\n<{{ f.name }}>\n"
+            + KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>\n")
+            + "</{{ f.name }}>\n</act>\n",
+        ),
+        TagShape,
+    ),
+    "elements of tools in one block": (
+        "<acts>"
+        + EACH.replace(
+            "EACH",
+            "<{{ f.name }}>"
+            + KEYS.replace("KEY", f'<with name="{{{{ k }}}}">{TEXT}</with>')
+            + "</{{ f.name }}>",
+        )
+        + "</acts>",
+        TagShape,
+    ),
+    "elements on lines": (
+        "<acts>\n"
+        + EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}">\n'
+            + KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>\n")
+            + "</act>\n",
+        )
+        + "</acts>",
+        TagShape,
+    ),
     "Python": (
         "<|py|>["
         + EACH.replace(
@@ -293,6 +347,12 @@ def test_a_template_may_allow_one_call() -> None:
             '<act id="{{ loop.index0 }}" name="{{ f.name }}">{{ f.arguments|tojson }}</act>',
         ),
         EACH.replace("EACH", "<{{ f.name }}>{{ f.arguments|tojson }}</{{ f.name }}>"),
+        EACH.replace(
+            "EACH",
+            "<{{ f.name }}>"
+            + KEYS.replace("KEY", "<{{ k }}>{{ v }}</{{ k }}>")
+            + "</{{ f.name }}>",
+        ),
     ],
 )
 def test_no_format_is_made_up(template: str) -> None:
@@ -419,8 +479,20 @@ def test_empty_reasoning_before_calls_shows_its_tags() -> None:
     assert plain(message) == ("", "Which?", [("tide_now", {})])
 
 
-def test_keys_in_closing_tags_are_not_derived() -> None:
+def test_arguments_in_a_string_are_read_but_not_enforced() -> None:
+    written = '{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson|tojson }}}'
+    calls = calls_of(EACH.replace("EACH", f"<fn>{written}</fn>"))
+    format_ = format_of(calls)
+    for made in (ONE, TWO, [("ferry_times", {"harbour": 'Æ"rø', "berths": -4})]):
+        message = parse_every_split(format_, calls.text(made), tools=TOOLS)
+        assert plain(message) == ("", "", [(each, dict(given)) for each, given in made])
+    spec = ConstraintSpec("calls", tools=tuple(TOOLS[:2]))
+    with pytest.raises(InvalidRequest, match="in a JSON string"):
+        compiler_for(byte_tokenizer(), format_).compile(spec)
+
+
+def test_keys_with_more_than_brackets_in_closing_tags_are_not_derived() -> None:
     """The first key would become a part of every value's end."""
-    keys = KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>")
+    keys = KEYS.replace("KEY", f"<a:{{{{ k }}}}>{TEXT}</a:{{{{ k }}}}>")
     template = EACH.replace("EACH", f"<fn={{{{ f.name }}}}>{keys}</fn>")
     assert derived(calls_of(template)) is None
