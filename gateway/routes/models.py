@@ -17,7 +17,7 @@ from pydantic import AliasChoices, Field
 from common.abilities import for_anthropic
 from common.field_names import named
 from common.wording import shown
-from gateway import model_metrics
+from gateway import metrics
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field, without_folders
 from gateway.fields import Request
@@ -42,7 +42,7 @@ async def read_status(gateway: GatewayDep) -> dict[str, Any]:
     supervisor = gateway.supervisor
     configs = {config.name: config for config in supervisor.models}
     models = []
-    for status, counts in await model_metrics.collect(supervisor):
+    for status, counts in await metrics.collect(supervisor):
         config = configs.get(status.name)
         downloaded, of = status.download or (None, None)
         models.append(
