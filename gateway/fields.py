@@ -149,24 +149,16 @@ _REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed
 )
 
 
-class Repair:
-    """The replacement for an object that a schema refuses, or for one `up` levels above."""
-
-    def __init__(self, instead: Any, up: int, lossless: bool) -> None:
-        self.instead = instead
-        self.up = up
-        self.lossless = lossless
-
-
 def tolerable(
     sentence: str, instead: Any = DROPPED, *, up: int = 0, lossless: bool = False
 ) -> PydanticCustomError:
     """Return an error that is raised only with `--strict`; otherwise `instead` replaces the object.
 
+    up: how many levels above the object is the one that is replaced.
     lossless: the replacement means the same, so it is not listed.
     """
-    repair = Repair(instead, up, lossless)
-    return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence, "repair": repair})
+    repair = {"instead": instead, "up": up, "lossless": lossless}
+    return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence} | repair)
 
 
 def known(words: Collection[str]) -> BeforeValidator:
@@ -226,11 +218,11 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     elif strict:
         return
     elif kind == "tolerable":
-        repair: Repair = problem["ctx"]["repair"]
-        target = place[: len(place) - repair.up]
-        _edit(edits, target, repair.instead)
-        if not repair.lossless:
-            tag = value if repair.up and isinstance(value, str) else ""
+        repair = problem["ctx"]
+        target = place[: len(place) - repair["up"]]
+        _edit(edits, target, repair["instead"])
+        if not repair["lossless"]:
+            tag = value if repair["up"] and isinstance(value, str) else ""
             exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
     elif (value is None or unset) and place and isinstance(place[-1], str):
         _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing

@@ -84,19 +84,16 @@ class ResponseAnswer(Answer[Event]):
             return events
         logprobs: list[Json] = []
         if isinstance(event, Piece) and event.content:
-            logprobs = [token_logprob(entry) for entry in self._of_text(event)]
+            block, found = self._blocks.open, event.logprobs
+            if event.reasoning or block is None or block.kind != "text":
+                found = tuple(of_text(event.content, self._before, found))
+            logprobs = [*map(token_logprob, found)]
         for step in self._blocks.take(event):
             events += self._step(step, logprobs)
         if isinstance(event, Done):
             return events + self._end(event)
         self._before = () if event.content else event.logprobs
         return events
-
-    def _of_text(self, piece: Piece) -> Sequence[Json]:
-        block = self._blocks.open
-        if block is not None and block.kind == "text" and not piece.reasoning:
-            return piece.logprobs
-        return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
         events = [] if self._number else self.beat()
