@@ -100,12 +100,12 @@ def _placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
     return error.renamed(lambda name: found_in(places, name)[0])
 
 
-async def events_of(
+def events_of(
     request: ChatCompletionRequest | CompletionRequest,
     wanted: Sequence[pb.PredictOptions],
     gateway: Gateway,
 ) -> AsyncGenerator[tuple[int, Event], None]:
-    """Yield the answers' events, each with its choice. Raises ApiError with the client's names."""
+    """Return the answers' events, each with its choice. Raises ApiError with the client's names."""
 
     config = gateway.supervisor.resolve(request.model)
     adapter = adapter_of(request, config, gateway.supervisor.default_adapter(config))
@@ -136,9 +136,7 @@ async def events_of(
                 times[index].take(event)
                 yield index, event
 
-    async with aclosing(ask(lend, send, request)) as answers:
-        async for answer in answers:
-            yield answer
+    return ask(lend, send, request)
 
 
 def adapter_of(
