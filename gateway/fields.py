@@ -118,6 +118,20 @@ TRANSCRIPTS = FieldTable(
     },
     NEUTRAL | {"chunking_strategy": "recordings are divided at pauses"},
 )
+Place = tuple[str | int, ...]
+DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
+MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
+_ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
+_FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
+_UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
+    "dict_type list_type model_type model_attributes_type string_too_short literal_error"
+    " blocks_type string_type int_type float_type bool_type unsupported".split()
+)
+_REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
+    "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
+    " n_predict num_predict".split()
+)
+_MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
 def without_refused(body: Any, table: FieldTable) -> Any:
@@ -133,20 +147,7 @@ def without_refused(body: Any, table: FieldTable) -> Any:
     return {name: value for name, value in body.items() if name not in table.refused}
 
 
-Place = tuple[str | int, ...]
-DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
-MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
-_ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
-_FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
 _FORMS |= {("text", "format"), ("output_config", "format")}
-_UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
-    "dict_type list_type model_type model_attributes_type string_too_short literal_error"
-    " blocks_type string_type int_type float_type bool_type unsupported".split()
-)
-_REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
-    "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
-    " n_predict num_predict".split()
-)
 
 
 def tolerable(
@@ -267,9 +268,6 @@ def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
 def _name(place: Place) -> str:
     """Return the name of a path: `tools[].defer_loading` for `("tools", 0, "defer_loading")`."""
     return "".join("[]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
-
-
-_MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
 class Strict(BaseModel):

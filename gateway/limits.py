@@ -36,56 +36,6 @@ from gateway.settings import GatewaySettings
 
 # Seconds beyond the limit in which backend calls and streams, which share it, may report it.
 _GRACE = 2.0
-
-
-async def run_until_left(
-    app: ASGIApp, scope: Scope, receive: Receive, send: Send, seconds: float
-) -> None:
-    """Run an application whose request's body has been read.
-
-    It is cancelled when the client leaves, and after `seconds` (0: never), then with a 504 if
-    nothing was sent yet.
-    """
-    left = asyncio.Event()
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            # The body is in the scope; FastAPI only checks whether there is one.
-            return {"type": "http.request", "body": b"{}", "more_body": False}
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def listen() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left.set()
-
-    work = asyncio.ensure_future(app(scope, replay, send))
-    listener = asyncio.ensure_future(listen())
-    try:
-        limit = seconds + _GRACE if seconds else None
-        await asyncio.wait({work, listener}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-        elif left.is_set():
-            exchange.current().left = True
-        elif not exchange.current().status:
-            await _end(work)
-            await response_of(too_slow(seconds), scope)(scope, replay, send)
-    finally:
-        listener.cancel()
-        await _end(work)
-
-
-async def _end(work: asyncio.Future[None]) -> None:
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work})
-
-
 # Nesting: the limit of pydantic's JSON parser, which counts only non-empty lists and objects.
 DEEPEST = 200
 MOST_OBJECTS = 200_000
@@ -355,3 +305,51 @@ def _too_large(largest: int) -> NoReturn:
         code="request_too_large",
         extra_headers={"connection": "close"},
     )
+
+
+async def run_until_left(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, seconds: float
+) -> None:
+    """Run an application whose request's body has been read.
+
+    It is cancelled when the client leaves, and after `seconds` (0: never), then with a 504 if
+    nothing was sent yet.
+    """
+    left = asyncio.Event()
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            # The body is in the scope; FastAPI only checks whether there is one.
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    work = asyncio.ensure_future(app(scope, replay, send))
+    listener = asyncio.ensure_future(listen())
+    try:
+        limit = seconds + _GRACE if seconds else None
+        await asyncio.wait({work, listener}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        elif left.is_set():
+            exchange.current().left = True
+        elif not exchange.current().status:
+            await _end(work)
+            await response_of(too_slow(seconds), scope)(scope, replay, send)
+    finally:
+        listener.cancel()
+        await _end(work)
+
+
+async def _end(work: asyncio.Future[None]) -> None:
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})

@@ -34,6 +34,28 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 _OTHER = "other"  # replaces a client's own text
 _METHODS = frozenset("GET HEAD POST PUT PATCH DELETE OPTIONS".split())
+_SCRAPE_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
+_G, _C = GaugeMetricFamily, CounterMetricFamily
+# By field of MetricsResponse, or key of its trailing metadata: mlx-draft-* if the model drafts,
+# mlx-expert-* if its experts stay in the checkpoint's files.
+_COUNTED = {
+    "tokens_per_second": (_G, "tokens_per_second", "Latest decode speed of all answers together."),
+    "tokens_generated": (_C, "generated_tokens", "Tokens generated since the backend's start."),
+    "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens since the backend's start."),
+    "mlx-draft-width": (_G, "draft_width", "Draft tokens that a step may check for each sequence."),
+    "mlx-draft-tokens": (_C, "draft_tokens", "Draft tokens checked since the load."),
+    "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Draft tokens that were accepted."),
+    "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
+    "mlx-expert-hits": (_C, "expert_hits", "Experts that a pass used and that were in memory."),
+    "mlx-expert-misses": (_C, "expert_misses", "Experts that a pass had to read."),
+    "mlx-expert-ahead-hits": (_C, "expert_ahead_hits", "Those of the misses that were read ahead."),
+    "mlx-expert-read-bytes": (_C, "expert_read_bytes", "Bytes read from weight files."),
+    "mlx-expert-wasted-bytes": (_C, "expert_wasted_bytes", "Bytes that were read ahead in vain."),
+    "mlx-expert-wait-seconds": (_C, "expert_wait_seconds", "Seconds spent waiting for reads."),
+}
+# A model and, if its backend answers, its counters since the start.
+ModelNow = tuple[ModelStatus, Mapping[str, float]]
+_FIELDS = pb.MetricsResponse.DESCRIPTOR.fields
 
 
 class Metrics:
@@ -122,29 +144,6 @@ class AnswerTimes:
             self._queue.observe(max(self._waited - event.usage.prefill_ms / 1000, 0.0))
 
 
-_SCRAPE_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
-_G, _C = GaugeMetricFamily, CounterMetricFamily
-# By field of MetricsResponse, or key of its trailing metadata: mlx-draft-* if the model drafts,
-# mlx-expert-* if its experts stay in the checkpoint's files.
-_COUNTED = {
-    "tokens_per_second": (_G, "tokens_per_second", "Latest decode speed of all answers together."),
-    "tokens_generated": (_C, "generated_tokens", "Tokens generated since the backend's start."),
-    "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens since the backend's start."),
-    "mlx-draft-width": (_G, "draft_width", "Draft tokens that a step may check for each sequence."),
-    "mlx-draft-tokens": (_C, "draft_tokens", "Draft tokens checked since the load."),
-    "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Draft tokens that were accepted."),
-    "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
-    "mlx-expert-hits": (_C, "expert_hits", "Experts that a pass used and that were in memory."),
-    "mlx-expert-misses": (_C, "expert_misses", "Experts that a pass had to read."),
-    "mlx-expert-ahead-hits": (_C, "expert_ahead_hits", "Those of the misses that were read ahead."),
-    "mlx-expert-read-bytes": (_C, "expert_read_bytes", "Bytes read from weight files."),
-    "mlx-expert-wasted-bytes": (_C, "expert_wasted_bytes", "Bytes that were read ahead in vain."),
-    "mlx-expert-wait-seconds": (_C, "expert_wait_seconds", "Seconds spent waiting for reads."),
-}
-# A model and, if its backend answers, its counters since the start.
-ModelNow = tuple[ModelStatus, Mapping[str, float]]
-
-
 async def collect(supervisor: Supervisor) -> list[ModelNow]:
     """Return the state and counters of every model. This loads no model and keeps none loaded."""
     statuses = supervisor.status()
@@ -186,9 +185,6 @@ class _Models(Collector):
             for key, count in counts.items():
                 counted[key].add_metric(name, count)
         return (state, memory, leases, restarts, *counted.values())
-
-
-_FIELDS = pb.MetricsResponse.DESCRIPTOR.fields
 
 
 def _family(kind: Callable[..., Any], name: str, meaning: str) -> Any:

@@ -51,6 +51,12 @@ _BUDGET = f"{PREFIX}thinking_budget"
 _LEAST = f"{PREFIX}min_tokens"
 _UNLIMITED = (0, -1, -2)  # values that hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+MAX_TEMPERATURE = 100.0
+LARGEST_BIAS = 1e6
+MOST_BIASES = 10_000
+LARGEST_PENALTY = 100.0
+_DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
+_GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def generation_request(options: pb.PredictOptions, served: ServedModel) -> GenerationRequest:
@@ -280,14 +286,6 @@ def _logprobs(options: pb.PredictOptions) -> int | None:
     if not options.Logprobs and not options.TopLogprobs:
         return None
     return options.TopLogprobs
-
-
-MAX_TEMPERATURE = 100.0
-LARGEST_BIAS = 1e6
-MOST_BIASES = 10_000
-LARGEST_PENALTY = 100.0
-_DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
-_GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:

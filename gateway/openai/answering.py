@@ -33,6 +33,7 @@ from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
 
 Json = dict[str, Any]
+_log = logging.getLogger("gateway.models")
 
 
 class Conversation:
@@ -239,9 +240,6 @@ async def count_prompt(translation: Translation, gateway: Gateway) -> int:
             if isinstance(event, Done):
                 counted = event.usage.prompt_tokens
     return counted
-
-
-_log = logging.getLogger("gateway.models")
 
 
 async def warm_prompts(config: ModelConfig, gateway: Gateway) -> list[pb.PredictOptions]:

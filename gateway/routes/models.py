@@ -29,6 +29,13 @@ from gateway.supervisor.instance import ModelStatus, State
 DEFAULT_SLOTS = 16  # the default of our own backend's option `parallel`
 
 page_router = APIRouter(tags=["page"])
+router = APIRouter(tags=["models"], route_class=JsonRoute)
+_VALUES = {
+    State.STARTING: "loading",
+    State.LOADING: "loading",
+    State.READY: "loaded",
+}
+Json = dict[str, Any]
 
 
 @page_router.get("/api/status")
@@ -70,17 +77,6 @@ def slots(config: ModelConfig) -> int | None:
         return int(config.option("parallel") or DEFAULT_SLOTS)
     except ValueError:
         return None  # the backend refuses to load with it, and says why
-
-
-router = APIRouter(tags=["models"], route_class=JsonRoute)
-_VALUES = {
-    State.STARTING: "loading",
-    State.LOADING: "loading",
-    State.READY: "loaded",
-}
-
-
-Json = dict[str, Any]
 
 
 @router.get("/models")

@@ -33,6 +33,8 @@ _LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_sp
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 Granularity = Literal["segment", "word"]
 Asked = TypeVar("Asked", bound=fields.Request)
+_NANOSECONDS = 1_000_000_000
+Json = dict[str, Any]
 
 
 class TranslationRequest(fields.Request):
@@ -212,10 +214,6 @@ async def _events(
 
 def _event(value: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
-
-
-_NANOSECONDS = 1_000_000_000
-Json = dict[str, Any]
 
 
 def usage_of(result: pb.TranscriptResult) -> Json:
