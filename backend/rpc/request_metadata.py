@@ -31,6 +31,8 @@ RESERVED = frozenset(
     " return_assistant_tokens_mask return_dict return_tensors self strftime_now tokenize"
     " tokenizer_kwargs tools truncation".split()
 )
+_WINDOW = Rule(int, 0, "", 0, 1 << 20)
+_FLAG = Rule(bool, False, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,6 @@ def _infill(text: str) -> InfillPrompt:
     return InfillPrompt("", suffix, found)
 
 
-_WINDOW = Rule(int, 0, "", 0, 1 << 20)
-_FLAG = Rule(bool, False, "")
 _TOKENS = _listed("a JSON list of token ids", _integer)
 _POSITIONS = _listed(
     "a JSON list with, for each item, the index of a message, or a list of that index, the number"

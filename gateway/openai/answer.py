@@ -26,6 +26,10 @@ from gateway.openai.tools import CustomTool, is_legacy
 from gateway.sse import DONE, Answer, openai_error
 
 Json = dict[str, Any]
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+Choice: TypeAlias = "_ChatChoice | _CompletionChoice"
+END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
+"""The log-probabilities of an end of sequence."""
 
 
 def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> Json:
@@ -60,12 +64,6 @@ def usage_of(answers: Sequence[Usage], per_prompt: int) -> Json:
             "reasoning_tokens": sum(usage.reasoning_tokens for usage in answers)
         },
     }
-
-
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-Choice: TypeAlias = "_ChatChoice | _CompletionChoice"
 
 
 class OpenAIAnswer(Answer[tuple[int, Event]]):
@@ -307,10 +305,6 @@ class LegacyLogprobs:
                 self._decoder.decode(bytes(entry["bytes"])) if added is None else added
             )
         return lists
-
-
-END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
-"""The log-probabilities of an end of sequence."""
 
 
 def _top(entry: dict[str, Any]) -> dict[str, float] | None:

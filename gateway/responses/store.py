@@ -29,6 +29,16 @@ Json = dict[str, Any]
 MOST = 1000  # responses
 MOST_BYTES = 256 << 20  # for all conversations together
 _LATE = 1.0  # seconds that an expired response may stay, so that one timer removes several
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "additional_tools": "at",
+    "compaction": "cmp",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +235,6 @@ def _missing(name: str, param: str) -> ApiError:
         code="previous_response_not_found" if param == "previous_response_id" else "not_found",
         param=param,
     )
-
-
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-    "additional_tools": "at",
-    "compaction": "cmp",
-}
 
 
 def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:

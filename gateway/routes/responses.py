@@ -27,6 +27,7 @@ from gateway.sse import respond
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
+_ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 
 
 async def _store(request: Request, gateway: GatewayDep) -> Store:
@@ -40,9 +41,6 @@ async def _store(request: Request, gateway: GatewayDep) -> Store:
 
 
 StoreDep = Annotated[Store, Depends(_store)]
-
-
-_ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 
 
 @router.post("/responses", responses=_ANSWER)
