@@ -99,7 +99,8 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
         if not isinstance(arrived, Progress):
             parts += map(self._chunk, choice.chunks(arrived))
         elif self._progress:
-            parts.append(self._reported(choice.nothing(), arrived))
+            entry, numbers = _encode(choice.nothing()), _encode(progress_of(arrived))
+            parts.append(f'{self._start}{entry}],"prompt_progress":{numbers}}}\n\n')
         if isinstance(arrived, Done):
             self._ends[index] = arrived
         if len(self._ends) == len(self._choices):
@@ -136,10 +137,6 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
 
     def _chunk(self, entry: Json) -> str:
         return f"{self._start}{_encode(entry)}{self._end}"
-
-    def _reported(self, entry: Json, progress: Progress) -> str:
-        numbers = _encode(progress_of(progress))
-        return f'{self._start}{_encode(entry)}],"prompt_progress":{numbers}}}\n\n'
 
 
 def progress_of(progress: Progress) -> Json:
