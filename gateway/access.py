@@ -22,6 +22,14 @@ from gateway.refusals import response_of
 _REGULAR = frozenset({"/metrics", "/api/status"})
 _BASE = re.compile("/+((?:v1/+)*)")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_DRAINING = ApiError(
+    503,
+    "this gateway is shutting down: send the request again later",
+    SERVER,
+    "draining",
+    retry_after=RETRY_AFTER,
+    extra_headers={"connection": "close"},
+)
 
 
 class AccessMiddleware:
@@ -116,13 +124,3 @@ def _plain(path: str) -> str:
     if base is None:
         return path
     return ("/v1/" if base[1] else "/") + path[base.end() :].rstrip("/")
-
-
-_DRAINING = ApiError(
-    503,
-    "this gateway is shutting down: send the request again later",
-    SERVER,
-    "draining",
-    retry_after=RETRY_AFTER,
-    extra_headers={"connection": "close"},
-)

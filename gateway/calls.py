@@ -33,6 +33,8 @@ Reply = TypeVar("Reply")
 Metadata = Sequence[tuple[str, str | bytes]]
 _TRUNCATED = "mlx-truncated-tokens"
 _AT_ONCE = 32  # for one request, because the backend's queue is shared
+Stub = backend_pb2_grpc.BackendStub
+_MOST_AT_ONCE = 64  # answers of one request; backends run fewer in a batch, and queue the rest
 
 
 async def ask(
@@ -106,10 +108,6 @@ def as_refusals(names: Names) -> Iterator[None]:
 def is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-Stub = backend_pb2_grpc.BackendStub
-_MOST_AT_ONCE = 64  # answers of one request; backends run fewer in a batch, and queue the rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,16 @@ RETRY_AFTER = 1  # default seconds that a client should wait
 _FOLDERS = re.compile(
     r"(?<![\w.:/#])/(?!\$defs/|definitions/|properties/)(?:[^\s/'\",:;()]+/)+(?=[^\s/])"
 )
+_GONE = "the backend of this model has ended: send the request again"
+_SLOW = "the answer took longer than this gateway allows"
+_SILENT = "the backend failed without saying why"
+_REFUSED = "the backend refused the gateway: its address or its token is wrong"
+_CODE = "mlx-error-code"  # trailing metadata (backend/rpc/statuses.py)
+_STOPPING = "shutting_down"  # the code of a process that is being stopped
+_REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
+_STEP = re.compile(r"[.\[]|$")
+Names = Mapping[str, str]  # path of a field → the client's name for it
+AS_ON_THE_WIRE: Names = {}
 
 
 @dataclass
@@ -93,10 +103,6 @@ class Row:
     message: str = ""
 
 
-_GONE = "the backend of this model has ended: send the request again"
-_SLOW = "the answer took longer than this gateway allows"
-_SILENT = "the backend failed without saying why"
-_REFUSED = "the backend refused the gateway: its address or its token is wrong"
 TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.INVALID_ARGUMENT: Row(400),
     grpc.StatusCode.OUT_OF_RANGE: Row(400),
@@ -119,12 +125,6 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
 }
 # By the code that a backend sends beside its status.
 CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_length_exceeded")}
-_CODE = "mlx-error-code"  # trailing metadata (backend/rpc/statuses.py)
-_STOPPING = "shutting_down"  # the code of a process that is being stopped
-_REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
-_STEP = re.compile(r"[.\[]|$")
-Names = Mapping[str, str]  # path of a field → the client's name for it
-AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", message="the request is too large for the backend")
 
 

@@ -18,6 +18,7 @@ MOST_IGNORED = 24  # names that the header and the log line list
 LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB in a header
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
 CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
+_current: ContextVar[Exchange] = ContextVar("exchange")
 
 
 @dataclass(slots=True)
@@ -55,9 +56,6 @@ class Exchange:
     def count_tokens(self, prompt: int, completion: int) -> None:
         self.prompt_tokens += prompt
         self.completion_tokens += completion
-
-
-_current: ContextVar[Exchange] = ContextVar("exchange")
 
 
 def begin(exchange: Exchange) -> None:

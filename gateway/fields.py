@@ -118,6 +118,20 @@ TRANSCRIPTS = FieldTable(
     },
     NEUTRAL | {"chunking_strategy": "recordings are divided at pauses"},
 )
+Place = tuple[str | int, ...]
+DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
+MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
+_ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
+_FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
+_UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
+    "dict_type list_type model_type model_attributes_type string_too_short literal_error"
+    " blocks_type string_type int_type float_type bool_type unsupported".split()
+)
+_REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
+    "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
+    " n_predict num_predict".split()
+)
+_MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
 def without_refused(body: Any, table: FieldTable) -> Any:
@@ -133,29 +147,7 @@ def without_refused(body: Any, table: FieldTable) -> Any:
     return {name: value for name, value in body.items() if name not in table.refused}
 
 
-Place = tuple[str | int, ...]
-DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
-MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
-_ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
-_FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
 _FORMS |= {("text", "format"), ("output_config", "format")}
-_UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
-    "dict_type list_type model_type model_attributes_type string_too_short literal_error"
-    " blocks_type string_type int_type float_type bool_type unsupported".split()
-)
-_REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
-    "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
-    " n_predict num_predict".split()
-)
-
-
-class Repair:
-    """The replacement for an object that a schema refuses, or for one `up` levels above."""
-
-    def __init__(self, instead: Any, up: int, lossless: bool) -> None:
-        self.instead = instead
-        self.up = up
-        self.lossless = lossless
 
 
 def tolerable(
@@ -163,10 +155,11 @@ def tolerable(
 ) -> PydanticCustomError:
     """Return an error that is raised only with `--strict`; otherwise `instead` replaces the object.
 
+    up: how many levels above the object is the one that is replaced.
     lossless: the replacement means the same, so it is not listed.
     """
-    repair = Repair(instead, up, lossless)
-    return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence, "repair": repair})
+    repair = {"instead": instead, "up": up, "lossless": lossless}
+    return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence} | repair)
 
 
 def known(words: Collection[str]) -> BeforeValidator:
@@ -226,11 +219,11 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     elif strict:
         return
     elif kind == "tolerable":
-        repair: Repair = problem["ctx"]["repair"]
-        target = place[: len(place) - repair.up]
-        _edit(edits, target, repair.instead)
-        if not repair.lossless:
-            tag = value if repair.up and isinstance(value, str) else ""
+        repair = problem["ctx"]
+        target = place[: len(place) - repair["up"]]
+        _edit(edits, target, repair["instead"])
+        if not repair["lossless"]:
+            tag = value if repair["up"] and isinstance(value, str) else ""
             exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
     elif (value is None or unset) and place and isinstance(place[-1], str):
         _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing
@@ -275,9 +268,6 @@ def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
 def _name(place: Place) -> str:
     """Return the name of a path: `tools[].defer_loading` for `("tools", 0, "defer_loading")`."""
     return "".join("[]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
-
-
-_MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
 class Strict(BaseModel):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from gateway.errors import ApiError
 from gateway.limits import apart
@@ -73,6 +72,7 @@ async def media(
     """
     known, names = _KNOWN[what]
     refusal = invalid(what, f"this is not a known kind of {what}: send {names}")
+    content: str | bytes = url
     if is_remote(url):
         if not settings.allow_remote_images:
             raise invalid(
@@ -81,28 +81,34 @@ async def media(
                 " with --allow-remote-images",
             )
         content = await fetcher.fetch(url, settings.max_image_bytes, what)
-        return await _apart(content, _data_uri, content, known, refusal)
-    largest = settings.max_image_bytes
-    return await _apart(url, _checked, url, largest, f"the {what}", known, refusal)
+    return await _converted(content, settings, f"the {what}", known, refusal)
 
 
 async def audio(data: str, form: str, settings: GatewaySettings) -> str:
     """Return the audio of an input_audio part (base64; `form` is wav or mp3), as `media` does."""
     known = [each for each in _SOUNDS if each[0] == _FORMATS.get(form, each[0])]
     sentence = f"this is not {form[:10]} audio: send base64 of a WAV or MP3 file, and its format"
-    largest, refusal = settings.max_image_bytes, invalid("audio", sentence)
-    return await _apart(data, _checked, data, largest, "the audio", known, refusal)
+    return await _converted(data, settings, "the audio", known, invalid("audio", sentence))
 
 
-async def _apart(content: str | bytes, work: Callable[..., str], *arguments: Any) -> str:
-    """Return the result of `work`, on a thread if the content is long."""
-    return await apart(work, *arguments) if len(content) > _LONG else work(*arguments)
-
-
-def _checked(
-    text: str, largest: int, what: str, known: Sequence[Signature], refusal: ApiError
+async def _converted(
+    content: str | bytes,
+    settings: GatewaySettings,
+    what: str,
+    known: Sequence[Signature],
+    refusal: ApiError,
 ) -> str:
-    return _data_uri(_decoded(text, largest, what), known, refusal)
+    """Return content of a known kind as a data URI. Raises `refusal` for any other content."""
+
+    def convert() -> str:
+        raw = content
+        if isinstance(raw, str):
+            raw = _decoded(raw, settings.max_image_bytes, what)
+        if (kind := _kind(raw, known)) is None:
+            raise refusal
+        return f"data:{kind};base64,{base64.b64encode(raw).decode()}"
+
+    return await apart(convert) if len(content) > _LONG else convert()
 
 
 def _decoded(text: str, largest: int, what: str) -> bytes:
@@ -131,10 +137,3 @@ def _decoded(text: str, largest: int, what: str) -> bytes:
 def _kind(content: bytes, known: Sequence[Signature]) -> str | None:
     head = content[:_HEAD].ljust(_HEAD, b"\0")
     return next((kind for kind, matches in known if matches(head)), None)
-
-
-def _data_uri(content: bytes, known: Sequence[Signature], refusal: ApiError) -> str:
-    """Return content of a known kind as a data URI. Raises `refusal` for any other content."""
-    if (kind := _kind(content, known)) is None:
-        raise refusal
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

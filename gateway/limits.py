@@ -1,7 +1,11 @@
-"""Checks a request's body before it is used: its size as it arrives, and that it is JSON.
+"""Checks a request's body before it is used, and cancels requests whose client has disconnected.
 
 FastAPI would read any amount, accept NaN as a number, and accept any nesting. Only a JSON object of
 finite numbers and valid text passes, which every layer below can encode.
+
+ASGI reports a disconnect only from `receive`, which handlers do not call while they answer. So one
+task listens while another works, and the first to end cancels the other. That cancels the gRPC
+call, and the backend frees the slot within a step.
 """
 
 from __future__ import annotations
@@ -22,15 +26,16 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.wording import shown
 from gateway import exchange
-from gateway.errors import RETRY_AFTER, SERVER, ApiError
-from gateway.leaving import run_until_left
+from gateway.errors import RETRY_AFTER, SERVER, ApiError, too_slow
 from gateway.refusals import invalid, response_of
 from gateway.settings import GatewaySettings
 
+# Seconds beyond the limit in which backend calls and streams, which share it, may report it.
+_GRACE = 2.0
 # Nesting: the limit of pydantic's JSON parser, which counts only non-empty lists and objects.
 DEEPEST = 200
 MOST_OBJECTS = 200_000
@@ -300,3 +305,51 @@ def _too_large(largest: int) -> NoReturn:
         code="request_too_large",
         extra_headers={"connection": "close"},
     )
+
+
+async def run_until_left(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, seconds: float
+) -> None:
+    """Run an application whose request's body has been read.
+
+    It is cancelled when the client leaves, and after `seconds` (0: never), then with a 504 if
+    nothing was sent yet.
+    """
+    left = asyncio.Event()
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            # The body is in the scope; FastAPI only checks whether there is one.
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    work = asyncio.ensure_future(app(scope, replay, send))
+    listener = asyncio.ensure_future(listen())
+    try:
+        limit = seconds + _GRACE if seconds else None
+        await asyncio.wait({work, listener}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        elif left.is_set():
+            exchange.current().left = True
+        elif not exchange.current().status:
+            await _end(work)
+            await response_of(too_slow(seconds), scope)(scope, replay, send)
+    finally:
+        listener.cancel()
+        await _end(work)
+
+
+async def _end(work: asyncio.Future[None]) -> None:
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})

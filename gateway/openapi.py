@@ -99,11 +99,8 @@ def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
         for operation in operations.values():
             responses = operation["responses"]
             responses.pop("422", None)
+            schema = {"$ref": f"#/components/schemas/{form_of(path).name}"}
+            content = {"application/json": {"schema": schema}}
             for status, meaning in EVERYWHERE.items():
-                responses.setdefault(status, _response(meaning, form_of(path).name))
+                responses.setdefault(status, {"description": meaning, "content": content})
     return document
-
-
-def _response(meaning: str, name: str) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{name}"}
-    return {"description": meaning, "content": {"application/json": {"schema": schema}}}

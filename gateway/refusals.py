@@ -25,6 +25,31 @@ from gateway.errors import ApiError, bad_field
 
 _LONGEST_STEP = 80  # characters; the keys of an object may be any text
 _NO_PLACE = ("body", "query", "path", "header", "cookie")
+TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+FORMS: dict[str, ErrorForm] = {}  # by the beginning of paths below /v1 or /; other APIs add theirs
+Model = TypeVar("Model", bound=BaseModel)
+Problem = Mapping[str, Any]
+Place = tuple[str | int, ...]
+# How pydantic names alternatives of a union: types, classes, validators and dictionary keys.
+_ALTERNATIVE = re.compile(
+    r"(str|int|float|bool|none|constrained-\w+|\[key\]|[A-Z]\w*|(list|dict|literal|nullable"
+    r"|function-\w+|tagged-union|json-or-python|model|lax-or-strict|definition-ref)\[.*)",
+    re.DOTALL,
+)
+_EXPECTED = "Input should be "
+_WORDS = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "Input should be an object"
+    ),
+    "list_type": "Input should be a list",
+    "string_type": "Input should be a string",
+    "int_type": "Input should be an integer",
+    "float_type": "Input should be a number",
+    "bool_type": "Input should be true or false",
+    "too_short": "Input should have at least one entry",
+    "string_pattern_mismatch": "Input should be a token id",  # of `logit_bias`, the only pattern
+    "string_too_short": "Input should not be empty",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +68,8 @@ def schema_of(**properties: object) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **closed}
 
 
-TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
 _ERROR = schema_of(message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
 OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
-FORMS: dict[str, ErrorForm] = {}  # by the beginning of paths below /v1 or /; other APIs add theirs
 
 
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
@@ -148,32 +171,6 @@ def param_of(place: tuple[str | int, ...]) -> str | None:
             name = step if len(step) <= _LONGEST_STEP else f"{step[: _LONGEST_STEP - 1]}…"
             path += f".{name}" if path else name
     return path or None
-
-
-Model = TypeVar("Model", bound=BaseModel)
-Problem = Mapping[str, Any]
-Place = tuple[str | int, ...]
-
-# How pydantic names alternatives of a union: types, classes, validators and dictionary keys.
-_ALTERNATIVE = re.compile(
-    r"(str|int|float|bool|none|constrained-\w+|\[key\]|[A-Z]\w*|(list|dict|literal|nullable"
-    r"|function-\w+|tagged-union|json-or-python|model|lax-or-strict|definition-ref)\[.*)",
-    re.DOTALL,
-)
-_EXPECTED = "Input should be "
-_WORDS = {
-    **dict.fromkeys(
-        ("model_type", "model_attributes_type", "dict_type"), "Input should be an object"
-    ),
-    "list_type": "Input should be a list",
-    "string_type": "Input should be a string",
-    "int_type": "Input should be an integer",
-    "float_type": "Input should be a number",
-    "bool_type": "Input should be true or false",
-    "too_short": "Input should have at least one entry",
-    "string_pattern_mismatch": "Input should be a token id",  # of `logit_bias`, the only pattern
-    "string_too_short": "Input should not be empty",
-}
 
 
 def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:

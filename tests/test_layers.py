@@ -77,8 +77,8 @@ LAYERS = {
     "gateway": "gateway",
     "models": "gateway.models",
     "supervision": """
-        gateway.supervisor gateway.asking gateway.context gateway.greeting gateway.model_metrics
-        gateway.server
+        gateway.supervisor gateway.access gateway.asking gateway.context gateway.greeting
+        gateway.metrics gateway.server
     """,
     "openai": "gateway.openai gateway.tagged",
     "other APIs": "gateway.anthropic gateway.ollama gateway.responses",

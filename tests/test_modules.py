@@ -80,7 +80,7 @@ COVERED = {
     "gateway/ollama/test_ollama.py": "gateway/ollama/answer",
     "gateway/openai/test_chat_answers.py": "gateway/routes/chat",
     "gateway/openai/test_chat_document.py": "gateway/described gateway/openapi",
-    "gateway/openai/test_chat_leaving.py": "gateway/leaving",
+    "gateway/openai/test_chat_leaving.py": "gateway/limits",
     "gateway/openai/test_chat_to_wire.py": """
         gateway/openai/answer_format gateway/openai/tools gateway/openai/messages
     """,
@@ -96,7 +96,7 @@ COVERED = {
     "gateway/test_errors_bodies.py": "gateway/fields gateway/tagged",
     "gateway/test_errors_table.py": "gateway/calls",
     "gateway/test_logs.py": "gateway/access gateway/logs",
-    "gateway/test_metrics.py": "gateway/model_metrics",
+    "gateway/test_metrics.py": "gateway/metrics",
     "gateway/test_safety_doors.py": "gateway/admission",
     "gateway/test_shell_end.py": "gateway/server",
     "gateway/test_shell_start.py": "gateway/__main__ gateway/routes/health",

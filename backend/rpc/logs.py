@@ -21,6 +21,15 @@ _STDERR = 2
 _events = EventLog("backend")
 error, warning, info = _events.error, _events.warning, _events.info
 debug, event, always = _events.debug, _events.event, _events.always
+# Environment that libraries read at import: no progress bars or advice between our log lines.
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "GRPC_VERBOSITY": "NONE",
+}
 
 
 class _Stray(io.TextIOBase):
@@ -66,17 +75,6 @@ def flush() -> None:
     """Wait briefly for unwritten lines, because the process is about to end."""
     for handler in logging.root.handlers:
         handler.flush()
-
-
-# Environment that libraries read at import: no progress bars or advice between our log lines.
-_QUIET = {
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TQDM_DISABLE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "GRPC_VERBOSITY": "NONE",
-}
 
 
 def _uncaught(

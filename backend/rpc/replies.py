@@ -32,6 +32,11 @@ from common.chat_events import (
 from wire import backend_pb2 as pb
 
 _REPLACEMENT = "\ufffd"
+LEAST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm JSON cannot represent
+BytesOf = Callable[[int], bytes]
+CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
+TRUNCATED_TOKENS = "mlx-truncated-tokens"  # Embedding and Rerank; absent if none was cut off
+_UNPRINTABLE = re.compile("[^ -~]")
 
 
 def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
@@ -96,11 +101,6 @@ def _add_content(reply: pb.Reply, text: str) -> None:
     reply.chat_deltas.add(content=text)
 
 
-LEAST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm JSON cannot represent
-
-BytesOf = Callable[[int], bytes]
-
-
 def logprobs_json(
     entries: Sequence[TokenLogprob],
     bytes_of: BytesOf,
@@ -147,12 +147,6 @@ def _token(token: int, bytes_of: BytesOf) -> dict[str, Any]:
         "token": written.decode(errors="backslashreplace"),
         "bytes": list(written),
     }
-
-
-CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
-TRUNCATED_TOKENS = "mlx-truncated-tokens"  # Embedding and Rerank; absent if none was cut off
-
-_UNPRINTABLE = re.compile("[^ -~]")
 
 
 def trailers(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:

@@ -41,6 +41,8 @@ _WHOLE = frozenset(
     }
 )  # fmt: skip
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+MOST = 4096  # four times as many as LocalAI has calls
+SECONDS = 600.0  # a large request may arrive over a slow network
 
 
 def require_bounded(message: type[Any], raw: bytes) -> None:
@@ -103,10 +105,6 @@ def _most_bytes(message: Descriptor) -> dict[int, tuple[str, int | None]]:
         )
         for field in message.fields
     }
-
-
-MOST = 4096  # four times as many as LocalAI has calls
-SECONDS = 600.0  # a large request may arrive over a slow network
 
 
 class UnsentRequests:

@@ -31,6 +31,8 @@ RESERVED = frozenset(
     " return_assistant_tokens_mask return_dict return_tensors self strftime_now tokenize"
     " tokenizer_kwargs tools truncation".split()
 )
+_WINDOW = Rule(int, 0, "", 0, 1 << 20)
+_FLAG = Rule(bool, False, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,93 +149,68 @@ def _infill(text: str) -> InfillPrompt:
     return InfillPrompt("", suffix, found)
 
 
-_WINDOW = Rule(int, 0, "", 0, 1 << 20)
-_FLAG = Rule(bool, False, "")
+_TOKENS = _listed("a JSON list of token ids", _integer)
 _POSITIONS = _listed(
     "a JSON list with, for each item, the index of a message, or a list of that index, the number"
     " of characters before the item, and its number among the items there",
     _position,
 )
 
-KEYS: Mapping[str, Key] = {
-    "min_tokens": Key(RULES["min_tokens"].read, "minimum length of the answer in tokens"),
-    "xtc_probability": Key(
-        RULES["xtc_probability"].read, "XTC sampling: probability per token, from 0 to 1"
-    ),
-    "xtc_threshold": Key(
-        RULES["xtc_threshold"].read,
-        "XTC sampling: probability above which a token counts as likely",
-    ),
+KEYS: dict[str, Key] = {
+    name: Key(RULES[name].read, meaning)
+    for name, meaning in {
+        "min_tokens": "minimum length of the answer in tokens",
+        "xtc_probability": "XTC sampling: probability per token, from 0 to 1",
+        "xtc_threshold": "XTC sampling: probability above which a token counts as likely",
+        "grammar_type": "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
+        "parallel_tool_calls": "`false`: an answer that must call a tool makes one call",
+        "thinking_budget": "maximum number of reasoning tokens in an answer to Messages; then"
+        " reasoning is closed. 0: none; -1: no limit. If it is not sent, `reasoning_effort` sets"
+        " the limit, unless the chat template uses that variable: minimal and low 1024, medium"
+        " 8192, high 24576",
+    }.items()
+}
+KEYS |= {
+    name: Key(_FLAG.read, f"`true`: {meaning}")
+    for name, meaning in {
+        "grammar_or_calls": "the answer must match Grammar or call the offered tools as ToolChoice"
+        " allows; otherwise it must match Grammar",
+        "stream_logprobs": "if log-probabilities are requested, each streamed Reply carries those"
+        " of its own tokens, and the last Reply only the rest",
+        "stream_progress": "until the first text, streamed Replies report prompt progress:"
+        ' `logprobs` is `{"progress": {"total", "cached", "processed"}}` in tokens; the first'
+        " comes as soon as the request is accepted",
+        "prompt_logprobs": "the last Reply's `logprobs` has a list `prompt` next to `content`, with"
+        " one entry per token of the raw prompt and TopLogprobs alternatives; `text` is what the"
+        " token adds to the text, and the first `logprob` is null",
+        "prompt_only": "the prompt is prefilled and nothing is generated, regardless of Tokens; the"
+        " finish reason is `length`",
+        "count_only": "nothing is computed; `prompt_tokens` counts the prompt, which may be longer"
+        " than the context",
+        "continue_final_message": "the last of Messages is the beginning of the answer, and the"
+        " model continues it",
+    }.items()
+}
+KEYS |= {
     "presence_window": Key(
         _WINDOW.read,
         "number of recent tokens of prompt and output that PresencePenalty covers; 0: the whole"
         " output and none of the prompt",
     ),
     "frequency_window": Key(_WINDOW.read, "the same for FrequencyPenalty"),
-    "grammar_type": Key(
-        RULES["grammar_type"].read,
-        "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
-    ),
-    "parallel_tool_calls": Key(
-        RULES["parallel_tool_calls"].read, "`false`: an answer that must call a tool makes one call"
-    ),
-    "thinking_budget": Key(
-        RULES["thinking_budget"].read,
-        "maximum number of reasoning tokens in an answer to Messages; then reasoning is closed. 0:"
-        " none; -1: no limit. If it is not sent, `reasoning_effort` sets the limit, unless the"
-        " chat template uses that variable: minimal and low 1024, medium 8192, high 24576",
-    ),
-    "grammar_or_calls": Key(
-        _FLAG.read,
-        "`true`: the answer must match Grammar or call the offered tools as ToolChoice allows;"
-        " otherwise it must match Grammar",
-    ),
-    "stream_logprobs": Key(
-        _FLAG.read,
-        "`true`: if log-probabilities are requested, each streamed Reply carries those of its own"
-        " tokens, and the last Reply only the rest",
-    ),
-    "stream_progress": Key(
-        _FLAG.read,
-        "`true`: until the first text, streamed Replies report prompt progress: `logprobs` is"
-        ' `{"progress": {"total", "cached", "processed"}}` in tokens; the first comes as soon as'
-        " the request is accepted",
-    ),
     "stop_token_ids": Key(
-        _listed("a JSON list of token ids", _integer),
-        "JSON list of token ids: any of them ends the answer, and its text is left out",
+        _TOKENS, "JSON list of token ids: any of them ends the answer, and its text is left out"
     ),
     "prompt_token_ids": Key(
-        _listed("a JSON list of token ids", _integer),
-        "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added",
+        _TOKENS, "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added"
     ),
     "infill": Key(
         _infill,
         'JSON `{"suffix", "files": [{"name", "text"}]}`: the answer is the text between Prompt and'
         " the suffix; needs a model whose tokenizer has fill-in-the-middle tokens",
     ),
-    "prompt_logprobs": Key(
-        _FLAG.read,
-        "`true`: the last Reply's `logprobs` has a list `prompt` next to `content`, with one entry"
-        " per token of the raw prompt and TopLogprobs alternatives; `text` is what the token adds"
-        " to the text, and the first `logprob` is null",
-    ),
-    "prompt_only": Key(
-        _FLAG.read,
-        "`true`: the prompt is prefilled and nothing is generated, regardless of Tokens; the finish"
-        " reason is `length`",
-    ),
-    "count_only": Key(
-        _FLAG.read,
-        "`true`: nothing is computed; `prompt_tokens` counts the prompt, which may be longer than"
-        " the context",
-    ),
     "adapter": Key(
         str, "name of one of the adapters of the option `adapters`; empty, or not sent: none"
-    ),
-    "continue_final_message": Key(
-        _FLAG.read,
-        "`true`: the last of Messages is the beginning of the answer, and the model continues it",
     ),
     "image_messages": Key(
         _POSITIONS,

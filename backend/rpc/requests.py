@@ -51,6 +51,12 @@ _BUDGET = f"{PREFIX}thinking_budget"
 _LEAST = f"{PREFIX}min_tokens"
 _UNLIMITED = (0, -1, -2)  # values that hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+MAX_TEMPERATURE = 100.0
+LARGEST_BIAS = 1e6
+MOST_BIASES = 10_000
+LARGEST_PENALTY = 100.0
+_DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
+_GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def generation_request(options: pb.PredictOptions, served: ServedModel) -> GenerationRequest:
@@ -69,9 +75,11 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
         require_least("Tokens", max_tokens, 0, "a positive count, or 0 for no limit")
     require_least("NDraft", options.NDraft, -1, "a count, 0 for the model's own, or -1 for none")
     n_draft = min(max(options.NDraft, 0), MOST_DRAFT_TOKENS)
+    label, unique = options.CorrelationId, secrets.token_hex(6)
     require_in_vocabulary("stop_token_ids", extras.stop_token_ids, served.vocabulary_size)
     return GenerationRequest(
-        request_id=_request_id(options.CorrelationId),
+        # Unique in the log; it begins with the client's label if that is plain text.
+        request_id=f"{label}.{unique}" if _LABEL.fullmatch(label) else unique,
         prompt=prompt,
         sampling=sampling(options, extras, served.vocabulary_size),
         max_tokens=max_tokens,
@@ -158,12 +166,6 @@ def _attachments(
     for key in (key for key, is_given in others.items() if is_given):
         raise InvalidRequest(f"{named(key)} and media are both given: send only one of them")
     return given
-
-
-def _request_id(label: str) -> str:
-    """Return a unique name for the log; it begins with the client's label if that is plain text."""
-    unique = secrets.token_hex(6)
-    return f"{label}.{unique}" if _LABEL.fullmatch(label) else unique
 
 
 def _stop_strings(given: list[str]) -> tuple[str, ...]:
@@ -280,14 +282,6 @@ def _logprobs(options: pb.PredictOptions) -> int | None:
     if not options.Logprobs and not options.TopLogprobs:
         return None
     return options.TopLogprobs
-
-
-MAX_TEMPERATURE = 100.0
-LARGEST_BIAS = 1e6
-MOST_BIASES = 10_000
-LARGEST_PENALTY = 100.0
-_DEFAULT_WINDOW = 64  # llama.cpp's repeat_last_n
-_GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:

@@ -40,6 +40,7 @@ _ERRORS: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_ERROR = schema_of(type=TEXT, message=TEXT) | {"additionalProperties": {"type": "object"}}
 
 
 class MessageAnswer(Answer[Event]):
@@ -187,7 +188,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": described, "request_id": request_id}
 
 
-_ERROR = schema_of(type=TEXT, message=TEXT) | {"additionalProperties": {"type": "object"}}
 ERRORS = ErrorForm(
     "AnthropicError",
     schema_of(type={"const": "error"}, error=_ERROR, request_id=TEXT),

@@ -38,6 +38,20 @@ from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
 from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, rather
 
+_text = as_text("text", UNREAD)
+Json = dict[str, Any]
+# Names of Anthropic's fields in chat requests.
+_NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "enable_thinking": "thinking",
+    "thinking_budget": "thinking.budget_tokens",
+    "tool_choice.function.name": "tool_choice.name",
+    "continue_final_message": "messages",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+
 
 class TextBlock(Strict):
     type: Literal["text"]
@@ -66,7 +80,6 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-_text = as_text("text", UNREAD)
 _Result = Annotated[TextBlock | ImageBlock | PdfPart, OneOf("a tool result", "text", {}, _text)]
 
 
@@ -175,20 +188,6 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     seed: Seed | None = about("As in chats; not Anthropic's.")
-
-
-Json = dict[str, Any]
-# Names of Anthropic's fields in chat requests.
-_NAMES = {
-    "stop": "stop_sequences",
-    "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "enable_thinking": "thinking",
-    "thinking_budget": "thinking.budget_tokens",
-    "tool_choice.function.name": "tool_choice.name",
-    "continue_final_message": "messages",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
 
 
 def chat_request(request: CountTokensRequest) -> Translation:

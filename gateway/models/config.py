@@ -69,6 +69,22 @@ _REFUSED = each(
 
 
 KEYS = FieldTable({key: Refused(advice) for key, advice in _REFUSED.items()}, _NEUTRAL)
+Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULTS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Defaults when neither the request nor the model sets a value: OpenAI's, or off."""
+OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names for the run.sh of this checkout
+_ADAPTER = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+_ADDRESS = re.compile(r"(?:\S+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 def without_foreign(given: Any, section: str = "") -> Any:
@@ -89,28 +105,12 @@ def foreign(place: str = "") -> Any:
     return model_validator(mode="before")(lambda given: without_foreign(given, place))
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
 class Strict(BaseModel):
     """A section of a model file: unknown keys and values of other types are refused."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
     )
-
-
-DEFAULTS = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repeat_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Defaults when neither the request nor the model sets a value: OpenAI's, or off."""
 
 
 class Parameters(Strict):
@@ -158,12 +158,6 @@ class Parameters(Strict):
         return {str(key) if type(key) is int else key: value for key, value in given.items()}
 
     _foreign = foreign("parameters.")
-
-
-OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names for the run.sh of this checkout
-_ADAPTER = re.compile(r"[A-Za-z0-9._/-]{1,100}")
-_ADDRESS = re.compile(r"(?:\S+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class Template(Strict):

@@ -29,10 +29,14 @@ _log = logging.getLogger("gateway.models")
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The models by file name, and the error for each name in an invalid file."""
+    """The models by file name, and the error for each name in an invalid file.
+
+    stamp: see `stamp_of`.
+    """
 
     models: list[ModelConfig] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
+    stamp: frozenset[tuple[str, int, int]] = frozenset()
 
 
 def read_folder(folder: Path) -> ModelFolder:
@@ -43,7 +47,7 @@ def read_folder(folder: Path) -> ModelFolder:
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"the models folder {folder} does not exist")
-    found = ModelFolder()
+    found = ModelFolder(stamp=stamp_of(folder))
     owners: dict[str, str] = {}
     described: set[str] = set()
     for file in _files(folder):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway import exchange
-from gateway.blocks import Block, Blocks, consume
+from gateway.blocks import Blocks, consume
 from gateway.calls import Done, Event, Progress
 from gateway.errors import ApiError
 from gateway.openai.answer import token_logprob
@@ -72,7 +72,11 @@ class OllamaAnswer(Answer[Event]):
         return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in parts)
 
     def _calls(self) -> list[Json]:
-        return [_call(block) for block in self._blocks.calls]
+        called = [(block.call, json.loads(block.text)) for block in self._blocks.calls]
+        return [
+            {"id": it.id, "function": {"index": it.index, "name": it.name, "arguments": arguments}}
+            for it, arguments in called
+        ]
 
     def empty(self, reason: str) -> Json:
         """Return the answer to a request that only loads or unloads a model."""
@@ -101,12 +105,6 @@ def durations() -> Json:
 
 def _logprobs(entries: Sequence[Json]) -> Json:
     return {"logprobs": [*map(token_logprob, entries)]} if entries else {}
-
-
-def _call(block: Block) -> Json:
-    arguments = json.loads(block.text)
-    function = {"index": block.call.index, "name": block.call.name, "arguments": arguments}
-    return {"id": block.call.id, "function": function}
 
 
 def error_body(error: ApiError) -> Json:

@@ -24,6 +24,9 @@ from gateway.tagged import MOST_ENTRIES
 
 Json = dict[str, Any]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+_Role = Literal["system", "developer", "user", "assistant", "tool"]
+_ToolName = Annotated[str | None, Field(validation_alias=AliasChoices("tool_name", "name"))]
+_NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
 
 
 def _known(role: Any) -> Any:
@@ -40,10 +43,6 @@ def _joined(content: Any) -> Any:
     parts = content if isinstance(content, list) else [content]
     kinds = {part.get("type") if isinstance(part, dict) else "" for part in parts}
     return content if kinds - {"text"} else "".join(map(text_of, parts))
-
-
-_Role = Literal["system", "developer", "user", "assistant", "tool"]
-_ToolName = Annotated[str | None, Field(validation_alias=AliasChoices("tool_name", "name"))]
 
 
 class Turn(Strict):
@@ -153,9 +152,6 @@ def without_template(body: GenerateRequest, translation: Translation) -> Complet
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["response_format"] = translation.chat.response_format
     return CompletionRequest.model_validate(given)
-
-
-_NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
 
 
 def _places(body: ChatRequest | GenerateRequest, turns: Sequence[Turn]) -> dict[str, str]:

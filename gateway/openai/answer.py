@@ -26,6 +26,10 @@ from gateway.openai.tools import CustomTool, is_legacy
 from gateway.sse import DONE, Answer, openai_error
 
 Json = dict[str, Any]
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+Choice: TypeAlias = "_ChatChoice | _CompletionChoice"
+END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
+"""The log-probabilities of an end of sequence."""
 
 
 def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> Json:
@@ -62,12 +66,6 @@ def usage_of(answers: Sequence[Usage], per_prompt: int) -> Json:
     }
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-Choice: TypeAlias = "_ChatChoice | _CompletionChoice"
-
-
 class OpenAIAnswer(Answer[tuple[int, Event]]):
     """The answers to one request, with the fields of `head` in each of its objects.
 
@@ -101,7 +99,8 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
         if not isinstance(arrived, Progress):
             parts += map(self._chunk, choice.chunks(arrived))
         elif self._progress:
-            parts.append(self._reported(choice.nothing(), arrived))
+            entry, numbers = _encode(choice.nothing()), _encode(progress_of(arrived))
+            parts.append(f'{self._start}{entry}],"prompt_progress":{numbers}}}\n\n')
         if isinstance(arrived, Done):
             self._ends[index] = arrived
         if len(self._ends) == len(self._choices):
@@ -138,10 +137,6 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
 
     def _chunk(self, entry: Json) -> str:
         return f"{self._start}{_encode(entry)}{self._end}"
-
-    def _reported(self, entry: Json, progress: Progress) -> str:
-        numbers = _encode(progress_of(progress))
-        return f'{self._start}{_encode(entry)}],"prompt_progress":{numbers}}}\n\n'
 
 
 def progress_of(progress: Progress) -> Json:
@@ -307,10 +302,6 @@ class LegacyLogprobs:
                 self._decoder.decode(bytes(entry["bytes"])) if added is None else added
             )
         return lists
-
-
-END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
-"""The log-probabilities of an end of sequence."""
 
 
 def _top(entry: dict[str, Any]) -> dict[str, float] | None:

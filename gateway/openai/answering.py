@@ -16,7 +16,7 @@ from common.field_names import named
 from common.wording import shown
 from gateway import exchange
 from gateway.asking import ask
-from gateway.calls import Done, Event, generate_all
+from gateway.calls import Done, Event, Piece, Usage, generate_all
 from gateway.context import Gateway
 from gateway.errors import ApiError, Names, bad_field, found_in
 from gateway.limits import apart
@@ -33,6 +33,7 @@ from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
 
 Json = dict[str, Any]
+_log = logging.getLogger("gateway.models")
 
 
 class Conversation:
@@ -100,12 +101,12 @@ def _placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
     return error.renamed(lambda name: found_in(places, name)[0])
 
 
-async def events_of(
+def events_of(
     request: ChatCompletionRequest | CompletionRequest,
     wanted: Sequence[pb.PredictOptions],
     gateway: Gateway,
 ) -> AsyncGenerator[tuple[int, Event], None]:
-    """Yield the answers' events, each with its choice. Raises ApiError with the client's names."""
+    """Return the answers' events, each with its choice. Raises ApiError with the client's names."""
 
     config = gateway.supervisor.resolve(request.model)
     adapter = adapter_of(request, config, gateway.supervisor.default_adapter(config))
@@ -136,9 +137,7 @@ async def events_of(
                 times[index].take(event)
                 yield index, event
 
-    async with aclosing(ask(lend, send, request)) as answers:
-        async for answer in answers:
-            yield answer
+    return ask(lend, send, request)
 
 
 def adapter_of(
@@ -232,18 +231,23 @@ async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, 
         raise translation.named(error) from None
 
 
-async def count_prompt(translation: Translation, gateway: Gateway) -> int:
-    """Return the tokens of the prompt as the model's chat template renders it. Raises ApiError."""
-    counted = 0
-    question = await question_of(translation, gateway, count_only=True)
+async def whole_answer(question: Question, gateway: Gateway) -> tuple[str, Usage]:
+    """Return the content of the answer, and what it used. Raises ApiError."""
+    texts: list[str] = []
+    used = Usage()
     async with aclosing(answer(question, gateway)) as events:
         async for event in events:
-            if isinstance(event, Done):
-                counted = event.usage.prompt_tokens
-    return counted
+            if isinstance(event, Piece):
+                texts.append(event.content)
+            elif isinstance(event, Done):
+                used = event.usage
+    return "".join(texts), used
 
 
-_log = logging.getLogger("gateway.models")
+async def count_prompt(translation: Translation, gateway: Gateway) -> int:
+    """Return the tokens of the prompt as the model's chat template renders it. Raises ApiError."""
+    question = await question_of(translation, gateway, count_only=True)
+    return (await whole_answer(question, gateway))[1].prompt_tokens
 
 
 async def warm_prompts(config: ModelConfig, gateway: Gateway) -> list[pb.PredictOptions]:

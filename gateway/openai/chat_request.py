@@ -26,6 +26,7 @@ from gateway.openai.messages import ChatMessage, RoleMapping, has_media, without
 from gateway.openai.messages_to_wire import prompt_of, wire_messages
 from gateway.openai.sampling import (
     MOST_ALTERNATIVES,
+    NAMES,
     Options,
     SamplingFields,
     agreed,
@@ -127,9 +128,7 @@ def _write_fields(
     options.Tokens = most_tokens(
         config.parameters.max_tokens or 0,
         # Programs send 0 for an unset limit.
-        ("max_completion_tokens", request.max_completion_tokens or None),
-        ("max_tokens", request.max_tokens or None),
-        ("n_predict", request.n_predict or None),
+        *((name, getattr(request, name) or None) for name in NAMES["Tokens"]),
     )
     if request.n_predict == 0 and not (request.max_tokens or request.max_completion_tokens):
         options.Metadata["mlx.prompt_only"] = "true"

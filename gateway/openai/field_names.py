@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from common.field_names import in_snake_case
 from gateway.openai.answer_format import constraint_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion import CompletionRequest
 from gateway.openai.messages import ContentPart, turns_of
-from gateway.openai.thinking import BUDGETS
+from gateway.openai.sampling import NAMES
 
-# If there are several names, the first one that was sent is used.
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "Tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
-    "Penalty": ("repeat_penalty", "repetition_penalty"),
-    "Repeat": ("repeat_last_n", "repetition_context_size"),
-    "TopLogprobs": ("top_logprobs", "n_probs", "logprobs"),
-    "Tools": ("tools", "functions"),
-    "ToolChoice": ("tool_choice", "function_call"),
-    "StopPrompts": ("stop",),
-    "NDraft": ("num_draft_tokens",),
-    "ModelIdentity": ("model",),
-    "Metadata mlx.thinking_budget": BUDGETS,
-    "Metadata mlx.presence_window": ("presence_context_size",),
-    "Metadata mlx.frequency_window": ("frequency_context_size",),
-}
 # Fields whose name is only converted to snake case.
 _SAME = "Temperature TopP TopK MinP TypicalP FrequencyPenalty PresencePenalty LogitBias Seed \
 IgnoreEOS Logprobs".split()
@@ -36,7 +19,7 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
     """Map the protocol's fields to those of this request. This reads the whole request."""
     names = {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
-        for wire, given in _NAMES.items()
+        for wire, given in NAMES.items()
     }
     names |= {wire: in_snake_case(wire) for wire in _SAME}
     constraint = constraint_of(request)

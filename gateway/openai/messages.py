@@ -25,6 +25,24 @@ from gateway.tagged import MOST_ENTRIES, OneOf, as_text
 
 # Begins a signature or encrypted content that contains reasoning; clients return it unread.
 SEAL = "reasoning:"
+# Agents send each PDF again in all later requests, so a refusal would end the conversation.
+UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
+SECONDS = 30.0  # for all PDFs of a request that were not read before
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_Image = Literal["image_url", "image", "input_image"]
+_Media = Literal[_Image, "video_url", "input_video", "input_audio", "audio_url"]
+_URL = AliasChoices("image_url", "image")  # the latter is Hugging Face's
+_INSTEAD = {"file": "send its text; only files of text and PDFs are read"}
+_PLAIN = OneOf("a part", "text", _INSTEAD, as_text("text", media=True))
+_LIMIT = Field(max_length=MOST_ENTRIES)
+_Thought = Annotated[  # a text, or LobeChat's object with one
+    str | None, BeforeValidator(lambda given: text_of(given) if isinstance(given, dict) else given)
+]
+RESULTS = ("tool", "function")
+_NO_MEDIA = frozenset(
+    "text refusal tool_use thinking redacted_thinking reasoning file input_file".split()
+)
+_UNSEEN = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A recording"}
 
 
 class Base64Data(Strict):
@@ -84,11 +102,6 @@ class ThoughtPart(Strict):
         return "".join(map(text_of, given))
 
 
-# Agents send each PDF again in all later requests, so a refusal would end the conversation.
-UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
-SECONDS = 30.0  # for all PDFs of a request that were not read before
-
-
 class PdfPart(Strict):
     """A PDF; `gateway.tagged` makes it of the forms in which clients send files."""
 
@@ -105,9 +118,6 @@ class PdfPart(Strict):
         return shown, seconds - read.seconds
 
 
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
 class MediaUrl(Strict):
     """An image or a video as a data URI, or as a URL if the gateway may fetch it."""
 
@@ -117,11 +127,6 @@ class MediaUrl(Strict):
 class InputAudio(Strict):
     data: str
     format: Literal["wav", "mp3"]
-
-
-_Image = Literal["image_url", "image", "input_image"]
-_Media = Literal[_Image, "video_url", "input_video", "input_audio", "audio_url"]
-_URL = AliasChoices("image_url", "image")  # the latter is Hugging Face's
 
 
 class ContentPart(Strict):
@@ -183,11 +188,6 @@ class ToolCall(Strict):
         return _custom_call(call) if isinstance(call, dict) and "custom" in call else call
 
 
-_INSTEAD = {"file": "send its text; only files of text and PDFs are read"}
-_PLAIN = OneOf("a part", "text", _INSTEAD, as_text("text", media=True))
-
-
-_LIMIT = Field(max_length=MOST_ENTRIES)
 _Plain = Annotated[ContentPart | PdfPart, _PLAIN]
 
 
@@ -202,11 +202,6 @@ class ResultPart(Strict):
 
 Part = ContentPart | PdfPart | ToolUseBlock | ResultPart | ThoughtPart
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
-
-
-_Thought = Annotated[  # a text, or LobeChat's object with one
-    str | None, BeforeValidator(lambda given: text_of(given) if isinstance(given, dict) else given)
-]
 
 
 class RoleMapping(Strict):
@@ -248,10 +243,6 @@ class ChatMessage(Strict):
         return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-RESULTS = ("tool", "function")
-_NO_MEDIA = frozenset(
-    "text refusal tool_use thinking redacted_thinking reasoning file input_file".split()
-)
 _ADDED = ChatMessage.model_construct(role="user", content="")
 
 
@@ -317,9 +308,6 @@ def _result(result: ResultPart, path: str) -> Turn:
     inner = result.content if isinstance(result.content, list) else ()
     parts = [(f"{path}.content[{at}]", part) for at, part in enumerate(inner)]
     return Turn(message, path, parts, "Error: " if result.is_error else "")
-
-
-_UNSEEN = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A recording"}
 
 
 def has_media(content: Any) -> bool:

@@ -28,6 +28,25 @@ _MOST_BYTES = 128 << 20
 _WINDOW = 64  # llama.cpp's repeat_last_n
 _DRAW = -1  # the wire's value for a random seed
 T = TypeVar("T")
+# The names of the protocol's fields in requests. If several are sent, their values must agree, and
+# errors contain the first of them.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "Tokens": ("max_completion_tokens", "max_tokens", "n_predict"),
+    "Penalty": ("repeat_penalty", "repetition_penalty"),
+    "Repeat": ("repeat_last_n", "repetition_context_size"),
+    "TopLogprobs": ("top_logprobs", "n_probs", "logprobs"),
+    "Tools": ("tools", "functions"),
+    "ToolChoice": ("tool_choice", "function_call"),
+    "StopPrompts": ("stop",),
+    "NDraft": ("num_draft_tokens",),
+    "ModelIdentity": ("model",),
+    "Metadata mlx.thinking_budget": (
+        *("thinking_budget", "reasoning_budget", "thinking_budget_tokens"),
+        "thinking_token_budget",
+    ),
+    "Metadata mlx.presence_window": ("presence_context_size",),
+    "Metadata mlx.frequency_window": ("frequency_context_size",),
+}
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -183,6 +202,11 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
     return present[0][1] if present else None
 
 
+def given_as(fields: Strict, field: str) -> Any:
+    """Return the value of one of the protocol's fields, under whatever name. Raises ApiError."""
+    return agreed(*((name, getattr(fields, name)) for name in NAMES[field]))
+
+
 def _first(given: T | None, default: T | None, otherwise: T) -> T:
     if given is not None:
         return given
@@ -213,13 +237,7 @@ def _write_addends(
 def _write_repetition(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
-    penalty = agreed(
-        ("repeat_penalty", fields.repeat_penalty), ("repetition_penalty", fields.repetition_penalty)
-    )
-    window = agreed(
-        ("repeat_last_n", fields.repeat_last_n),
-        ("repetition_context_size", fields.repetition_context_size),
-    )
-    window = _first(window, defaults.repeat_last_n, _WINDOW)
+    penalty = given_as(fields, "Penalty")
+    window = _first(given_as(fields, "Repeat"), defaults.repeat_last_n, _WINDOW)
     options.Penalty = defaults.chosen("repeat_penalty", penalty) if window else 1.0
     options.Repeat = window

@@ -17,7 +17,7 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Strict, known
 from gateway.models.config import ModelConfig
-from gateway.openai.sampling import agreed
+from gateway.openai.sampling import NAMES, given_as
 from wire import backend_pb2 as pb
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Budget = Annotated[int | None, Field(ge=-1, le=100_000_000)]
 _SWITCH = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 _THINKING = "enable_thinking"
 _EFFORT = "reasoning_effort"
-BUDGETS = ("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget")
+_BUDGET = "Metadata mlx.thinking_budget"
 
 
 class Reasoning(Strict):
@@ -81,7 +81,7 @@ class ThinkingFields(Strict):
                 "thinking_budget": self.reasoning.max_tokens,
             }
             values |= {name: value for name, value in named.items() if value is not None}
-        if any(getattr(self, name) is not None for name in BUDGETS):
+        if any(getattr(self, name) is not None for name in NAMES[_BUDGET]):
             values.pop("thinking_budget", None)
         return values
 
@@ -107,7 +107,7 @@ def write_template_arguments(
     disabled = config.reasoning.disable
     if thinking is None and _THINKING not in arguments and disabled is not None:
         thinking = not disabled
-    budget = agreed(*((name, getattr(request, name)) for name in BUDGETS))
+    budget = given_as(request, _BUDGET)
     if budget is not None:
         options.Metadata["mlx.thinking_budget"] = str(budget)
     if effort:
@@ -148,7 +148,7 @@ def _flag(value: Any) -> bool | None:
 
 
 def _require_no_template(request: ChatCompletionRequest) -> None:
-    for name in ("chat_template_kwargs", _THINKING, _EFFORT, *BUDGETS):
+    for name in ("chat_template_kwargs", _THINKING, _EFFORT, *NAMES[_BUDGET]):
         if getattr(request, name) not in (None, {}):
             raise bad_field(
                 f"{named(name)} needs the model's chat template, which role_mapping replaces:"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MOST_TOOLS = 1024
 # OpenAI's name of a tool's schema, then Anthropic's, MCP's and Gemini's.
 _SCHEMA = AliasChoices("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
+_Word = Literal["none", "auto", "required"]
 
 
 class FunctionDefinition(Strict):
@@ -129,9 +130,6 @@ class ToolChoiceObject(NamedTool):
     allowed_tools: AllowedTools | None = None
 
     _flat = rather(_nested, "function is missing: send name inside it")
-
-
-_Word = Literal["none", "auto", "required"]
 
 
 def _choice_in_other_words(value: Any) -> Any:

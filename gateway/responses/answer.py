@@ -18,7 +18,7 @@ from gateway.errors import CODES, ApiError
 from gateway.models.config import Parameters
 from gateway.openai.answer import token_logprob
 from gateway.openai.messages import SEAL
-from gateway.responses.items import CustomTool, FunctionTool, NamespaceTool, Offered, offered
+from gateway.responses.items import CustomTool, FunctionTool, Offered, offered
 from gateway.responses.request import ResponsesRequest
 from gateway.sse import Answer
 
@@ -84,19 +84,16 @@ class ResponseAnswer(Answer[Event]):
             return events
         logprobs: list[Json] = []
         if isinstance(event, Piece) and event.content:
-            logprobs = [token_logprob(entry) for entry in self._of_text(event)]
+            block, found = self._blocks.open, event.logprobs
+            if event.reasoning or block is None or block.kind != "text":
+                found = tuple(of_text(event.content, self._before, found))
+            logprobs = [*map(token_logprob, found)]
         for step in self._blocks.take(event):
             events += self._step(step, logprobs)
         if isinstance(event, Done):
             return events + self._end(event)
         self._before = () if event.content else event.logprobs
         return events
-
-    def _of_text(self, piece: Piece) -> Sequence[Json]:
-        block = self._blocks.open
-        if block is not None and block.kind == "text" and not piece.reasoning:
-            return piece.logprobs
-        return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
         events = [] if self._number else self.beat()
@@ -250,18 +247,14 @@ def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequen
     """
     entries = [*before, *beside]
     wanted = text.encode()
-    written = [_written(entry) for entry in entries]
+    # Backends other than ours may omit the bytes of a token.
+    raw = [(entry.get("bytes"), str(entry["token"]).encode()) for entry in entries]
+    written = [token if given is None else bytes(given) for given, token in raw]
     whole, starts = b"".join(written), [0, *accumulate(map(len, written))][: len(written)]
     longer = [at for at, start in enumerate(starts) if whole.startswith(wanted, start)]
     exact = [at for at in longer if len(whole) - starts[at] == len(wanted)]
     found = exact or longer
     return entries[found[0] :] if found else beside
-
-
-def _written(entry: Json) -> bytes:
-    """Return the text of the token; backends other than ours may omit its bytes."""
-    raw = entry.get("bytes")
-    return str(entry["token"]).encode() if raw is None else bytes(raw)
 
 
 def usage_of(used: Usage) -> Json:
@@ -282,7 +275,12 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
     return {
         **{name: getattr(request, name) for name in _AS_SENT},
         **{name: defaults.chosen(name, getattr(request, name)) for name in _SAMPLING},
-        "tools": [_tool(tool) for tool in request.tools or ()],
+        "tools": [
+            tool.model_dump() | {"strict": bool(tool.strict)}
+            if isinstance(tool, FunctionTool)
+            else tool.model_dump(exclude_none=True)
+            for tool in request.tools or ()
+        ],
         "tool_choice": _plain(request.tool_choice) or "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": {
@@ -300,12 +298,6 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
         "service_tier": "default",
         "metadata": request.metadata or {},
     }
-
-
-def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:
-    if isinstance(tool, FunctionTool):
-        return tool.model_dump() | {"strict": bool(tool.strict)}
-    return tool.model_dump(exclude_none=True)
 
 
 def _plain(value: Any) -> Any:

@@ -48,6 +48,9 @@ def entry(name: str, context: int | None, abilities: Collection[str]) -> dict[st
     context: tokens of prompt and answer; None if unknown.
     """
     thinks = "thinking" in abilities
+    # Codex compacts before a message, and not because of it, so the message must fit as well.
+    windows = {"auto_compact_token_limit": context * 3 // 4} if context else {}
+    windows |= dict.fromkeys(("context_window", "max_context_window"), context) if context else {}
     efforts = [{"effort": effort, "description": text} for effort, text in _EFFORTS.items()]
     return {
         **dict.fromkeys(("slug", "display_name"), name),
@@ -64,18 +67,8 @@ def entry(name: str, context: int | None, abilities: Collection[str]) -> dict[st
         "apply_patch_tool_type": "freeform",
         "truncation_policy": {"mode": "bytes", "limit": 10_000},
         "supports_parallel_tool_calls": True,
-        **(_windows(context) if context else {}),
+        **windows,
         "experimental_supported_tools": [],
         "input_modalities": ["text", *(["image"] if "vision" in abilities else [])],
         **dict.fromkeys(("upgrade", "availability_nux", "default_verbosity", "model_messages")),
-    }
-
-
-def _windows(context: int) -> dict[str, int]:
-    # Codex compacts before a message, and not because of it, so the message must fit as well.
-    limit = context * 3 // 4
-    return {
-        "context_window": context,
-        "max_context_window": context,
-        "auto_compact_token_limit": limit,
     }

@@ -45,6 +45,28 @@ from gateway.responses.items import (
 )
 from gateway.tagged import OneOf, drop, rather
 
+_INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
+Includable = Annotated[str, known(_INCLUDED.split())]
+_TOLD = "No effect; repeated in the response."
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+Json = dict[str, Any]
+SUMMARY = "Summary of the conversation so far:"
+LOGPROBS = "message.output_text.logprobs"
+# Names of Responses' fields in chat requests.
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "reasoning_budget": "reasoning.max_tokens",
+    "logprobs": "include",
+    "messages": "input",
+    "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.allowed_tools.tools": "tool_choice.tools",
+}
+_EARLIER = "previous_response_id"
+_SAMPLING = (*CommonSampling.model_fields, "thinking_budget")
+
 
 class ChooseFunction(Strict):
     """The model must, or may, call this tool."""
@@ -103,13 +125,6 @@ class ReasoningConfig(Strict):
     summary: str | None = about("If it is set, the whole reasoning is sent as its summary.")
 
 
-_INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
-Includable = Annotated[str, known(_INCLUDED.split())]
-_TOLD = "No effect; repeated in the response."
-_Key = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
-
-
 class PromptRequest(Request):
     """The fields that make up the prompt."""
 
@@ -147,24 +162,6 @@ class ResponsesRequest(CommonSampling, PromptRequest):
     safety_identifier: str | None = Field(None, description=_TOLD)
     prompt_cache_key: str | None = Field(None, description=_TOLD)
     max_tool_calls: int | None = Field(None, description=_TOLD)
-
-
-Json = dict[str, Any]
-SUMMARY = "Summary of the conversation so far:"
-LOGPROBS = "message.output_text.logprobs"
-# Names of Responses' fields in chat requests.
-_NAMES = {
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "reasoning_budget": "reasoning.max_tokens",
-    "logprobs": "include",
-    "messages": "input",
-    "tool_choice.function.name": "tool_choice.name",
-    "tool_choice.allowed_tools.tools": "tool_choice.tools",
-}
-_EARLIER = "previous_response_id"
-_SAMPLING = (*CommonSampling.model_fields, "thinking_budget")
 
 
 def chat_request(

@@ -29,6 +29,16 @@ Json = dict[str, Any]
 MOST = 1000  # responses
 MOST_BYTES = 256 << 20  # for all conversations together
 _LATE = 1.0  # seconds that an expired response may stay, so that one timer removes several
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "additional_tools": "at",
+    "compaction": "cmp",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,14 @@ class Store:
         """
         stored, size, _ = self._kept.get(name, (None, 0, 0.0))
         if stored is None or stored.owner != exchange.current().owner:
-            raise _missing(name, param)
+            continues = param == "previous_response_id"
+            raise ApiError(
+                400 if continues else 404,
+                f"there is no stored response {shown(name)}: only the latest are kept, in memory;"
+                " send the complete conversation as input instead",
+                code="previous_response_not_found" if continues else "not_found",
+                param=param,
+            )
         self._kept[name] = (stored, size, self._clock())
         self._kept.move_to_end(name)
         return stored
@@ -215,28 +232,6 @@ def _size(value: Any) -> int:
 def items_of(resolved: Sequence[Item | Json]) -> list[Item]:
     """Return the input with its stored items validated, which may take long."""
     return [ITEMS.validate_python([e])[0] if isinstance(e, dict) else e for e in resolved]
-
-
-def _missing(name: str, param: str) -> ApiError:
-    return ApiError(
-        400 if param == "previous_response_id" else 404,
-        f"there is no stored response {shown(name)}: only the latest are kept, in memory; send the "
-        "complete conversation as input instead",
-        code="previous_response_not_found" if param == "previous_response_id" else "not_found",
-        param=param,
-    )
-
-
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-    "additional_tools": "at",
-    "compaction": "cmp",
-}
 
 
 def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:

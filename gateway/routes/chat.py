@@ -20,6 +20,7 @@ from gateway.responses.store import Store, items_of
 from gateway.sse import respond
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
+_ANSWER = streamed("OpenAI's `chat.completion`.", "`chat.completion.chunk`s, then `[DONE]`.")
 
 
 def _in_chat_form(body: Any) -> Any:
@@ -42,9 +43,6 @@ Body = Annotated[
     ChatCompletionRequest,
     BeforeValidator(_in_chat_form, json_schema_input_type=ChatCompletionRequest),
 ]
-
-
-_ANSWER = streamed("OpenAI's `chat.completion`.", "`chat.completion.chunk`s, then `[DONE]`.")
 
 
 @router.post("/chat/completions", responses=_ANSWER)

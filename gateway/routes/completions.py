@@ -27,6 +27,7 @@ from gateway.tagged import MOST_ENTRIES
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 Json = dict[str, Any]
+_ANSWER = streamed("OpenAI's `text_completion`.", "`text_completion`s, then `[DONE]`.")
 
 
 class ExtraFile(Strict):
@@ -58,9 +59,6 @@ class InfillRequest(NativeRequest):
     def infill(self) -> Json:
         files = [{"name": file.filename, "text": file.text} for file in self.input_extra]
         return {"suffix": self.input_suffix, "files": files}
-
-
-_ANSWER = streamed("OpenAI's `text_completion`.", "`text_completion`s, then `[DONE]`.")
 
 
 @router.post("/completions", responses=_ANSWER)

@@ -30,6 +30,7 @@ router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
 Text = str | list[int]  # as text, or as token ids
 _MOST_INPUTS = 2048  # OpenAI's
 _TOKENS = 1 << 31
+TRUNCATE = "Whether an input that is too long loses its end, or is an error; default: by the model."
 
 
 def read_input(value: Any) -> list[Text]:
@@ -97,7 +98,6 @@ def _read_truncate(value: Any) -> Any:
 Truncate = Annotated[
     bool | None, BeforeValidator(_read_truncate, json_schema_input_type=bool | str | None)
 ]
-TRUNCATE = "Whether an input that is too long loses its end, or is an error; default: by the model."
 
 
 def truncation(truncate: bool | None) -> list[tuple[str, str | bytes]]:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from common.version import VERSION
-from gateway import metrics, model_metrics
+from gateway import metrics
 from gateway.context import GatewayDep
 
 router = APIRouter(tags=["operations"])
@@ -36,5 +36,5 @@ async def ready(gateway: GatewayDep, response: Response) -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
     """Return counters of the gateway and of every loaded model, in Prometheus' text format."""
-    models = model_metrics.text(await model_metrics.collect(gateway.supervisor))
+    models = metrics.text(await metrics.collect(gateway.supervisor))
     return PlainTextResponse(gateway.metrics.text() + models, media_type=metrics.CONTENT_TYPE)

@@ -17,7 +17,7 @@ from pydantic import AliasChoices, Field
 from common.abilities import for_anthropic
 from common.field_names import named
 from common.wording import shown
-from gateway import model_metrics
+from gateway import metrics
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field, without_folders
 from gateway.fields import Request
@@ -29,6 +29,13 @@ from gateway.supervisor.instance import ModelStatus, State
 DEFAULT_SLOTS = 16  # the default of our own backend's option `parallel`
 
 page_router = APIRouter(tags=["page"])
+router = APIRouter(tags=["models"], route_class=JsonRoute)
+_VALUES = {
+    State.STARTING: "loading",
+    State.LOADING: "loading",
+    State.READY: "loaded",
+}
+Json = dict[str, Any]
 
 
 @page_router.get("/api/status")
@@ -42,7 +49,7 @@ async def read_status(gateway: GatewayDep) -> dict[str, Any]:
     supervisor = gateway.supervisor
     configs = {config.name: config for config in supervisor.models}
     models = []
-    for status, counts in await model_metrics.collect(supervisor):
+    for status, counts in await metrics.collect(supervisor):
         config = configs.get(status.name)
         downloaded, of = status.download or (None, None)
         models.append(
@@ -70,17 +77,6 @@ def slots(config: ModelConfig) -> int | None:
         return int(config.option("parallel") or DEFAULT_SLOTS)
     except ValueError:
         return None  # the backend refuses to load with it, and says why
-
-
-router = APIRouter(tags=["models"], route_class=JsonRoute)
-_VALUES = {
-    State.STARTING: "loading",
-    State.LOADING: "loading",
-    State.READY: "loaded",
-}
-
-
-Json = dict[str, Any]
 
 
 @router.get("/models")

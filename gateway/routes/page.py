@@ -34,6 +34,7 @@ SECURITY_POLICY = (
 )
 
 router = APIRouter(tags=["page"])
+_FILES: dict[str, _File] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,6 @@ class _File:
     etag: str
 
 
-_FILES: dict[str, _File] = {}
 for _path in FOLDER.rglob("*"):
     if kind := _TYPES.get(_path.suffix):
         _tag = hashlib.sha256(content := _path.read_bytes()).hexdigest()[:16]

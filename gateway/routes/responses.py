@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -12,11 +11,11 @@ from fastapi.responses import JSONResponse
 
 from common.field_names import named
 from gateway import exchange
-from gateway.calls import Done, Piece, Usage
+from gateway.calls import Usage
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute, apart
-from gateway.openai.answering import Translation, answer, count_prompt, question_of
+from gateway.openai.answering import Translation, answer, count_prompt, question_of, whole_answer
 from gateway.openapi import streamed
 from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer
@@ -27,6 +26,7 @@ from gateway.sse import respond
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]
+_ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 
 
 async def _store(request: Request, gateway: GatewayDep) -> Store:
@@ -40,9 +40,6 @@ async def _store(request: Request, gateway: GatewayDep) -> Store:
 
 
 StoreDep = Annotated[Store, Depends(_store)]
-
-
-_ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 
 
 @router.post("/responses", responses=_ANSWER)
@@ -90,16 +87,7 @@ async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> 
         return await count_prompt(await translated(part), gateway)
 
     async def summarise(part: Sequence[Item]) -> tuple[str, Usage]:
-        texts: list[str] = []
-        used = Usage()
-        question = await question_of(await translated(part), gateway)
-        async with aclosing(answer(question, gateway)) as events:
-            async for event in events:
-                if isinstance(event, Piece):
-                    texts.append(event.content)
-                elif isinstance(event, Done):
-                    used = event.usage
-        return "".join(texts), used
+        return await whole_answer(await question_of(await translated(part), gateway), gateway)
 
     config = gateway.supervisor.resolve(body.model)
     limit = compaction.prompt_limit(gateway.supervisor.context_size(config))

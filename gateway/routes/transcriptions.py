@@ -33,6 +33,8 @@ _LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_sp
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 Granularity = Literal["segment", "word"]
 Asked = TypeVar("Asked", bound=fields.Request)
+_NANOSECONDS = 1_000_000_000
+Json = dict[str, Any]
 
 
 class TranslationRequest(fields.Request):
@@ -214,10 +216,6 @@ def _event(value: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-_NANOSECONDS = 1_000_000_000
-Json = dict[str, Any]
-
-
 def usage_of(result: pb.TranscriptResult) -> Json:
     return {"type": "duration", "seconds": round(result.duration)}
 
@@ -234,7 +232,10 @@ def verbose(result: pb.TranscriptResult, task: str, wanted: Sequence[str]) -> Js
         "text": result.text,
     }
     if "segment" in wanted or not wanted:
-        answer["segments"] = [_segment(segment) for segment in result.segments]
+        answer["segments"] = [
+            {"id": each.id, "text": each.text, "tokens": [*each.tokens]} | _times(each)
+            for each in result.segments
+        ]
     if "word" in wanted:
         answer["words"] = [
             {"word": word.text} | _times(word)
@@ -266,10 +267,6 @@ def _cues(result: pb.TranscriptResult) -> Iterator[tuple[pb.TranscriptSegment, s
     for segment in result.segments:
         if text := "\n".join(line.strip() for line in segment.text.splitlines() if line.strip()):
             yield segment, text
-
-
-def _segment(segment: pb.TranscriptSegment) -> Json:
-    return {"id": segment.id, "text": segment.text, "tokens": [*segment.tokens]} | _times(segment)
 
 
 def _times(part: pb.TranscriptSegment | pb.TranscriptWord) -> Json:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -25,13 +24,6 @@ UNNAMED = "default_model"  # what clients of mlx_lm.server send for the model it
 _log = logging.getLogger("gateway.supervisor")
 
 
-class Read(NamedTuple):
-    """A models folder at one time."""
-
-    folder: ModelFolder
-    stamp: frozenset[tuple[str, int, int]]
-
-
 class Catalogue:
     """The models of the folder, and those of the hub if the operator allows them.
 
@@ -43,7 +35,6 @@ class Catalogue:
         self._models_dir = models_dir
         self._allow_unlisted = allow_unlisted
         self._changed: dict[str, tuple[ModelConfig, ModelConfig]] = {}
-        self._stamp = stamp_of(models_dir) if models_dir and models_dir.is_dir() else frozenset()
 
     @property
     def models(self) -> list[ModelConfig]:
@@ -143,7 +134,7 @@ class Catalogue:
             place.rename(place.with_name(f".{place.name}"))
         self.adopt(self.read(always=True))
 
-    def read(self, *, always: bool = False) -> Read | None:
+    def read(self, *, always: bool = False) -> ModelFolder | None:
         """Return the models folder as it is now; None if it is unchanged, or cannot be read.
 
         This changes nothing, so it may run on a thread.
@@ -151,17 +142,17 @@ class Catalogue:
         if self._models_dir is None:
             return None
         try:
-            if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
+            if stamp_of(self._models_dir) == self._folder.stamp and not always:
                 return None
-            return Read(read_folder(self._models_dir), stamp)
+            return read_folder(self._models_dir)
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
             return None
 
-    def adopt(self, read: Read | None) -> None:
+    def adopt(self, folder: ModelFolder | None) -> None:
         """Serve the models of a folder that was read. The old models stay if it was not."""
-        if read is not None:
-            self._folder, self._stamp = self._with_changes(read.folder), read.stamp
+        if folder is not None:
+            self._folder = self._with_changes(folder)
             _log.info("read %d models, %d broken", len(self.models), len(self.broken))
 
 

@@ -39,6 +39,11 @@ _WIRE = {
     "cache_type_k": "CacheTypeKey",
     "cache_type_v": "CacheTypeValue",
 }
+_POLL = 3.0  # seconds between two checks of a ready backend
+_HEALTH_LIMIT = 10.0
+_STATUS_LIMIT = 5.0
+_MISSES = 3  # Health calls in a row without an answer, after which the process is killed
+_log = logging.getLogger("gateway.supervisor")
 
 
 def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.ModelOptions:
@@ -100,13 +105,6 @@ class ModelStatus:
     restarts: int = 0  # after crashes
     error: str = ""  # the last failure; empty after a successful load
     leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never
-
-
-_POLL = 3.0  # seconds between two checks of a ready backend
-_HEALTH_LIMIT = 10.0
-_STATUS_LIMIT = 5.0
-_MISSES = 3  # Health calls in a row without an answer, after which the process is killed
-_log = logging.getLogger("gateway.supervisor")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,18 @@ from gateway.supervisor.warden_process import BLOCKED, signal_group
 
 SETTINGS = "MLX_GATEWAY_"
 _ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("warden_process.py")
+_KILLED = json.dumps("the process that starts it was killed")
+OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
+TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
+_PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
+_LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S+))?")
+# Our own backend's log line about a download, every two seconds
+# (backend/engine/loading/hub_process).
+DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
+DOWNLOADED = "downloaded model "
+_LONGEST_LINE = 8192
+_READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
 
 def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
@@ -80,9 +92,6 @@ class Child:
         return None
 
 
-PROGRAM = Path(__file__).with_name("warden_process.py")
-
-
 async def spawn(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Child:
     """Start a command in a folder, by a warden of its own.
 
@@ -111,9 +120,6 @@ async def spawn(command: Sequence[str], folder: Path, environ: Mapping[str, str]
         return Child(answer, warden, reader, writer)
 
 
-_KILLED = json.dumps("the process that starts it was killed")
-
-
 def _start(
     arguments: Sequence[str], link: socket.socket, environ: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
@@ -135,18 +141,6 @@ def _start(
         raise LoadFailed(f"no process could be started: {problem}") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
-TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
-_PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
-_LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S+))?")
-# Our own backend's log line about a download, every two seconds
-# (backend/engine/loading/hub_process).
-DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
-DOWNLOADED = "downloaded model "
-_LONGEST_LINE = 8192
-_READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
 
 class BackendProcess:

@@ -18,7 +18,7 @@ from gateway.supervisor.policy import Failures, Limits, Loaded
 _MODELS = st.lists(
     st.builds(
         Loaded,
-        id=st.just(0),
+        model=st.just(0),
         memory=st.integers(0, 9),
         busy=st.booleans(),
         pinned=st.booleans(),
