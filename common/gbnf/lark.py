@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from common.gbnf.lexemes import Encounter, Lexeme, Ranges, TooLarge, encounter, meet
+from common.gbnf.lexemes import EdgesByRule, TooLarge, clashes, is_one_character
 from common.gbnf.parser import GbnfError, parse
-from common.gbnf.productions import Item, Productions, successors
+from common.gbnf.productions import Item, Productions
 from common.gbnf.regular import is_nullable, reachable, regular_rules
 from common.gbnf.syntax import (
     CharClass,
@@ -24,9 +24,6 @@ from common.gbnf.syntax import (
     ranges_of,
 )
 
-MAX_GROUPS = 500
-MAX_WORK = 300_000
-"""Maximum steps of the search for safe lexemes: about a second."""
 _MAX_NESTING = 8
 
 
@@ -42,60 +39,21 @@ def gbnf_to_lark(text: str) -> str:
 def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
     """Return the grammar as productions whose lexemes a greedy lexer reads correctly."""
     if "root" in regular:
-        return Productions(rules, regular)
-    split: frozenset[Expr] = frozenset()
-    budget = [MAX_WORK]
+        return Productions(rules, regular, lambda _: True)
+    edges, split = EdgesByRule(regular), set[Expr]()
+
+    def lexable(expr: Expr) -> bool:
+        return expr not in split and edges.of(expr) is not None
+
     try:
         while True:
-            productions = Productions(rules, regular, split)
-            clashing = _clashes(productions, budget)
+            productions = Productions(rules, regular, lexable)
+            clashing = clashes(productions, edges)
             if not clashing:
                 return productions
             split |= {productions.lexemes[name] for name in clashing}
     except TooLarge:
-        return Productions(rules, regular, spell_all=True)
-
-
-def _clashes(productions: Productions, budget: list[int]) -> set[str]:
-    """Return the lexemes that a greedy lexer would misread somewhere. Raises TooLarge."""
-    lexemes = {
-        name: Lexeme.of(expr, productions.regular) for name, expr in productions.lexemes.items()
-    }
-    start, following = successors(productions)
-    after: dict[str, Ranges] = {
-        name: tuple(r for other in others for r in lexemes[other].beginnings)
-        for name, others in following.items()
-    }
-    known: dict[tuple[str, str], Encounter] = {}
-
-    def meeting(one: str, other: str) -> Encounter:
-        budget[0] -= 1
-        if (one, other) not in known:
-            known[one, other] = encounter(lexemes[one], lexemes[other], budget)
-        return known[one, other]
-
-    clashing: set[str] = set()
-    waiting, seen = [start], {start}
-    while waiting:
-        group = sorted(waiting.pop())
-        for one in group:
-            together: set[str] = set()
-            for other in group:
-                met = meeting(one, other)
-                if met.equal:
-                    together |= following[other]
-                if meet(met.onward, after[one]):
-                    clashing |= {one, other}
-            if (reached := frozenset(together)) not in seen:
-                if len(seen) >= MAX_GROUPS:
-                    raise TooLarge
-                seen.add(reached)
-                waiting.append(reached)
-    return {name for name in clashing if not _is_one_character(productions.lexemes[name])}
-
-
-def _is_one_character(expr: Expr) -> bool:
-    return isinstance(expr, CharClass) or (isinstance(expr, Literal) and len(expr.text) == 1)
+        return Productions(rules, regular, is_one_character)
 
 
 def _lark_text(productions: Productions) -> str:

@@ -1,113 +1,111 @@
-"""Checks whether a greedy lexer distinguishes two expressions that may begin at the same position.
+"""Decides which expressions a greedy lexer reads correctly, so that they may become lexemes.
 
 The lexer of llguidance always takes the longest lexeme and never backtracks. GBNF has no lexemes:
-`[a-z]* "end"` matches `end`. So an expression may become a lexeme only if the longest match is
-always right. `encounter` determines this from the positions of the expressions (Glushkov's
-automaton), without the product of their states.
+`[a-z]* "end"` matches `end`. So an expression may become a lexeme only if its next character always
+shows where it continues or ends. For example, that is true of JSON's strings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
 
+from common.gbnf.productions import Productions, successors
 from common.gbnf.syntax import (
     CharClass,
     Choice,
     Expr,
     Literal,
+    Ranges,
     Reference,
     Repeat,
     Sequence,
+    merged,
     ranges_of,
 )
 
-Ranges = tuple[tuple[int, int], ...]
-MAX_POSITIONS = 4000
+_MAX_PAIRS = 100_000
+"""Maximum number of pairs of lexemes that are compared: about a second."""
 
 
 class TooLarge(Exception):
-    """The expressions are too large to analyse."""
+    """The grammar has too many lexemes to compare."""
 
 
-@dataclass(slots=True)
-class _Part:
-    nullable: bool
-    first: set[int]
-    last: set[int]
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The characters at the edges of an expression that is read without looking ahead.
 
-
-@dataclass
-class Lexeme:
-    """A regular expression as positions: each matches one character and leads to other positions.
-
-    Limited repetitions count as unlimited ones, which can only lead to more clashes.
+    nullable: whether the expression matches the empty text.
+    first: the characters with which the expression may begin.
+    onward: the characters with which the expression may continue when it is complete.
     """
 
-    chars: list[Ranges] = field(default_factory=list)
-    follow: list[set[int]] = field(default_factory=list)
-    nullable: bool = False
-    first: set[int] = field(default_factory=set)
-    last: set[int] = field(default_factory=set)
+    nullable: bool
+    first: Ranges = ()
+    onward: Ranges = ()
 
-    @classmethod
-    def of(cls, expr: Expr, regular: Mapping[str, Expr]) -> Lexeme:
-        """Return the lexeme of a regular expression. Raises TooLarge."""
-        lexeme = cls()
-        part = lexeme._build(expr, regular)
-        lexeme.nullable, lexeme.first, lexeme.last = part.nullable, part.first, part.last
-        return lexeme
 
-    @cached_property
-    def beginnings(self) -> Ranges:
-        """The characters with which a matching text may begin."""
-        return tuple(r for at in self.first for r in self.chars[at])
+class EdgesByRule:
+    """The edges of expressions.
 
-    def _position(self, ranges: Ranges) -> _Part:
-        if len(self.chars) >= MAX_POSITIONS:
-            raise TooLarge
-        self.chars.append(ranges)
-        self.follow.append(set())
-        at = len(self.chars) - 1
-        return _Part(False, {at}, {at})
+    regular: the regular rules of a grammar, in dependency order.
+    """
 
-    def _build(self, expr: Expr, regular: Mapping[str, Expr]) -> _Part:
+    def __init__(self, regular: Mapping[str, Expr]) -> None:
+        self._rules: dict[str, Edges | None] = {}
+        for name, expr in regular.items():
+            self._rules[name] = self.of(expr)
+
+    def of(self, expr: Expr) -> Edges | None:
+        """Return the edges of a regular expression; None if a character may be read in two ways."""
         match expr:
             case Literal(text):
-                return self._chain([self._position(((ord(c), ord(c)),)) for c in text])
+                return Edges(not text, tuple((ord(c), ord(c)) for c in text[:1]))
             case CharClass():
-                return self._position(ranges_of(expr))
+                return Edges(False, ranges_of(expr))
             case Reference(name):
-                return self._build(regular[name], regular)
+                return self._rules[name]
             case Sequence(items):
-                return self._chain([self._build(item, regular) for item in items])
+                whole: Edges | None = Edges(True)
+                for item in items:
+                    whole = _followed(whole, self.of(item))
+                return whole
             case Choice(options):
-                parts = [self._build(option, regular) for option in options]
-                return _Part(
-                    any(p.nullable for p in parts),
-                    {at for p in parts for at in p.first},
-                    {at for p in parts for at in p.last},
-                )
+                return _either([self.of(option) for option in options])
             case Repeat(item, least, most):
-                part = self._build(item, regular)
-                if most is None or most > 1:
-                    for at in part.last:
-                        self.follow[at] |= part.first
-                return _Part(part.nullable or least == 0, part.first, part.last)
+                part = self.of(item)
+                again = part if most == 1 else _followed(part, part)
+                if part is None or again is None:
+                    return None
+                onward = part.onward if most == 1 else merged((*part.onward, *part.first))
+                return Edges(part.nullable or least == 0, part.first, onward)
         raise AssertionError(expr)
 
-    def _chain(self, parts: list[_Part]) -> _Part:
-        whole = _Part(True, set(), set())
-        for part in parts:
-            for at in whole.last:
-                self.follow[at] |= part.first
-            whole = _Part(
-                whole.nullable and part.nullable,
-                whole.first | part.first if whole.nullable else whole.first,
-                whole.last | part.last if part.nullable else part.last,
-            )
-        return whole
+
+def _followed(one: Edges | None, other: Edges | None) -> Edges | None:
+    if one is None or other is None or meet(one.onward, other.first):
+        return None
+    if one.nullable and one is not other and meet(one.first, other.first):
+        return None
+    first = merged((*one.first, *other.first)) if one.nullable else one.first
+    before = (*one.onward, *other.first) if other.nullable else ()
+    return Edges(one.nullable and other.nullable, first, merged((*before, *other.onward)))
+
+
+def _either(parts: Iterable[Edges | None]) -> Edges | None:
+    whole: Edges | None = None
+    for part in parts:
+        if part is None or (whole and meet(whole.first, part.first)):
+            return None
+        whole = whole or Edges(False)
+        whole = Edges(
+            whole.nullable or part.nullable,
+            merged((*whole.first, *part.first)),
+            merged((*whole.onward, *part.onward)),
+        )
+    return whole
 
 
 def meet(one: Ranges, other: Ranges) -> bool:
@@ -115,43 +113,34 @@ def meet(one: Ranges, other: Ranges) -> bool:
     return any(a <= d and c <= b for a, b in one for c, d in other)
 
 
-@dataclass(frozen=True, slots=True)
-class Encounter:
-    """How two lexemes that begin at the same position overlap.
+def clashes(productions: Productions, edges: EdgesByRule) -> set[str]:
+    """Return the lexemes that a greedy lexer may misread somewhere. Raises TooLarge.
 
-    equal: whether a text can match both.
-    onward: the characters with which the second can continue when the first is complete.
+    Single characters are never among them, because several that match are read together.
     """
-
-    equal: bool
-    onward: Ranges
-
-
-def encounter(one: Lexeme, other: Lexeme, budget: list[int]) -> Encounter:
-    """Return how two lexemes overlap, by the texts that begin both.
-
-    budget: one number, the steps that remain; each pair of positions takes one. Raises TooLarge if
-        none is left.
-    """
-    stack = [(p, q) for p in one.first for q in other.first]
-    seen = set(stack)
-    equal = False
-    onward: set[tuple[int, int]] = set()
-    met: list[tuple[int, int]] = []
-    while stack:
-        p, q = stack.pop()
-        budget[0] -= 1
-        if budget[0] < 0:
-            raise TooLarge
-        if not meet(one.chars[p], other.chars[q]):
+    lexemes = productions.lexemes
+    of = {name: edges.of(expr) or Edges(False) for name, expr in lexemes.items()}
+    long = {name for name, expr in lexemes.items() if not is_one_character(expr)}
+    start, following = successors(productions)
+    found = {
+        name for name in long if any(meet(of[name].onward, of[at].first) for at in following[name])
+    }
+    waiting = list(product(start, start))
+    seen = set(waiting)
+    while waiting:
+        one, other = waiting.pop()
+        if not meet(of[one].first, of[other].first):
             continue
-        met.append((p, q))
-        if p in one.last:
-            equal = equal or q in other.last
-            for successor in other.follow[q]:
-                onward.update(other.chars[successor])
-        for pair in ((a, b) for a in one.follow[p] for b in other.follow[q]):
-            if pair not in seen:
-                seen.add(pair)
-                stack.append(pair)
-    return Encounter(equal, tuple(onward))
+        if one != other and not long.isdisjoint((one, other)):
+            found |= long & {one, other}
+            continue
+        fresh = [pair for pair in product(following[one], following[other]) if pair not in seen]
+        seen.update(fresh)
+        waiting += fresh
+        if len(seen) > _MAX_PAIRS:
+            raise TooLarge
+    return found
+
+
+def is_one_character(expr: Expr) -> bool:
+    return isinstance(expr, CharClass) or (isinstance(expr, Literal) and len(expr.text) == 1)

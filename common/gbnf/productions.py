@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.gbnf.regular import is_nullable, nullable_rules
@@ -36,14 +36,13 @@ class Productions:
     """`start` and the rules that it needs, each a list of alternatives.
 
     regular: the regular rules of the grammar.
-    split: expressions that cannot be lexemes and are divided into parts.
-    spell_all: every lexeme is a single character.
+    lexable: returns whether a regular expression may be a lexeme. Others are divided into parts;
+        single characters are lexemes in any case.
     """
 
     grammar: Mapping[str, Expr]
     regular: Mapping[str, Expr]
-    split: frozenset[Expr] = frozenset()
-    spell_all: bool = False
+    lexable: Callable[[Expr], bool]
     rules: dict[str, list[list[Item]]] = field(default_factory=dict)
     lexemes: dict[str, Expr] = field(default_factory=dict)
     nullable: frozenset[str] = frozenset()
@@ -99,7 +98,7 @@ class Productions:
         """Return a regular expression as one lexeme, or as its parts if it cannot be one."""
         if expr == Sequence(()):
             return []
-        if self.spell_all or expr in self.split:
+        if not self.lexable(expr):
             return self._opened(expr)
         return [Item(self._named_lexeme(expr), 0 if is_nullable(expr, self.nullable) else 1)]
 
