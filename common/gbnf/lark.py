@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from common.gbnf.lexemes import EdgesByRule, TooLarge, clashes, is_one_character
+from common.gbnf.lexemes import safe_productions
 from common.gbnf.parser import GbnfError, parse
 from common.gbnf.productions import Item, Productions
-from common.gbnf.regular import is_nullable, reachable, regular_rules
+from common.gbnf.regular import reachable, regular_rules
 from common.gbnf.syntax import (
     CharClass,
     Choice,
@@ -31,29 +31,9 @@ def gbnf_to_lark(text: str) -> str:
     """Return the grammar in llguidance's Lark, with `root` as `start`. Raises GbnfError."""
     try:
         rules = reachable(parse(text))
-        return _lark_text(_safe_productions(rules, regular_rules(rules)))
+        return _lark_text(safe_productions(rules, regular_rules(rules)))
     except RecursionError:
         raise GbnfError("the rules are nested too deeply", text, 0) from None
-
-
-def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
-    """Return the grammar as productions whose lexemes a greedy lexer reads correctly."""
-    if "root" in regular:
-        return Productions(rules, regular, lambda _: True)
-    edges, split = EdgesByRule(regular), set[Expr]()
-
-    def lexable(expr: Expr) -> bool:
-        return expr not in split and edges.of(expr) is not None
-
-    try:
-        while True:
-            productions = Productions(rules, regular, lexable)
-            clashing = clashes(productions, edges)
-            if not clashing:
-                return productions
-            split |= {productions.lexemes[name] for name in clashing}
-    except TooLarge:
-        return Productions(rules, regular, is_one_character)
 
 
 def _lark_text(productions: Productions) -> str:
@@ -65,7 +45,7 @@ def _lark_text(productions: Productions) -> str:
     for name, expr in productions.lexemes.items():
         body = terminals.text(expr)
         # A lexeme cannot be empty; if it is optional, the rule says so.
-        whole = f"({body}) & /(?s:.+)/" if is_nullable(expr, productions.nullable) else body
+        whole = f"({body}) & /(?s:.+)/" if productions.edges.of(expr).nullable else body
         lines.append(f"{name}: {whole}")
     return "\n".join([*lines, *terminals.lines]) + "\n"
 

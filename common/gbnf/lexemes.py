@@ -1,126 +1,55 @@
-"""Decides which expressions a greedy lexer reads correctly, so that they may become lexemes.
+"""Converts a grammar to productions whose lexemes a greedy lexer reads correctly.
 
 The lexer of llguidance always takes the longest lexeme and never backtracks. GBNF has no lexemes:
 `[a-z]* "end"` matches `end`. So an expression may become a lexeme only if its next character always
-shows where it continues or ends. For example, that is true of JSON's strings.
+shows where it continues or ends, as it does in JSON's strings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import product
 
+from common.gbnf.edges import EdgesOf, meet
 from common.gbnf.productions import Productions, successors
-from common.gbnf.syntax import (
-    CharClass,
-    Choice,
-    Expr,
-    Literal,
-    Ranges,
-    Reference,
-    Repeat,
-    Sequence,
-    merged,
-    ranges_of,
-)
+from common.gbnf.syntax import CharClass, Expr, Literal
 
 _MAX_PAIRS = 100_000
 """Maximum number of pairs of lexemes that are compared: about a second."""
 
 
-class TooLarge(Exception):
+class _TooLarge(Exception):
     """The grammar has too many lexemes to compare."""
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """The characters at the edges of an expression that is read without looking ahead.
+def safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
+    """Return the grammar as productions whose lexemes a greedy lexer reads correctly."""
+    edges, split = EdgesOf(regular), set[Expr]()
+    if "root" in regular:
+        return Productions(rules, regular, edges, lambda _: True)
 
-    nullable: whether the expression matches the empty text.
-    first: the characters with which the expression may begin.
-    onward: the characters with which the expression may continue when it is complete.
-    """
+    def lexable(expr: Expr) -> bool:
+        return expr not in split and edges.of(expr).clear
 
-    nullable: bool
-    first: Ranges = ()
-    onward: Ranges = ()
-
-
-class EdgesByRule:
-    """The edges of expressions.
-
-    regular: the regular rules of a grammar, in dependency order.
-    """
-
-    def __init__(self, regular: Mapping[str, Expr]) -> None:
-        self._rules: dict[str, Edges | None] = {}
-        for name, expr in regular.items():
-            self._rules[name] = self.of(expr)
-
-    def of(self, expr: Expr) -> Edges | None:
-        """Return the edges of a regular expression; None if a character may be read in two ways."""
-        match expr:
-            case Literal(text):
-                return Edges(not text, tuple((ord(c), ord(c)) for c in text[:1]))
-            case CharClass():
-                return Edges(False, ranges_of(expr))
-            case Reference(name):
-                return self._rules[name]
-            case Sequence(items):
-                whole: Edges | None = Edges(True)
-                for item in items:
-                    whole = _followed(whole, self.of(item))
-                return whole
-            case Choice(options):
-                return _either([self.of(option) for option in options])
-            case Repeat(item, least, most):
-                part = self.of(item)
-                again = part if most == 1 else _followed(part, part)
-                if part is None or again is None:
-                    return None
-                onward = part.onward if most == 1 else merged((*part.onward, *part.first))
-                return Edges(part.nullable or least == 0, part.first, onward)
-        raise AssertionError(expr)
+    try:
+        while True:
+            productions = Productions(rules, regular, edges, lexable)
+            clashing = _clashes(productions)
+            if not clashing:
+                return productions
+            split |= {productions.lexemes[name] for name in clashing}
+    except _TooLarge:
+        return Productions(rules, regular, edges, _is_one_character)
 
 
-def _followed(one: Edges | None, other: Edges | None) -> Edges | None:
-    if one is None or other is None or meet(one.onward, other.first):
-        return None
-    if one.nullable and one is not other and meet(one.first, other.first):
-        return None
-    first = merged((*one.first, *other.first)) if one.nullable else one.first
-    before = (*one.onward, *other.first) if other.nullable else ()
-    return Edges(one.nullable and other.nullable, first, merged((*before, *other.onward)))
-
-
-def _either(parts: Iterable[Edges | None]) -> Edges | None:
-    whole: Edges | None = None
-    for part in parts:
-        if part is None or (whole and meet(whole.first, part.first)):
-            return None
-        whole = whole or Edges(False)
-        whole = Edges(
-            whole.nullable or part.nullable,
-            merged((*whole.first, *part.first)),
-            merged((*whole.onward, *part.onward)),
-        )
-    return whole
-
-
-def meet(one: Ranges, other: Ranges) -> bool:
-    """Return whether the ranges have a character in common."""
-    return any(a <= d and c <= b for a, b in one for c, d in other)
-
-
-def clashes(productions: Productions, edges: EdgesByRule) -> set[str]:
-    """Return the lexemes that a greedy lexer may misread somewhere. Raises TooLarge.
+def _clashes(productions: Productions) -> set[str]:
+    """Return the lexemes that a greedy lexer may misread somewhere. Raises _TooLarge.
 
     Single characters are never among them, because several that match are read together.
     """
     lexemes = productions.lexemes
-    of = {name: edges.of(expr) or Edges(False) for name, expr in lexemes.items()}
-    long = {name for name, expr in lexemes.items() if not is_one_character(expr)}
+    of = {name: productions.edges.of(expr) for name, expr in lexemes.items()}
+    long = {name for name, expr in lexemes.items() if not _is_one_character(expr)}
     start, following = successors(productions)
     found = {
         name for name in long if any(meet(of[name].onward, of[at].first) for at in following[name])
@@ -138,9 +67,9 @@ def clashes(productions: Productions, edges: EdgesByRule) -> set[str]:
         seen.update(fresh)
         waiting += fresh
         if len(seen) > _MAX_PAIRS:
-            raise TooLarge
+            raise _TooLarge
     return found
 
 
-def is_one_character(expr: Expr) -> bool:
+def _is_one_character(expr: Expr) -> bool:
     return isinstance(expr, CharClass) or (isinstance(expr, Literal) and len(expr.text) == 1)

@@ -7,13 +7,12 @@ alternatives: `ws ::= ([ \\t\\n] ws)?` is `[ \\t\\n]*`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from common.gbnf.syntax import (
     EMPTY,
     Choice,
     Expr,
-    Literal,
     Reference,
     Repeat,
     Sequence,
@@ -95,28 +94,3 @@ def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]] | None:
 
 def _ended(before: tuple[Expr, ...], last: Expr) -> Expr:
     return sequence(*before) if last == EMPTY else sequence(*before, last)
-
-
-def nullable_rules(regular: Mapping[str, Expr]) -> frozenset[str]:
-    """Return the regular rules that match the empty text; they must be in dependency order."""
-    found: set[str] = set()
-    for name, expr in regular.items():
-        if is_nullable(expr, found):
-            found.add(name)
-    return frozenset(found)
-
-
-def is_nullable(expr: Expr, nullable: Collection[str]) -> bool:
-    """Return whether a regular expression matches the empty text, given the rules that do."""
-    match expr:
-        case Literal(text):
-            return not text
-        case Reference(name):
-            return name in nullable
-        case Sequence(items):
-            return all(is_nullable(item, nullable) for item in items)
-        case Choice(options):
-            return any(is_nullable(option, nullable) for option in options)
-        case Repeat(item, least):
-            return least == 0 or is_nullable(item, nullable)
-    return False

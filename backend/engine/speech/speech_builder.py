@@ -91,8 +91,8 @@ def build(order: LoadOrder) -> Stages[Built]:
         media_limits=order.media_limits,
     )
     devices.apply(plan)
-    room = max(plan.limit - size, 0)
-    return None, partial(SpeechQueue, transcribe, needs, settings.parallel, room), served
+    budget = max(plan.limit - size, 0)
+    return None, partial(SpeechQueue, transcribe, needs, settings.parallel, budget), served
 
 
 def open_model(path: Path, model_type: str) -> Any:
