@@ -6,8 +6,9 @@ alternatives: `ws ::= ([ \\t\\n] ws)?` is `[ \\t\\n]*`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from common.gbnf.syntax import (
     EMPTY,
@@ -36,23 +37,16 @@ def reachable(rules: Mapping[str, Expr]) -> dict[str, Expr]:
 
 def regular_rules(rules: Mapping[str, Expr]) -> dict[str, Expr]:
     """Return the regular rules in dependency order, without references to themselves."""
-    waiting = {name: set(references(expr)) - {name} for name, expr in rules.items()}
-    users: dict[str, list[str]] = {name: [] for name in rules}
-    for name, needed in waiting.items():
-        for other in needed:
-            users[other].append(name)
-    ready = deque(name for name, needed in waiting.items() if not needed)
+    needed = {name: set(references(expr)) - {name} for name, expr in rules.items()}
+    order = TopologicalSorter(needed)
+    with suppress(CycleError):  # the rules of a cycle never become ready
+        order.prepare()
     found: dict[str, Expr] = {}
-    while ready:
-        name = ready.popleft()
-        closed = _closed(name, rules[name])
-        if closed is None:
-            continue
-        found[name] = closed
-        for user in users[name]:
-            waiting[user].discard(name)
-            if not waiting[user]:
-                ready.append(user)
+    while ready := order.get_ready():
+        for name in ready:
+            if (closed := _closed(name, rules[name])) is not None:
+                found[name] = closed
+                order.done(name)
     return found
 
 

@@ -154,7 +154,9 @@ class EncodeQueue:
         running: whether generation streams are waiting for this step to end.
         budget: bytes that the step may use; None means all that the weights leave.
         """
-        rows = self._take(self._pace.tokens(running=running), self.budget if budget is None else budget)
+        rows = self._take(
+            self._pace.tokens(running=running), self.budget if budget is None else budget
+        )
         padded = len(rows) * max(row.length for row in rows)
         expected = self._pace.seconds(padded) if self._pace.known else None
         self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}", expected=expected)
