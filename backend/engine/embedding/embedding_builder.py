@@ -325,7 +325,7 @@ def _prove(run: Run, name: str) -> None:
     Raises Unusable if the model fails on the texts.
     """
     try:
-        outputs = run([Piece([0] * length, [0] * length) for length in (8, 1)])
+        outputs = run([Piece([0] * length) for length in (8, 1)])
         finite = all(bool(np.isfinite(output).all()) for output in outputs)
     except EngineError:
         raise

@@ -94,7 +94,7 @@ class LabelReader:
         ids = [[*self.before, *row.ids[part.first : part.last], *self.after] for part in parts]
         return LabelledText(
             text=text,
-            pieces=[Piece(tokens, [0] * len(tokens)) for tokens in ids],
+            pieces=list(map(Piece, ids)),
             windows=parts,
             offsets=list(row.offsets),
             words=list(row.word_ids),

@@ -144,10 +144,10 @@ class ChatEncoder:
         """
         ids = self._ids(contents)
         if limit is None or len(ids) <= limit:
-            return Piece(ids, [0] * len(ids))
+            return Piece(ids)
         last = self._last_words(contents)[-limit:]
         kept = ids[: limit - len(last)] + last
-        return Piece(kept, [0] * len(kept), len(ids) - len(kept))
+        return Piece(kept, cut=len(ids) - len(kept))
 
     def encode_text(self, prompt: str, text: str, limit: int | None) -> Piece:
         """Encode a text as a user message.
