@@ -37,21 +37,26 @@ def gbnf_to_lark(text: str) -> str:
 
 
 def _lark_text(productions: Productions) -> str:
+    terminals, writer = productions.terminals, _Terminals(productions.regular)
+
+    def written(items: list[Item]) -> str:
+        symbols = (
+            terminals.get(item.symbol, item.symbol) + _counts(item.least, item.most)
+            for item in items
+        )
+        return " ".join(symbols) or '""'
+
     lines = [
-        f"{name}: {' | '.join(_option(option) for option in options)}"
+        f"{name}: {' | '.join(map(written, options))}"
         for name, options in productions.rules.items()
     ]
-    terminals = _Terminals(productions.regular)
-    for name, expr in productions.lexemes.items():
-        body = terminals.text(expr)
+    for name in dict.fromkeys(terminals.values()):
+        expr = productions.lexemes[name]
+        body = writer.text(expr)
         # A lexeme cannot be empty; if it is optional, the rule says so.
-        whole = f"({body}) & /(?s:.+)/" if productions.edges.of(expr).nullable else body
-        lines.append(f"{name}: {whole}")
-    return "\n".join([*lines, *terminals.lines]) + "\n"
-
-
-def _option(items: list[Item]) -> str:
-    return " ".join(item.symbol + _counts(item.least, item.most) for item in items) or '""'
+        nullable = productions.edges.of(expr).nullable
+        lines.append(f"{name}: {f'({body}) & /(?s:.+)/' if nullable else body}")
+    return "\n".join([*lines, *writer.lines]) + "\n"
 
 
 def _counts(least: int, most: int | None) -> str:

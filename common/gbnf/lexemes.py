@@ -47,7 +47,7 @@ def _clashes(productions: Productions) -> set[str]:
 
     Single characters are never among them, because several that match are read together.
     """
-    lexemes = productions.lexemes
+    lexemes, terminals = productions.lexemes, productions.terminals
     of = {name: productions.edges.of(expr) for name, expr in lexemes.items()}
     long = {name for name, expr in lexemes.items() if not _is_one_character(expr)}
     start, following = successors(productions)
@@ -60,7 +60,7 @@ def _clashes(productions: Productions) -> set[str]:
         one, other = waiting.pop()
         if not meet(of[one].first, of[other].first):
             continue
-        if one != other and not long.isdisjoint((one, other)):
+        if terminals[one] != terminals[other] and not long.isdisjoint((one, other)):
             found |= long & {one, other}
             continue
         fresh = [pair for pair in product(following[one], following[other]) if pair not in seen]

@@ -36,8 +36,12 @@ class Productions:
     """`start` and the rules that it needs, each a list of alternatives.
 
     regular: the regular rules of the grammar.
+    edges: the edges of regular expressions.
     lexable: returns whether a regular expression may be a lexeme. Others are divided into parts;
         single characters are lexemes in any case.
+    lexemes: the expressions of lexemes. A lexeme has one position in the productions, because what
+        may follow an expression depends on its position.
+    terminals: the names of lexemes → the first lexeme with the same expression.
     """
 
     grammar: Mapping[str, Expr]
@@ -46,6 +50,7 @@ class Productions:
     lexable: Callable[[Expr], bool]
     rules: dict[str, list[list[Item]]] = field(default_factory=dict)
     lexemes: dict[str, Expr] = field(default_factory=dict)
+    terminals: dict[str, str] = field(default_factory=dict)
     _names: dict[tuple[str, Expr], str] = field(default_factory=dict)
     _waiting: deque[tuple[str, Expr, bool]] = field(default_factory=deque)
 
@@ -99,26 +104,25 @@ class Productions:
             return []
         if not self.lexable(expr):
             return self._opened(expr)
-        return [Item(self._named_lexeme(expr), 0 if self.edges.of(expr).nullable else 1)]
+        return [Item(self._new_lexeme(expr), 0 if self.edges.of(expr).nullable else 1)]
 
-    def _named_lexeme(self, expr: Expr) -> str:
-        if ("lexeme", expr) not in self._names:
-            name = f"T{len(self.lexemes)}"
-            self._names["lexeme", expr] = name
-            self.lexemes[name] = expr
-        return self._names["lexeme", expr]
+    def _new_lexeme(self, expr: Expr) -> str:
+        name = f"T{len(self.lexemes)}"
+        self.lexemes[name] = expr
+        self.terminals[name] = self._names.setdefault(("terminal", expr), name)
+        return name
 
     def _opened(self, expr: Expr) -> list[Item]:
         """Return a regular expression as several lexemes, which are divided again if needed."""
         match expr:
             case Literal(text):
-                return [Item(self._named_lexeme(Literal(character))) for character in text]
+                return [Item(self._new_lexeme(Literal(character))) for character in text]
             case CharClass():
-                return [Item(self._named_lexeme(expr))]
+                return [Item(self._new_lexeme(expr))]
             case Sequence(items):
                 return [piece for item in items for piece in self._lexeme(item)]
             case Repeat(CharClass() as item, least, most):
-                return [Item(self._named_lexeme(item), least, most)]
+                return [Item(self._new_lexeme(item), least, most)]
             case Repeat(item, least, most):
                 return [Item(self._rule("opened", item, item, opened=True), least, most)]
             case Reference(name):
