@@ -57,7 +57,6 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, NewQueue
 from backend.engine.planning.pace import Pace
-from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings
@@ -106,9 +105,6 @@ def build(order: LoadOrder) -> Stages[Built]:
         name=loaded.name,
         model_type=loaded.model_type,
         context_size=limits.context,
-        chat_template=None,
-        chat_format=chat_format(None, ()),
-        rendered_template="",
         vocabulary_size=limits.vocabulary,
         token_bytes=texts.bytes_of,
         new_text=texts.stream,
