@@ -49,9 +49,6 @@ class ServedModel:
     name: str
     model_type: str
     context_size: int
-    chat_template: str | None
-    chat_format: ChatFormat
-    rendered_template: str
     vocabulary_size: int
     token_bytes: Callable[[int], bytes]
     new_text: Callable[[bool], TextStream]
@@ -60,6 +57,9 @@ class ServedModel:
     step_timeout: StepTimeout
     weights_bytes: int
     epoch: int
+    chat_template: str | None = None
+    chat_format: ChatFormat = field(default_factory=lambda: ChatFormat.named("plain"))
+    rendered_template: str = ""
     defaults: Extras = field(default_factory=Extras)
     kind: ModelKind = ModelKind.TEXT
     media: frozenset[str] = frozenset()

@@ -241,14 +241,14 @@ class Worker:
 
     def _encode_rows(self, encoder: RowQueue, *, running: bool) -> None:
         """Run one batch of rows if the running sequences leave memory for the first row."""
-        room = encoder.room
+        budget = encoder.budget
         if self._scheduler is not None:
-            room = min(self._scheduler.lend(encoder.needs), room)
-            if room < encoder.needs and self._scheduler.busy:
+            budget = min(self._scheduler.lend(encoder.needs), budget)
+            if budget < encoder.needs and self._scheduler.busy:
                 return
         if encoder.busy:
             self._outbox.flush(everything=True)
-            encoder.step(running=running, room=room)
+            encoder.step(running=running, budget=budget)
             if encoder.short and self._scheduler is not None:
                 self._scheduler.shed()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from common.gbnf.lexemes import Encounter, Lexeme, Ranges, TooLarge, encounter, meet
+from common.gbnf.lexemes import safe_productions
 from common.gbnf.parser import GbnfError, parse
-from common.gbnf.productions import Item, Productions, successors
-from common.gbnf.regular import is_nullable, reachable, regular_rules
+from common.gbnf.productions import Item, Productions
+from common.gbnf.regular import reachable, regular_rules
 from common.gbnf.syntax import (
     CharClass,
     Choice,
@@ -24,9 +24,6 @@ from common.gbnf.syntax import (
     ranges_of,
 )
 
-MAX_GROUPS = 500
-MAX_WORK = 300_000
-"""Maximum steps of the search for safe lexemes: about a second."""
 _MAX_NESTING = 8
 
 
@@ -34,86 +31,32 @@ def gbnf_to_lark(text: str) -> str:
     """Return the grammar in llguidance's Lark, with `root` as `start`. Raises GbnfError."""
     try:
         rules = reachable(parse(text))
-        return _lark_text(_safe_productions(rules, regular_rules(rules)))
+        return _lark_text(safe_productions(rules, regular_rules(rules)))
     except RecursionError:
         raise GbnfError("the rules are nested too deeply", text, 0) from None
 
 
-def _safe_productions(rules: Mapping[str, Expr], regular: Mapping[str, Expr]) -> Productions:
-    """Return the grammar as productions whose lexemes a greedy lexer reads correctly."""
-    if "root" in regular:
-        return Productions(rules, regular)
-    split: frozenset[Expr] = frozenset()
-    budget = [MAX_WORK]
-    try:
-        while True:
-            productions = Productions(rules, regular, split)
-            clashing = _clashes(productions, budget)
-            if not clashing:
-                return productions
-            split |= {productions.lexemes[name] for name in clashing}
-    except TooLarge:
-        return Productions(rules, regular, spell_all=True)
-
-
-def _clashes(productions: Productions, budget: list[int]) -> set[str]:
-    """Return the lexemes that a greedy lexer would misread somewhere. Raises TooLarge."""
-    lexemes = {
-        name: Lexeme.of(expr, productions.regular) for name, expr in productions.lexemes.items()
-    }
-    start, following = successors(productions)
-    after: dict[str, Ranges] = {
-        name: tuple(r for other in others for r in lexemes[other].beginnings)
-        for name, others in following.items()
-    }
-    known: dict[tuple[str, str], Encounter] = {}
-
-    def meeting(one: str, other: str) -> Encounter:
-        budget[0] -= 1
-        if (one, other) not in known:
-            known[one, other] = encounter(lexemes[one], lexemes[other], budget)
-        return known[one, other]
-
-    clashing: set[str] = set()
-    waiting, seen = [start], {start}
-    while waiting:
-        group = sorted(waiting.pop())
-        for one in group:
-            together: set[str] = set()
-            for other in group:
-                met = meeting(one, other)
-                if met.equal:
-                    together |= following[other]
-                if meet(met.onward, after[one]):
-                    clashing |= {one, other}
-            if (reached := frozenset(together)) not in seen:
-                if len(seen) >= MAX_GROUPS:
-                    raise TooLarge
-                seen.add(reached)
-                waiting.append(reached)
-    return {name for name in clashing if not _is_one_character(productions.lexemes[name])}
-
-
-def _is_one_character(expr: Expr) -> bool:
-    return isinstance(expr, CharClass) or (isinstance(expr, Literal) and len(expr.text) == 1)
-
-
 def _lark_text(productions: Productions) -> str:
+    terminals, writer = productions.terminals, _Terminals(productions.regular)
+
+    def written(items: list[Item]) -> str:
+        symbols = (
+            terminals.get(item.symbol, item.symbol) + _counts(item.least, item.most)
+            for item in items
+        )
+        return " ".join(symbols) or '""'
+
     lines = [
-        f"{name}: {' | '.join(_option(option) for option in options)}"
+        f"{name}: {' | '.join(map(written, options))}"
         for name, options in productions.rules.items()
     ]
-    terminals = _Terminals(productions.regular)
-    for name, expr in productions.lexemes.items():
-        body = terminals.text(expr)
+    for name in dict.fromkeys(terminals.values()):
+        expr = productions.lexemes[name]
+        body = writer.text(expr)
         # A lexeme cannot be empty; if it is optional, the rule says so.
-        whole = f"({body}) & /(?s:.+)/" if is_nullable(expr, productions.nullable) else body
-        lines.append(f"{name}: {whole}")
-    return "\n".join([*lines, *terminals.lines]) + "\n"
-
-
-def _option(items: list[Item]) -> str:
-    return " ".join(item.symbol + _counts(item.least, item.most) for item in items) or '""'
+        nullable = productions.edges.of(expr).nullable
+        lines.append(f"{name}: {f'({body}) & /(?s:.+)/' if nullable else body}")
+    return "\n".join([*lines, *writer.lines]) + "\n"
 
 
 def _counts(least: int, most: int | None) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from common.gbnf.regular import is_nullable, nullable_rules
+from common.gbnf.edges import EdgesOf
 from common.gbnf.syntax import (
     CharClass,
     Choice,
@@ -36,22 +36,25 @@ class Productions:
     """`start` and the rules that it needs, each a list of alternatives.
 
     regular: the regular rules of the grammar.
-    split: expressions that cannot be lexemes and are divided into parts.
-    spell_all: every lexeme is a single character.
+    edges: the edges of regular expressions.
+    lexable: returns whether a regular expression may be a lexeme. Others are divided into parts;
+        single characters are lexemes in any case.
+    lexemes: the expressions of lexemes. A lexeme has one position in the productions, because what
+        may follow an expression depends on its position.
+    terminals: the names of lexemes → the first lexeme with the same expression.
     """
 
     grammar: Mapping[str, Expr]
     regular: Mapping[str, Expr]
-    split: frozenset[Expr] = frozenset()
-    spell_all: bool = False
+    edges: EdgesOf
+    lexable: Callable[[Expr], bool]
     rules: dict[str, list[list[Item]]] = field(default_factory=dict)
     lexemes: dict[str, Expr] = field(default_factory=dict)
-    nullable: frozenset[str] = frozenset()
+    terminals: dict[str, str] = field(default_factory=dict)
     _names: dict[tuple[str, Expr], str] = field(default_factory=dict)
     _waiting: deque[tuple[str, Expr, bool]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.nullable = nullable_rules(self.regular)
         root = Reference("root")
         if "root" in self.regular:
             self.rules[ROOT] = [self._lexeme(root)]
@@ -99,28 +102,27 @@ class Productions:
         """Return a regular expression as one lexeme, or as its parts if it cannot be one."""
         if expr == Sequence(()):
             return []
-        if self.spell_all or expr in self.split:
+        if not self.lexable(expr):
             return self._opened(expr)
-        return [Item(self._named_lexeme(expr), 0 if is_nullable(expr, self.nullable) else 1)]
+        return [Item(self._new_lexeme(expr), 0 if self.edges.of(expr).nullable else 1)]
 
-    def _named_lexeme(self, expr: Expr) -> str:
-        if ("lexeme", expr) not in self._names:
-            name = f"T{len(self.lexemes)}"
-            self._names["lexeme", expr] = name
-            self.lexemes[name] = expr
-        return self._names["lexeme", expr]
+    def _new_lexeme(self, expr: Expr) -> str:
+        name = f"T{len(self.lexemes)}"
+        self.lexemes[name] = expr
+        self.terminals[name] = self._names.setdefault(("terminal", expr), name)
+        return name
 
     def _opened(self, expr: Expr) -> list[Item]:
         """Return a regular expression as several lexemes, which are divided again if needed."""
         match expr:
             case Literal(text):
-                return [Item(self._named_lexeme(Literal(character))) for character in text]
+                return [Item(self._new_lexeme(Literal(character))) for character in text]
             case CharClass():
-                return [Item(self._named_lexeme(expr))]
+                return [Item(self._new_lexeme(expr))]
             case Sequence(items):
                 return [piece for item in items for piece in self._lexeme(item)]
             case Repeat(CharClass() as item, least, most):
-                return [Item(self._named_lexeme(item), least, most)]
+                return [Item(self._new_lexeme(item), least, most)]
             case Repeat(item, least, most):
                 return [Item(self._rule("opened", item, item, opened=True), least, most)]
             case Reference(name):
@@ -130,74 +132,37 @@ class Productions:
 
 def successors(productions: Productions) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
     """Return the lexemes that may come first, and for each lexeme those that may follow it."""
-    rules = productions.rules
-    nullable = _nullable(rules)
-    first = _spread(
-        {
-            name: [i.symbol for option in options for i in _heads(option, nullable)]
-            for name, options in rules.items()
-        },
-        {name: {name} for name in productions.lexemes},
-    )
-    after: dict[str, set[str]] = {}
-    inherits: dict[str, list[str]] = {}
-    for name, options in rules.items():
-        for option in options:
-            for place, item in enumerate(option):
-                mine = after.setdefault(item.symbol, set())
-                rest = option[place + 1 :]
-                for head in _heads(rest, nullable):
-                    mine |= first[head.symbol]
-                if item.most is None or item.most > 1:
-                    mine |= first[item.symbol]
-                if all(i.least == 0 or i.symbol in nullable for i in rest):
-                    inherits.setdefault(item.symbol, []).append(name)
-    follow = _spread(inherits, after)
-    return frozenset(first[ROOT]), {
-        name: frozenset(follow.get(name, ())) for name in productions.lexemes
-    }
+    rules, nullable = productions.rules, set[str]()
+    first = {name: set[str]() for name in rules} | {name: {name} for name in productions.lexemes}
+    after = {name: set[str]() for name in first}
 
+    def can_be_empty(item: Item) -> bool:
+        return item.least == 0 or item.symbol in nullable
 
-def _nullable(rules: Mapping[str, list[list[Item]]]) -> set[str]:
-    found: set[str] = set()
-    size = -1
-    while len(found) != size:
-        size = len(found)
-        for name in reversed(list(rules)):
-            if name not in found and any(
-                all(item.least == 0 or item.symbol in found for item in option)
-                for option in rules[name]
-            ):
-                found.add(name)
-    return found
+    def find_first() -> int:
+        for name in reversed(rules):
+            for option in rules[name]:
+                for item in option:
+                    first[name] |= first[item.symbol]
+                    if not can_be_empty(item):
+                        break
+                else:
+                    nullable.add(name)
+        return len(nullable) + sum(map(len, first.values()))
 
+    def find_after() -> int:
+        for name, options in rules.items():
+            for option in options:
+                following = after[name]
+                for item in reversed(option):
+                    own = first[item.symbol]
+                    repeats = item.most is None or item.most > 1
+                    after[item.symbol] |= following | own if repeats else following
+                    following = following | own if can_be_empty(item) else own
+        return sum(map(len, after.values()))
 
-def _heads(option: Iterable[Item], nullable: set[str]) -> list[Item]:
-    """Return the items of an alternative that may come first."""
-    found = []
-    for item in option:
-        found.append(item)
-        if item.least and item.symbol not in nullable:
-            break
-    return found
-
-
-def _spread(
-    sources: Mapping[str, Iterable[str]], own: Mapping[str, set[str]]
-) -> dict[str, set[str]]:
-    """Return for each symbol its own members, and those of its direct and indirect sources."""
-    found = {name: set(members) for name, members in own.items()}
-    users: dict[str, list[str]] = {}
-    for name, others in sources.items():
-        found.setdefault(name, set())
-        for other in others:
-            found.setdefault(other, set())
-            users.setdefault(other, []).append(name)
-    waiting = deque(found)
-    while waiting:
-        name = waiting.popleft()
-        for user in users.get(name, ()):
-            if not found[name] <= found[user]:
-                found[user] |= found[name]
-                waiting.append(user)
-    return found
+    for find in (find_first, find_after):
+        size = -1
+        while size != (size := find()):
+            pass
+    return frozenset(first[ROOT]), {name: frozenset(after[name]) for name in productions.lexemes}

@@ -6,14 +6,14 @@ alternatives: `ws ::= ([ \\t\\n] ws)?` is `[ \\t\\n]*`.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 from common.gbnf.syntax import (
     EMPTY,
     Choice,
     Expr,
-    Literal,
     Reference,
     Repeat,
     Sequence,
@@ -37,23 +37,16 @@ def reachable(rules: Mapping[str, Expr]) -> dict[str, Expr]:
 
 def regular_rules(rules: Mapping[str, Expr]) -> dict[str, Expr]:
     """Return the regular rules in dependency order, without references to themselves."""
-    waiting = {name: set(references(expr)) - {name} for name, expr in rules.items()}
-    users: dict[str, list[str]] = {name: [] for name in rules}
-    for name, needed in waiting.items():
-        for other in needed:
-            users[other].append(name)
-    ready = deque(name for name, needed in waiting.items() if not needed)
+    needed = {name: set(references(expr)) - {name} for name, expr in rules.items()}
+    order = TopologicalSorter(needed)
+    with suppress(CycleError):  # the rules of a cycle never become ready
+        order.prepare()
     found: dict[str, Expr] = {}
-    while ready:
-        name = ready.popleft()
-        closed = _closed(name, rules[name])
-        if closed is None:
-            continue
-        found[name] = closed
-        for user in users[name]:
-            waiting[user].discard(name)
-            if not waiting[user]:
-                ready.append(user)
+    while ready := order.get_ready():
+        for name in ready:
+            if (closed := _closed(name, rules[name])) is not None:
+                found[name] = closed
+                order.done(name)
     return found
 
 
@@ -95,28 +88,3 @@ def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]] | None:
 
 def _ended(before: tuple[Expr, ...], last: Expr) -> Expr:
     return sequence(*before) if last == EMPTY else sequence(*before, last)
-
-
-def nullable_rules(regular: Mapping[str, Expr]) -> frozenset[str]:
-    """Return the regular rules that match the empty text; they must be in dependency order."""
-    found: set[str] = set()
-    for name, expr in regular.items():
-        if is_nullable(expr, found):
-            found.add(name)
-    return frozenset(found)
-
-
-def is_nullable(expr: Expr, nullable: Collection[str]) -> bool:
-    """Return whether a regular expression matches the empty text, given the rules that do."""
-    match expr:
-        case Literal(text):
-            return not text
-        case Reference(name):
-            return name in nullable
-        case Sequence(items):
-            return all(is_nullable(item, nullable) for item in items)
-        case Choice(options):
-            return any(is_nullable(option, nullable) for option in options)
-        case Repeat(item, least):
-            return least == 0 or is_nullable(item, nullable)
-    return False

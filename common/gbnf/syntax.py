@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # of code points; ends are inclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +18,9 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class CharClass:
-    """One character in (or with `negated` outside) ranges of code points; ends are inclusive."""
+    """One character in (or with `negated` outside) ranges of code points."""
 
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
     negated: bool = False
 
 
@@ -88,23 +90,22 @@ def references(expr: Expr) -> Iterator[str]:
         stack.extend(reversed(children(entry)))
 
 
-def ranges_of(characters: CharClass) -> tuple[tuple[int, int], ...]:
+def ranges_of(characters: CharClass) -> Ranges:
     """Return the code points of a class as sorted ranges without overlaps and surrogates."""
     if not characters.negated:
-        return _merged(characters.ranges)
+        return merged(characters.ranges)
     found, start = [], 0
-    for low, high in _merged(characters.ranges):
+    for low, high in merged(characters.ranges):
         if low > start:
             found.append((start, low - 1))
         start = high + 1
     if start <= LAST_CODE_POINT:
         found.append((start, LAST_CODE_POINT))
-    return _merged(found)
+    return merged(found)
 
 
-def _merged(
-    ranges: tuple[tuple[int, int], ...] | list[tuple[int, int]],
-) -> tuple[tuple[int, int], ...]:
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges in order, without overlaps and surrogates."""
     whole: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
@@ -99,29 +99,50 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises InvalidRequest for a keyword that cannot be enforced; its message has the JSON pointer
     (RFC 6901) to the keyword.
     """
-    for pointer, keyword, value in _keywords((), schema):
-        if keyword in _REFUSED and not _is_neutral(keyword, value):
-            raise InvalidRequest(
-                f"the JSON schema's {keyword!r} cannot be enforced{_at(pointer)}: leave it"
-                " out, or use type, properties, items, enum, anyOf or pattern instead"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is not a finite number{_at(pointer)}:"
-                " leave it out, or use a smaller number"
-            )
-        if keyword == "multipleOf" and value == 0:
-            raise InvalidRequest(
-                f"the JSON schema's 'multipleOf' is 0{_at(pointer)}: it must be above 0"
-            )
-        known_spelling = _KEYWORDS.get(keyword.lower(), keyword)
-        if known_spelling != keyword:
-            raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is not a keyword{_at(pointer)}: did you"
-                f" mean {known_spelling!r}?"
-            )
-    cleaned: dict[str, Any] = _cleaned(schema)
+    cleaned: dict[str, Any] = _checked((), schema)
     return {**cleaned, "x-guidance": dict(OPTIONS)}
+
+
+def _checked(at: Pointer, schema: Any) -> Any:
+    """Return a subschema as `enforceable` does."""
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        here = (*at, keyword)
+        _require_enforceable(here, keyword, value)
+        if keyword in _SCHEMAS and isinstance(value, list):
+            value = [_checked((*here, index), inner) for index, inner in enumerate(value)]
+        elif keyword in _NAMED and isinstance(value, Mapping):
+            value = {name: _checked((*here, name), inner) for name, inner in value.items()}
+        elif keyword in _SCHEMA:
+            value = _checked(here, value)
+        if keyword not in _REFUSED and keyword != "x-guidance":
+            kept[keyword] = value
+    return kept
+
+
+def _require_enforceable(pointer: Pointer, keyword: str, value: Any) -> None:
+    if keyword in _REFUSED and not _is_neutral(keyword, value):
+        raise InvalidRequest(
+            f"the JSON schema's {keyword!r} cannot be enforced{_at(pointer)}: leave it"
+            " out, or use type, properties, items, enum, anyOf or pattern instead"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest(
+            f"the JSON schema's {keyword!r} is not a finite number{_at(pointer)}:"
+            " leave it out, or use a smaller number"
+        )
+    if keyword == "multipleOf" and value == 0:
+        raise InvalidRequest(
+            f"the JSON schema's 'multipleOf' is 0{_at(pointer)}: it must be above 0"
+        )
+    known_spelling = _KEYWORDS.get(keyword.lower(), keyword)
+    if known_spelling != keyword:
+        raise InvalidRequest(
+            f"the JSON schema's {keyword!r} is not a keyword{_at(pointer)}: did you"
+            f" mean {known_spelling!r}?"
+        )
 
 
 def _at(pointer: Pointer) -> str:
@@ -131,38 +152,3 @@ def _at(pointer: Pointer) -> str:
 
 def _is_neutral(keyword: str, value: Any) -> bool:
     return any(type(value) is type(none) and value == none for none in _NEUTRAL.get(keyword, ()))
-
-
-def _keywords(at: Pointer, schema: Any) -> Iterator[tuple[Pointer, str, Any]]:
-    """Yield every keyword of a schema and its subschemas."""
-    if not isinstance(schema, Mapping):
-        return
-    for keyword, value in schema.items():
-        here = (*at, keyword)
-        yield here, keyword, value
-        if keyword in _SCHEMAS and isinstance(value, list):
-            for index, entry in enumerate(value):
-                yield from _keywords((*here, index), entry)
-        elif keyword in _NAMED and isinstance(value, Mapping):
-            for name, entry in value.items():
-                yield from _keywords((*here, name), entry)
-        elif keyword in _SCHEMA:
-            yield from _keywords(here, value)
-
-
-def _cleaned(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    kept: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword in _REFUSED or keyword == "x-guidance":
-            continue
-        if keyword in _SCHEMAS and isinstance(value, list):
-            kept[keyword] = [_cleaned(entry) for entry in value]
-        elif keyword in _NAMED and isinstance(value, Mapping):
-            kept[keyword] = {name: _cleaned(entry) for name, entry in value.items()}
-        elif keyword in _SCHEMA:
-            kept[keyword] = _cleaned(value)
-        else:
-            kept[keyword] = value
-    return kept

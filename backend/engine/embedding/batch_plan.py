@@ -35,16 +35,16 @@ def bucket_of(length: int) -> int:
     return power * 3 // 4 if length <= power * 3 // 4 else power
 
 
-def rows_that_fit(lengths: Iterable[int], tokens: int, cost: ActivationCost, room: int) -> int:
+def rows_that_fit(lengths: Iterable[int], tokens: int, cost: ActivationCost, budget: int) -> int:
     """Return how many rows, starting with the first, fit into one step; always at least one.
 
     tokens: maximum number of tokens, including padding.
-    room: maximum number of bytes.
+    budget: maximum number of bytes.
     """
     rows = longest = 0
     for length in lengths:
         wider = max(longest, length)
-        if rows and ((rows + 1) * wider > tokens or cost.of(rows + 1, wider) > room):
+        if rows and ((rows + 1) * wider > tokens or cost.of(rows + 1, wider) > budget):
             return rows
         rows, longest = rows + 1, wider
     return rows

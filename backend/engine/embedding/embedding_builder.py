@@ -57,7 +57,6 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, NewQueue
 from backend.engine.planning.pace import Pace
-from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings
@@ -106,9 +105,6 @@ def build(order: LoadOrder) -> Stages[Built]:
         name=loaded.name,
         model_type=loaded.model_type,
         context_size=limits.context,
-        chat_template=None,
-        chat_format=chat_format(None, ()),
-        rendered_template="",
         vocabulary_size=limits.vocabulary,
         token_bytes=texts.bytes_of,
         new_text=texts.stream,
@@ -134,14 +130,14 @@ def text_embedder(
     settings: Settings,
     here: Device,
     limits: Limits,
-    room: int,
+    budget: int,
 ) -> tuple[NewQueue, TextReader] | tuple[None, None]:
     """Return the encoder and the reader with which a generative model answers Embedding requests.
 
     Nothing is computed until the first request. Returns (None, None) if no part of the model
     returns hidden states (`networks.inner_model`).
 
-    room: bytes that are left after the weights.
+    budget: bytes that are left after the weights.
     """
     if networks.inner_model(loaded.model) is None:
         return None, None
@@ -151,7 +147,7 @@ def text_embedder(
     )
     encode = _id_encoder(checkpoint, loaded)
     reader = TextReader(encode, limits, per_token=rule.per_token, truncates=settings.truncate)
-    return _new_encoder(run, loaded, settings, here, room), reader
+    return _new_encoder(run, loaded, settings, here, budget), reader
 
 
 def _opener(order: LoadOrder) -> OpenModel | None:
@@ -308,7 +304,7 @@ def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray],
 
 
 def _new_encoder(
-    run: Run, loaded: LoadedModel, settings: Settings, here: Device, room: int
+    run: Run, loaded: LoadedModel, settings: Settings, here: Device, budget: int
 ) -> NewQueue:
     part = _part(loaded.config)
     hidden = int(part.get("hidden_size") or part.get("n_embd") or part.get("dim") or 4096)
@@ -316,7 +312,7 @@ def _new_encoder(
     itemsize = 4 if loaded.dtype == "float32" else 2
     cost = ActivationCost(heads, 16 * hidden, itemsize)
     pace = Pace(devices.encode_tokens(here, settings), settings.stall_ms)
-    return partial(EncodeQueue, run, cost, pace, max(room, 0))
+    return partial(EncodeQueue, run, cost, pace, max(budget, 0))
 
 
 def _prove(run: Run, name: str) -> None:
@@ -325,7 +321,7 @@ def _prove(run: Run, name: str) -> None:
     Raises Unusable if the model fails on the texts.
     """
     try:
-        outputs = run([Piece([0] * length, [0] * length) for length in (8, 1)])
+        outputs = run([Piece([0] * length) for length in (8, 1)])
         finite = all(bool(np.isfinite(output).all()) for output in outputs)
     except EngineError:
         raise

@@ -70,7 +70,7 @@ class EncodeQueue:
     run: runs the model on one batch, and returns an output for each piece.
     cost: the memory that a batch needs.
     pace: decides the number of tokens, including padding, in a step.
-    room: bytes that are left after the weights.
+    budget: bytes that are left after the weights.
     publish: called with a request's answer or error.
     report: logs a fault.
     short: whether the latest step failed for lack of memory. Its rows run once more, each alone.
@@ -81,14 +81,14 @@ class EncodeQueue:
         run: Run,
         cost: ActivationCost,
         pace: Pace,
-        room: int,
+        budget: int,
         publish: Publish,
         report: Report,
         gauges: Gauges,
     ) -> None:
         self._run = run
         self._cost = cost
-        self.room = room
+        self.budget = budget
         self._publish = publish
         self._report = report
         self._gauges = gauges
@@ -118,12 +118,12 @@ class EncodeQueue:
         """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
         longest = max(len(piece.ids) for piece in pieces)
         needed = self._cost.of(1, longest)
-        if needed > self.room:
+        if needed > self.budget:
             self._publish(
                 ticket,
                 Overloaded(
                     f"a text of {longest} tokens needs {needed // MIB} MiB, but the model leaves"
-                    f" only {self.room // MIB} MiB: send a shorter text, or raise"
+                    f" only {self.budget // MIB} MiB: send a shorter text, or raise"
                     " memory_limit_mib"
                 ),
             )
@@ -148,13 +148,15 @@ class EncodeQueue:
         for ticket in jobs:
             self._publish(ticket, error)
 
-    def step(self, *, running: bool, room: int | None = None) -> None:
+    def step(self, *, running: bool, budget: int | None = None) -> None:
         """Run one batch.
 
         running: whether generation streams are waiting for this step to end.
-        room: bytes that the step may use; None means all that the weights leave.
+        budget: bytes that the step may use; None means all that the weights leave.
         """
-        rows = self._take(self._pace.tokens(running=running), self.room if room is None else room)
+        rows = self._take(
+            self._pace.tokens(running=running), self.budget if budget is None else budget
+        )
         padded = len(rows) * max(row.length for row in rows)
         expected = self._pace.seconds(padded) if self._pace.known else None
         self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}", expected=expected)
@@ -200,7 +202,7 @@ class EncodeQueue:
         for ticket in {row.job.ticket for row in rows}:
             self._fail(ticket, failure)
 
-    def _take(self, tokens: int, room: int) -> list[_Row]:
+    def _take(self, tokens: int, budget: int) -> list[_Row]:
         """Remove and return the next step's rows: the earliest row and others of its bucket."""
         waiting = self._next
         self._turn = waiting[0].turn
@@ -208,7 +210,7 @@ class EncodeQueue:
         if not waiting[0].retried:
             left = (row for row in waiting if not row.job.dropped)
             fresh = takewhile(lambda row: not row.retried, left)
-            count = rows_that_fit((row.length for row in fresh), tokens, self._cost, room)
+            count = rows_that_fit((row.length for row in fresh), tokens, self._cost, budget)
         rows: list[_Row] = []
         while len(rows) < count:
             row = waiting.popleft()

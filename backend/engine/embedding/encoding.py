@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One row for the model: token ids, and segment ids if the model distinguishes two segments."""
+    """One row for the model: token ids, and segment ids if the model distinguishes two segments.
+
+    Without segment ids, all tokens are in the segment 0.
+    """
 
     ids: list[int]
     segments: list[int] = field(default_factory=list)

@@ -6,7 +6,7 @@ Labels are tags of BIO and BIOES: `B-` begins an entity, `I-` continues and `E-`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -48,36 +48,15 @@ def parted(label: str) -> tuple[str, str]:
     return (mark, group) if dash and group and mark in _MARKS else ("I", label)
 
 
-def labels_of_words(labels: Sequence[str], words: Sequence[int | None]) -> list[str]:
-    """Give all tokens of a word the label of its first labelled token, and return the labels.
+def runs_of(labels: Sequence[str], words: Sequence[int | None] = ()) -> list[Run]:
+    """Return the entities as runs of tokens: in order, none empty, none overlapping.
 
-    A word of several tokens, such as `San`, `##ti`, `##ago`, is then in one entity.
+    All tokens of a word have the label of its first labelled token. A word of several tokens, such
+    as `San`, `##ti`, `##ago`, is therefore in one entity.
 
-    words: the index of each token's word; None for a token that belongs to no word.
+    words: the index of each token's word; None for a token that belongs to no word. If there are no
+        indices, each token is a word.
     """
-    settled = list(labels)
-    first = 0
-    while first < len(labels):
-        last = first + 1
-        while last < len(labels) and words[first] is not None and words[last] == words[first]:
-            last += 1
-        named = [label for label in labels[first:last] if label != OUTSIDE]
-        if named and last - first > 1:
-            settled[first:last] = _labels_of_word(named[0], last - first)
-        first = last
-    return settled
-
-
-def _labels_of_word(label: str, pieces: int) -> list[str]:
-    """Return a word's label for each of its tokens: B only for the first, E only for the last."""
-    mark, group = parted(label)
-    begins = "B" if mark in ("B", "S") else "I"
-    ends = "E" if mark in ("E", "S") else "I"
-    return [f"{begins}-{group}", *[f"I-{group}"] * (pieces - 2), f"{ends}-{group}"]
-
-
-def runs_of(labels: Sequence[str]) -> list[Run]:
-    """Return the entities as runs of tokens: in order, none empty, none overlapping."""
     runs: list[Run] = []
     group, first = OUTSIDE, 0
 
@@ -87,15 +66,25 @@ def runs_of(labels: Sequence[str]) -> list[Run]:
             runs.append(Run(group, first, here))
         group = OUTSIDE
 
-    for place, label in enumerate(labels):
+    for start, end in _words(words or range(len(labels))):
+        label = next((label for label in labels[start:end] if label != OUTSIDE), OUTSIDE)
         mark, named = parted(label)
         if named != group or mark in ("B", "S"):
-            close(place)
-            group, first = named, place
+            close(start)
+            group, first = named, start
         if mark in ("E", "S"):
-            close(place + 1)
+            close(end)
     close(len(labels))
     return runs
+
+
+def _words(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
+    """Return the range of each word's tokens, half-open."""
+    start = 0
+    for end in range(1, len(words) + 1):
+        if end == len(words) or words[end] is None or words[end] != words[start]:
+            yield start, end
+            start = end
 
 
 def entities_of(

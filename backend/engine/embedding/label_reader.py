@@ -15,7 +15,6 @@ from backend.engine.embedding.entities import (
     Entity,
     Run,
     entities_of,
-    labels_of_words,
     parted,
     runs_of,
 )
@@ -95,7 +94,7 @@ class LabelReader:
         ids = [[*self.before, *row.ids[part.first : part.last], *self.after] for part in parts]
         return LabelledText(
             text=text,
-            pieces=[Piece(tokens, [0] * len(tokens)) for tokens in ids],
+            pieces=list(map(Piece, ids)),
             windows=parts,
             offsets=list(row.offsets),
             words=list(row.word_ids),
@@ -114,9 +113,7 @@ class LabelReader:
             ]
         )
         labels = [self.labels[index] for index in self.path(shares)]
-        if self.by_word:
-            labels = labels_of_words(labels, read.words)
-        runs = runs_of(labels)
+        runs = runs_of(labels, read.words if self.by_word else ())
         scores = [self._score(shares, run) for run in runs]
         found = entities_of(read.text, runs, read.offsets, scores)
         return [entity for entity in found if entity.score >= threshold]

@@ -129,7 +129,7 @@ class TextReader:
             ids = ids[: self.limits.context]
         self.limits.check("EmbeddingTokens", len(ids))
         self.limits.check_known("EmbeddingTokens", ids, listed=True)
-        return [Piece(ids, [0] * len(ids), len(tokens) - len(ids))]
+        return [Piece(ids, cut=len(tokens) - len(ids))]
 
     def answer(self, pieces: Sequence[Piece], encoded: Encoded) -> Embedded:
         """Return the vector of the text, or the vectors of its tokens."""

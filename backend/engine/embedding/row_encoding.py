@@ -106,9 +106,8 @@ def _truncated(
     """
     if limit is None or len(ids) <= limit:
         return Piece(ids, types)
-    first, second = owners.count(0), owners.count(1)
-    room = max(limit - (len(ids) - first - second), 0)
-    left = list(_shares(first, second, room))
+    lengths = owners.count(0), owners.count(1)
+    left = list(_shares(*lengths, max(limit - (len(ids) - sum(lengths)), 0)))
     kept = []
     for index, owner in enumerate(owners):
         if owner is not None:
@@ -119,14 +118,15 @@ def _truncated(
     return Piece([ids[at] for at in kept], [types[at] for at in kept], len(ids) - len(kept))
 
 
-def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts stay if the longer text is shortened first."""
+def _shares(first: int, second: int, most: int) -> tuple[int, int]:
+    """Return how many tokens of two texts stay if the longer text is shortened first.
+
+    most: maximum number of tokens of both texts.
+    """
     if first > second:
-        return _shares(second, first, room)[::-1]
-    second = first if first > room else max(first, room - first)
-    if first + second > room:
-        first, second = room // 2, room - room // 2
-    return first, second
+        return _shares(second, first, most)[::-1]
+    first = min(first, most // 2)
+    return first, min(second, most - first)
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class ChatEncoder:
         """
         ids = self._ids(contents)
         if limit is None or len(ids) <= limit:
-            return Piece(ids, [0] * len(ids))
+            return Piece(ids)
         last = self._last_words(contents)[-limit:]
         kept = ids[: limit - len(last)] + last
-        return Piece(kept, [0] * len(kept), len(ids) - len(kept))
+        return Piece(kept, cut=len(ids) - len(kept))
 
     def encode_text(self, prompt: str, text: str, limit: int | None) -> Piece:
         """Encode a text as a user message.

@@ -22,7 +22,6 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of, too_large
 from backend.engine.media.items import AUDIO_RATE
 from backend.engine.model import Built
-from backend.engine.prompting.chat import chat_format
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import weight_dtype
 from backend.engine.speech import voxtral
@@ -75,9 +74,6 @@ def build(order: LoadOrder) -> Stages[Built]:
         name=name,
         model_type=model_type,
         context_size=_context(checkpoint.config),
-        chat_template=None,
-        chat_format=chat_format(None, ()),
-        rendered_template="",
         vocabulary_size=0,
         token_bytes=lambda _: b"",
         new_text=_no_text,
@@ -91,8 +87,8 @@ def build(order: LoadOrder) -> Stages[Built]:
         media_limits=order.media_limits,
     )
     devices.apply(plan)
-    room = max(plan.limit - size, 0)
-    return None, partial(SpeechQueue, transcribe, needs, settings.parallel, room), served
+    budget = max(plan.limit - size, 0)
+    return None, partial(SpeechQueue, transcribe, needs, settings.parallel, budget), served
 
 
 def open_model(path: Path, model_type: str) -> Any:

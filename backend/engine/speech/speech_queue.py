@@ -39,7 +39,7 @@ class SpeechQueue:
     transcribe: yields a recording's segments window by window.
     needs: the bytes for a recording.
     slots: how many recordings take turns; later ones wait.
-    room: bytes that are left after the weights.
+    budget: bytes that are left after the weights.
     publish: called with events.
     report: logs a fault.
     """
@@ -51,7 +51,7 @@ class SpeechQueue:
         transcribe: Transcribe,
         needs: Callable[[Speech], int],
         slots: int,
-        room: int,
+        budget: int,
         publish: Publish,
         report: Report,
         gauges: Gauges,
@@ -59,7 +59,7 @@ class SpeechQueue:
         self._transcribe = transcribe
         self._needs = needs
         self._slots = slots
-        self.room = room
+        self.budget = budget
         self._publish = publish
         self._report = report
         self._gauges = gauges
@@ -78,12 +78,12 @@ class SpeechQueue:
     def submit(self, ticket: int, speech: Speech) -> None:
         """Queue a recording; publish Overloaded if it does not fit in memory."""
         needs = self._needs(speech)
-        if needs > self.room:
+        if needs > self.budget:
             self._publish(
                 ticket,
                 Overloaded(
                     f"transcribing this recording needs {needs // MIB} MiB, but the model leaves"
-                    f" only {self.room // MIB} MiB: send a shorter one, or raise memory_limit_mib"
+                    f" only {self.budget // MIB} MiB: send a shorter one, or raise memory_limit_mib"
                 ),
             )
             return
@@ -101,7 +101,7 @@ class SpeechQueue:
             self._publish(self._jobs[0].ticket, error)
             self._drop(self._jobs[0])
 
-    def step(self, *, running: bool, room: int | None = None) -> None:  # noqa: ARG002
+    def step(self, *, running: bool, budget: int | None = None) -> None:  # noqa: ARG002
         """Continue one transcription until a window ends, or earlier after a short time."""
         job = self._jobs[0]
         self._gauges.heartbeat.begin("window of speech", expected=self._seconds)
@@ -130,7 +130,7 @@ class SpeechQueue:
         count, used = 0, job.needs
         for other in list(self._jobs)[: self._slots - 1]:
             used += other.needs
-            if used > self.room:
+            if used > self.budget:
                 break
             count += 1
         return count

@@ -91,9 +91,8 @@ class MediaPrompts:
 
     def items(self, attachments: Attachments) -> list[Shown]:
         """Return a request's media, decoded and prepared. Raises InvalidRequest."""
-        self._require_accepted(IMAGE, len(attachments.images))
-        self._require_accepted(VIDEO, len(attachments.videos))
-        self._require_accepted(AUDIO, len(attachments.audios))
+        for kind, sent, _ in _by_kind(attachments):
+            self._require_accepted(kind, len(sent))
         media = decode(
             attachments.images,
             attachments.audios,
@@ -148,13 +147,9 @@ class MediaPrompts:
         texts = [_text(message) for message in messages]
         users = [at for at, message in enumerate(messages) if message.get("role") == "user"]
         order = list(range(len(items)))
-        named = (
-            attachments.image_messages,
-            attachments.video_messages,
-            attachments.audio_messages,
-        )
         marks = sum(texts[at].count(PLACE) for at in users)
-        if named == (None, None, None) and marks == len(items):
+        stated = any(positions is not None for *_, positions in _by_kind(attachments))
+        if not stated and marks == len(items):
             rest = iter(items)
             for at in users:
                 texts[at] = re.sub(PLACE, lambda _: _HERE * len(next(rest)), texts[at])
@@ -256,6 +251,13 @@ class MediaPrompts:
         return found
 
 
+def _by_kind(attachments: Attachments) -> Iterator[tuple[str, Sequence[Any], Any]]:
+    """Return the items of each kind and their stated positions, which may be None."""
+    yield IMAGE, attachments.images, attachments.image_messages
+    yield VIDEO, attachments.videos, attachments.video_messages
+    yield AUDIO, attachments.audios, attachments.audio_messages
+
+
 def _positions(
     texts: Sequence[str], users: Sequence[int], attachments: Attachments
 ) -> list[tuple[int, ...]]:
@@ -267,11 +269,8 @@ def _positions(
     Raises InvalidRequest.
     """
     positions: list[tuple[int, ...]] = []
-    for kind, count, entries in (
-        (IMAGE, len(attachments.images), attachments.image_messages),
-        (VIDEO, len(attachments.videos), attachments.video_messages),
-        (AUDIO, len(attachments.audios), attachments.audio_messages),
-    ):
+    for kind, sent, entries in _by_kind(attachments):
+        count = len(sent)
         if entries is None:
             if count and not users:
                 raise InvalidRequest(

@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.entities import entities_of, labels_of_words, runs_of
+from backend.engine.embedding.entities import entities_of, runs_of
 from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.label_reader import LabelReader, windows
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
@@ -86,7 +86,7 @@ def test_runs_are_disjoint_and_hold_every_labelled_token(
     words = sorted(
         data.draw(st.lists(st.integers(0, 5), min_size=len(labels), max_size=len(labels)))
     )
-    settled = runs_of(labels_of_words(labels, words))
+    settled = runs_of(labels, words)
     for run in settled:
         assert run.first == 0 or words[run.first] != words[run.first - 1]
 
