@@ -131,6 +131,7 @@ def serve(reference: str, **given: Any) -> None:
     from cli import serving
 
     flags = list(gateway_flags(given))
+    serving.require_settings(given, os.environ)
     if reference:
         _only_one(reference, given["model"])
         given_model = [f"--model={serving.reference_of(reference)}"]

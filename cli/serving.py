@@ -12,20 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from cli import default_model, local_models
+from cli.options import gateway_flags
 from cli.progress import Progress
 from common import launch
 from common.process_end import wait_or_kill
 from common.wording import did_you_mean
+from gateway.arguments import BadArgument, settings_from
 from gateway.supervisor.process import DOWNLOAD, DOWNLOADED, SETTINGS, backend_environ
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
 _REASON = re.compile(r"gateway: (.+)")
 _STOP_SECONDS = 30.0
+_SOURCES = (f"{SETTINGS}MODELS_DIR", f"{SETTINGS}MODEL")
 
 
 class Contradiction(click.UsageError):
@@ -36,19 +39,34 @@ def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]
     """Return the gateway's arguments. Raises Contradiction, ModelUnavailable, OSError.
 
     given: the flags of the command.
-    environ: may set MODEL (a folder or a hub id) or MODELS (a folder of model files). If neither
-        flags nor variables say what to serve, the gateway serves the default model.
+    environ: may set MODEL (a folder or a hub id) or MODELS (a folder of model files), or what the
+        gateway itself reads. If neither flags nor variables say what to serve, the gateway serves
+        the default model.
     """
     named = [flag for flag in ("--models-dir", "--model") if _has(flag, given)]
     variables = {name: value for name in ("MODELS", "MODEL") if (value := environ.get(name))}
-    chosen = [*named, *(f"{name}={value}" for name, value in variables.items())]
+    # Flags take precedence over the gateway's own variables.
+    own = {} if named else {name: value for name in _SOURCES if (value := environ.get(name))}
+    chosen = [*named, *(f"{name}={value}" for name, value in (variables | own).items())]
     if len(chosen) > 1:
         raise Contradiction(f"both {' and '.join(chosen)} say what to serve: give only one of them")
-    if named:
+    if named or own:
         return list(given)
     if "MODELS" in variables:
         return ["--models-dir", variables["MODELS"], *given]
     return ["--model", reference_of(variables.get("MODEL", "")), *given]
+
+
+def require_settings(given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Raise UsageError for a setting that the gateway refuses, before a model is fetched for it.
+
+    given: the values of the command's options. What to serve is not checked.
+    """
+    others = {name: value for name, value in environ.items() if name not in _SOURCES}
+    try:
+        settings_from(list(gateway_flags({**given, "models_dir": None, "model": "."})), others)
+    except BadArgument as problem:
+        raise click.UsageError(str(problem)) from None
 
 
 def _has(flag: str, arguments: Sequence[str]) -> bool:

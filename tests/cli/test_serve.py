@@ -172,6 +172,22 @@ def test_the_environment_and_the_default_model(monkeypatch: pytest.MonkeyPatch) 
     assert serving.arguments_for([], {"MODELS": "m"}) == ["--models-dir", "m"]
 
 
+def test_the_gateways_own_variables_say_what_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
+    for name in ("MLX_GATEWAY_MODEL", "MLX_GATEWAY_MODELS_DIR"):
+        assert serving.arguments_for(["--port", "1"], {name: "x"}) == ["--port", "1"]
+        assert serving.arguments_for(["--model", "y"], {name: "x"}) == ["--model", "y"]
+        with pytest.raises(serving.Contradiction, match=f"MODEL=y and {name}=x say"):
+            serving.arguments_for([], {name: "x", "MODEL": "y"})
+
+
+def test_settings_are_checked_before_a_model_is_fetched(tmp_path: Path) -> None:
+    """The cache is empty, so the default model would have to be fetched."""
+    assert ended("--port=x", cwd=tmp_path) == (2, "Error: --port is 'x': give a whole number")
+    assert ended(cwd=tmp_path, MLX_GATEWAY_PORT="x")[0] == 2
+    assert not (tmp_path / "cache" / "models").exists()
+
+
 def test_a_folder_named_by_a_flag_needs_no_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
     for flags in (["--models-dir", "all"], ["--models-dir=all"]):

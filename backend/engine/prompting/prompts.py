@@ -21,6 +21,7 @@ from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations
 from backend.engine.prompting.quoted_text import QuotedText
+from backend.engine.prompting.roles import Roles
 from backend.engine.prompting.template_limits import CostlyTemplate
 from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
@@ -228,7 +229,8 @@ class PromptBuilder:
             )
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # No BOS is added, because templates write it.
-            messages = prompt.messages
+            roles = Roles(self._tokenizer.chat_template)
+            messages = roles.replaced(prompt.messages)
             if attachments is not None and self._media is not None:
                 messages, items = self._media.placed(messages, attachments, shown)
             quoted = self._control.quote(messages)
@@ -244,6 +246,7 @@ class PromptBuilder:
             if items and self._media is not None:
                 marked = self._media.surrounded(marked, items)
             self._require_short(len(marked), most)
+            roles.require_shown(messages, marked)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:
                 tokens = self._encode(text, special=False)

@@ -1,0 +1,56 @@
+"""The roles of messages that a chat template does not know: replaced, or refused.
+
+Hosts pass on whatever role a client sends. The templates of Qwen and others leave out messages of
+roles that they do not know, so the model would answer as if these had not been sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from backend.engine.errors import InvalidRequest
+from common.field_names import named
+from common.wording import shown
+
+_COMMON = frozenset({"system", "user", "assistant", "tool"})
+_EQUIVALENT = {"developer": "system", "function": "tool"}
+
+
+class Roles:
+    """The roles that a chat template knows.
+
+    template: the template's source, or several by name; None if it is written in Python.
+    """
+
+    def __init__(self, template: str | Mapping[str, str] | None) -> None:
+        texts = template.values() if isinstance(template, Mapping) else [template or ""]
+        self._source = "\n".join(texts)
+
+    def replaced(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """Return the messages, with OpenAI's newer or older name of a role replaced if unknown."""
+        return tuple(
+            message
+            if self._knows(role := message["role"]) or role not in _EQUIVALENT
+            else {**message, "role": _EQUIVALENT[role]}
+            for message in messages
+        )
+
+    def require_shown(self, messages: Sequence[Mapping[str, Any]], prompt: str) -> None:
+        """Raise InvalidRequest if the rendered prompt lacks a message because of its role."""
+        for index, message in enumerate(messages):
+            if self._knows(message["role"]):
+                continue  # its template may quote the text, or read a setting from it
+            if any(text not in prompt for text in _texts(message["content"])):
+                raise InvalidRequest(
+                    f"{named(f'Messages[{index}]')} has the role {shown(message['role'])}, which"
+                    " the model's chat template leaves out: use system, user, assistant or tool"
+                )
+
+    def _knows(self, role: str) -> bool:
+        return role in _COMMON or f"'{role}'" in self._source or f'"{role}"' in self._source
+
+
+def _texts(content: Any) -> Iterator[str]:
+    parts = content if isinstance(content, list) else [{"text": content}]
+    yield from (str(part.get("text") or "").strip() for part in parts)
