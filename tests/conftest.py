@@ -48,15 +48,19 @@ LONG = (
     "clients/test_schemathesis.py",
     "engine/executing/test_executor_faults.py",
     "gateway/supervisor/test_supervisor.py",
+    "engine/test_tight_memory.py",
     "install/test_package.py",
     "engine/test_conversations.py",
     "engine/test_costly_masks.py",
     "install/test_install.py",
+    "install/test_openblas.py",
+    "gateway/supervisor/test_supervisor_spawns.py",
     "gateway/test_crowd.py",
     "engine/vision/test_videos.py",
     "engine/test_scheduler.py",
     "engine/test_parity.py",
     "acceptance/test_restart.py",
+    "rpc/test_process.py",
 )
 
 
@@ -73,8 +77,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than processors, because many tests wait for processes to start or end."""
-    return (os.cpu_count() or 1) + 1
+    """Two workers more than processors, because many tests wait for processes to start or end."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_sessionstart() -> None:

@@ -48,7 +48,6 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
-from backend.engine.ranks.leading_executor import LeadingExecutor
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.request import MOST_DRAFT_TOKENS
 from backend.engine.sampling.filters import search_all
@@ -117,9 +116,7 @@ class Scheduler:
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
         self._draft_report: DraftReport | None = None  # the latest report that the gauges have
-        self.executor = (
-            Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
-        )
+        self.executor = _executor_of(model)
         self.planner = Planner(
             Limits(
                 cost=model.cost,
@@ -592,3 +589,12 @@ class Scheduler:
         if self._model.adapters is not None:
             parts["adapters"] = self._adapter_bytes
         return parts
+
+
+def _executor_of(model: EngineModel) -> Executor:
+    """Return the executor of a model. Modules for ranks are loaded only if there are ranks."""
+    if model.leader is None:
+        return Executor(model)
+    from backend.engine.ranks.leading_executor import LeadingExecutor
+
+    return LeadingExecutor(model, model.leader)

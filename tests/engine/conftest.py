@@ -74,6 +74,25 @@ def no_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "cache_folder", lambda: None)
 
 
+@pytest.fixture(autouse=True)
+def limit_of_this_test() -> Iterator[None]:
+    """The memory limit that a load sets ends with the test."""
+    yield from _ended_limit()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limit_of_this_module() -> Iterator[None]:
+    """So does one that a load of a module's engine sets, with the module."""
+    yield from _ended_limit()
+
+
+def _ended_limit() -> Iterator[None]:
+    # At a limit below what other tests have left in memory, MLX waits after each operation.
+    before = mx.get_memory_limit()
+    yield
+    mx.set_memory_limit(before)
+
+
 @pytest.fixture
 def small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charge less for a grammar, so that grammars fit beside the KV of the small models."""

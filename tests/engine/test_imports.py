@@ -84,6 +84,14 @@ def test_only_the_loader_imports_builders_and_only_when_needed() -> None:
     assert imports(loader) & builders == set()
 
 
+def test_modules_for_ranks_are_loaded_only_if_there_are_ranks() -> None:
+    """Except those that say whether there are any. The others need pydantic, which loads slowly."""
+    asked = {f"{ROOM}.ranks.{name}" for name in ("divisible_loads", "group", "member", "rank_info")}
+    ranks = {name for name in MODULES if name.startswith(f"{ROOM}.ranks.")} - asked
+    alone = MODULES.keys() - ranks
+    assert {name: leak for name in alone if (leak := imports(name) & ranks)} == {}
+
+
 def test_planning_does_not_need_mlx() -> None:
     modules = [name for name in MODULES if name.startswith(f"{ROOM}.planning.")]
     assert len(modules) > 10

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -79,13 +78,6 @@ def _engine(form: str, spare: float, stored: float, chunk: int, *, drafts: bool)
     engine.memory_limit = round(limit * spare)
     engine.prompt_cache_bytes = round(engine.memory_limit * stored)
     return engine
-
-
-@pytest.fixture(autouse=True)
-def _no_limit_afterwards() -> Iterator[None]:
-    before = mx.get_memory_limit()
-    yield
-    mx.set_memory_limit(before)
 
 
 @pytest.mark.timeout(1200)
