@@ -39,7 +39,7 @@ LAYERS = {
         {ENGINE}.loading.shards {ENGINE}.loading.architectures {ENGINE}.loading.earlier_fields
         {ENGINE}.loading.model_reference {ENGINE}.loading.hub_process {ENGINE}.loading.adapters
         {ENGINE}.loading.peft {ENGINE}.prompting.control_tokens {ENGINE}.prompting.template_limits
-        {ENGINE}.ranks.rank_info {ENGINE}.ranks.member
+        {ENGINE}.ranks.rank_info
     """,
     "checkpoint": f"""
         {ENGINE}.loading.checkpoint {ENGINE}.disk_cache.identity {ENGINE}.vision.families
@@ -70,7 +70,7 @@ LAYERS = {
         {ENGINE}.loading.traits {ENGINE}.executing.warm_up {ENGINE}.loading.serving_trial
         {ENGINE}.loading.serving_verdict {ENGINE}.ranks.divisible_loads
     """,
-    "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower",
+    "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.follower",
     "front": f"{ENGINE}.engine {ENGINE}.preparing",
     "rpc": "backend.rpc",
     "processes": "backend.supervising backend.__main__",

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,7 +34,6 @@ from backend.engine.loading.stages import Stages
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import require_same
 from backend.engine.ranks.hostfile import (
-    Misuse,
     hosts_of,
     info_in,
     transport_environ,
@@ -47,8 +46,7 @@ from backend.engine.ranks.link import (
     after,
     listen,
 )
-from backend.engine.ranks.member import Member, Value
-from backend.engine.ranks.rank_info import TOKEN, RankInfo
+from backend.engine.ranks.rank_info import TOKEN, Member, RankInfo, Value
 from backend.engine.ranks.wire import Message, Plain, Signal, encode, name_of
 
 if TYPE_CHECKING:
@@ -154,8 +152,7 @@ class Leader:
                 f" {info.transport}: leave it out, or start another process"
             )
         if hostfile:
-            with _refusing_misuse():
-                named = hosts_of(hostfile)
+            named = hosts_of(hostfile)
             if named != list(zip(info.hosts, info.ports, strict=False)):
                 raise InvalidRequest(
                     f"option hostfile names {len(named)} ranks, which are not the {info.size} of"
@@ -472,16 +469,6 @@ def leader_of(hostfile: str, transport: str) -> Leader:
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the group does not form
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
-    with _refusing_misuse():
-        info = info_in(hostfile, 0, chosen, "", os.environ)
+    info = info_in(hostfile, 0, chosen, "", os.environ)
     os.environ |= transport_environ(info, hostfile, os.environ)
     return Leader(info, os.environ.get(TOKEN, ""))
-
-
-@contextlib.contextmanager
-def _refusing_misuse() -> Iterator[None]:
-    """Convert Misuse, if the block raises it, to InvalidRequest."""
-    try:
-        yield
-    except Misuse as misuse:
-        raise InvalidRequest(f"option hostfile: {misuse}") from None

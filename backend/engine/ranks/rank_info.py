@@ -1,4 +1,4 @@
-"""Describes which rank a process is, and how it finds the other ranks.
+"""Describes which rank a process is, and how it reaches the other ranks.
 
 `backend.supervising.supervisor` writes a `RankInfo` into the environment of each process that it
 starts.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
 
@@ -18,6 +18,7 @@ Parallelism = Literal["tensor", "pipeline"]  # explained in `backend.engine.rank
 
 RANK_INFO = "MLX_BACKEND_RANK_INFO"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
+Value = dict[str, Any]  # what ranks exchange during a load, as JSON
 TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 
 
@@ -60,3 +61,16 @@ class RankInfo:
         host, port = values.pop("control")
         hosts, ports = tuple(values.pop("hosts")), tuple(values.pop("ports"))
         return cls(control=(host, port), hosts=hosts, ports=ports, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """This process as one of the ranks that load a model.
+
+    agree: sends a value to all ranks, waits for their values, and returns all values by rank.
+        Raises an EngineError if the load has failed on another rank. All ranks call `agree` at the
+        same points of a load, with the same MLX collectives in between.
+    """
+
+    info: RankInfo
+    agree: Callable[[Value], Sequence[Value]]
