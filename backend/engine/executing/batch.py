@@ -25,7 +25,7 @@ import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule, words
-from backend.engine.drafting.unread_states import (
+from backend.engine.drafting.hidden_states import (
     PassedStates,
     UnreadStates,
     distribute,
@@ -105,7 +105,7 @@ class DecodeBatch(Rows):
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the KV of guessers, and of hidden states not yet passed to sequences."""
+        """Bytes of the KV of drafters, and of hidden states not yet passed to sequences."""
         return self._kept.nbytes + (self._speculation.nbytes if self._speculation else 0)
 
     @property

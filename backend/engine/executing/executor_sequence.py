@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule
-from backend.engine.drafting.unread_states import UnreadStates
+from backend.engine.drafting.hidden_states import UnreadStates
 from backend.engine.events import TokenLogprob
 from backend.engine.executing.scoring import Scoring
 from backend.engine.request import GenerationRequest
@@ -43,7 +43,7 @@ class ExecutorSequence:
         sequence joined a batch.
     mask_seconds: processor time that the grammar used since the latest plan.
     postponed: whether the latest token was sampled without the grammar, for lack of time.
-    states: the hidden states of the latest tokens, if a guesser reads them.
+    states: the hidden states of the latest tokens, if a drafter reads them.
     """
 
     number: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from backend.engine.drafting.unread_states import MOST, PassedStates, UnreadStates, latest
+from backend.engine.drafting.hidden_states import MOST, PassedStates, UnreadStates, latest
 
 
 def test_states_are_taken_once_in_the_order_in_which_they_came() -> None:

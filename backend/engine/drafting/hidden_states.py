@@ -1,24 +1,76 @@
-"""The hidden states of a sequence that no guesser has read yet."""
+"""The hidden states from which heads draft: where they come from, and those not read yet."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Protocol
 
 import mlx.core as mx
+
+from backend.engine.caching import kv
+from backend.engine.patching import patch
 
 MOST = 256  # tokens whose states are kept; older ones too, if they are in the same array
 _TOGETHER = 16  # passes whose states are handed out together, which costs little more than one
 
 
+_TRIAL = (1, 2, 3)
+
+
 class StateSource(Protocol):
-    """Where the hidden states come from that a guesser reads."""
+    """Where the hidden states come from that a drafter reads."""
 
     def watched(self) -> AbstractContextManager[list[mx.array]]:
         """Collect the states of each pass, [rows, tokens, size]; the last ones count."""
         ...
+
+
+class LayerStates:
+    """The states of a model in front of some of its layers, which EAGLE-3 and DFlash read.
+
+    mlx-lm returns no hidden states, and mlx-vlm does for a few families only
+    (`capture_layer_ids`). In the models of both, a layer receives what the layers before it have
+    made, so the layers are patched to pass it on.
+
+    places: the layers, counted from 0.
+    found: whether the model has these layers and passes them its states.
+    """
+
+    def __init__(self, model: Any, places: Sequence[int], size: int) -> None:
+        self._places = tuple(places)
+        self._at: dict[int, mx.array] = {}
+        self._seen: list[mx.array] | None = None
+        layers = list(getattr(model, "layers", ()))
+        self.found = bool(places) and 0 <= min(places) <= max(places) < len(layers)
+        if self.found:
+            for place in set(places):
+                patch(layers[place], partial(self._pass, place))
+            with self.watched() as seen:
+                model(mx.array([_TRIAL]), cache=kv.new_row(model))
+            shapes = [hidden.shape for hidden in seen]
+            self.found = shapes == [(1, len(_TRIAL), size * len(places))]
+
+    @contextmanager
+    def watched(self) -> Iterator[list[mx.array]]:
+        """Collect the states of each pass, [rows, tokens, places * size]."""
+        seen: list[mx.array] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+            self._at = {}
+
+    def _pass(self, place: int, own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._seen is not None and args and isinstance(args[0], mx.array):
+            self._at[place] = args[0]
+            if place == max(self._places) and len(self._at) == len(set(self._places)):
+                self._seen.append(mx.concatenate([self._at[at] for at in self._places], -1))
+                self._at = {}
+        return own(layer, *args, **kwargs)
 
 
 def latest(seen: Sequence[mx.array], rows: int) -> mx.array | None:
@@ -29,7 +81,8 @@ def latest(seen: Sequence[mx.array], rows: int) -> mx.array | None:
 class UnreadStates:
     """States of a sequence's latest tokens: those from which the next token of each was chosen.
 
-    A guesser that has not been asked for a long time misses some, which makes its guesses worse.
+    A drafter that has not been asked for a long time misses some, so fewer of its draft tokens
+    are right.
     """
 
     def __init__(self) -> None:
@@ -61,7 +114,7 @@ class UnreadStates:
 
 
 class PassedStates:
-    """Hidden states of a batch's latest decode steps that no guesser has requested yet.
+    """Hidden states of a batch's latest decode steps that no drafter has requested yet.
 
     A step adds states of one token per sequence. Steps without draft tokens add them too, so adding
     must cost next to nothing.
