@@ -328,8 +328,8 @@ def release_memory() -> None:
     """
     import mlx.core as mx
 
-    if "backend.engine.caching.flat_places" in sys.modules:  # an embedding model never imports it
-        from backend.engine.caching.flat_places import forget_arrays
+    if "backend.engine.caching.flat_indices" in sys.modules:  # an embedding model never imports it
+        from backend.engine.caching.flat_indices import forget_arrays
         from backend.engine.caching.shared_numbers import shared_numbers
 
         forget_arrays()

@@ -44,7 +44,7 @@ from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule, Constraint
-    from backend.engine.disk_cache.entry_file import StoredPrefix
+    from backend.engine.disk_cache.prefix_file import StoredPrefix
     from backend.engine.served_model import ServedModel
 
 Stage = Literal["text", "long", "media", "video", "grammar", "slow_grammar", "disk"]
@@ -242,7 +242,7 @@ class Preparer:
             prompt,
             path=request.disk.path,
             in_memory=self._worker.in_memory(prompt),
-            room=self._worker.budget_for_files(),
+            free=self._worker.budget_for_files(),
         )
 
 

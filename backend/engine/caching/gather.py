@@ -21,7 +21,7 @@ from backend.engine.caching.window_kv import WindowKV
 
 
 def of_rows(layer: Any) -> Any:
-    """Return an empty cache that can hold several sequences, in place of mlx-lm's, if there is one.
+    """Return an empty cache for several sequences that replaces mlx-lm's cache of this layer.
 
     Returns the layer itself if there is none.
     """

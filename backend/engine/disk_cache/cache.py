@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.caching import kv
-from backend.engine.disk_cache.entry_file import Prefix, StoredPrefix
 from backend.engine.disk_cache.identity import model_digest
 from backend.engine.disk_cache.layout import Layers, fits, learn_layout, pack, unpack
+from backend.engine.disk_cache.prefix_file import Prefix, StoredPrefix
 from backend.engine.disk_cache.prefix_folder import Folder, candidates
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.disk_cache.writer import Writer
@@ -98,7 +98,7 @@ class DiskCache:
         *,
         path: Path | None = None,
         in_memory: int = 0,
-        room: float = math.inf,
+        free: float = math.inf,
     ) -> StoredPrefix | None:
         """Find the longest prefix of a prompt in an intact file. Runs on prompt threads.
 
@@ -107,13 +107,13 @@ class DiskCache:
 
         path: the folder that the request names, in addition to the model's folder.
         in_memory: number of tokens whose KV is already in memory.
-        room: free bytes of memory, including the bytes of files that wait to be restored.
+        free: free bytes of memory, including the bytes of files that wait to be restored.
         """
         found: list[StoredPrefix | None] = []
 
         def run() -> None:
             try:
-                found.append(self._find(PrefixKey(prompt), path, in_memory, room))
+                found.append(self._find(PrefixKey(prompt), path, in_memory, free))
             except Exception:
                 _log.warning("looking for a prompt cache on disk failed", exc_info=True)
 
@@ -129,16 +129,16 @@ class DiskCache:
         return None
 
     def _find(
-        self, prompt: PrefixKey, path: Path | None, in_memory: int, room: float
+        self, prompt: PrefixKey, path: Path | None, in_memory: int, free: float
     ) -> StoredPrefix | None:
         folders = [folder for folder in (self._folder, path and self._open(path)) if folder]
-        entries = {entry: folder for folder in folders for entry in folder.refresh()}
+        files = {file: folder for folder in folders for file in folder.refresh()}
         waiting = self.read_bytes
-        most = min(room - waiting, self._max_bytes)
+        most = min(free - waiting, self._max_bytes)
         if waiting:  # a single file may use the whole budget
             most = min(most, self._max_waiting - waiting)
-        for entry in candidates(entries, prompt, in_memory, LEAST_TOKENS, most):
-            if stored := entries[entry].read(entry, prompt):
+        for file in candidates(files, prompt, in_memory, LEAST_TOKENS, most):
+            if stored := files[file].read(file, prompt):
                 self._read = [
                     *(reference for reference in self._read if reference()),
                     weakref.ref(stored),

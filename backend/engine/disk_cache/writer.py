@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from safetensors import SafetensorError
 
-from backend.engine.disk_cache.entry_file import StoredPrefix
+from backend.engine.disk_cache.prefix_file import StoredPrefix
 from backend.engine.disk_cache.prefix_folder import reason
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Writer:
         return sum(save.nbytes for save in self._saves)
 
     def put(self, save: StoredPrefix) -> bool:
-        """Queue a prefix in place of prefixes that it replaces; return False if it does not fit."""
+        """Queue a prefix instead of those that it replaces; return False if it does not fit."""
         with self._changed:
             begun, queued = self._saves[:1], self._saves[1:]
             remaining = begun + [

@@ -22,8 +22,8 @@ from backend.engine.drafting.prediction_head import NoHeadError, open_head
 from backend.engine.drafting.reference import Converting, naming_draft_model, own_settings
 from backend.engine.drafting.state_drafter import BlockDrafter, HeadDrafter, StateDrafter
 from backend.engine.drafting.trained_heads import (
-    block_places,
-    eagle_places,
+    block_layers,
+    eagle_layers,
     open_block_head,
     open_eagle,
 )
@@ -205,16 +205,16 @@ def _open(
         assert checkpoint is not None
         config, weights = checkpoint.config, read_weights(checkpoint.path)
         if kind is DrafterKind.EAGLE3:
-            places = eagle_places(config, len(model.layers))
+            positions = eagle_layers(config, len(model.layers))
             head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
         else:
-            places = block_places(config)
+            positions = block_layers(config)
             head = open_block_head(config, weights, model, size, vocabulary)
-        states = layers = LayerStates(model, places, size)
+        states = layers = LayerStates(model, positions, size)
         if not layers.found:
             raise HeadError(
-                f"it needs the states before layers {places}, which this backend cannot read from"
-                f" a model of type {main.model_type} with {len(model.layers)} layers"
+                f"it needs the states before layers {positions}, which this backend cannot read"
+                f" from a model of type {main.model_type} with {len(model.layers)} layers"
             )
     return head, Drafting(
         order.settings.n_draft,

@@ -130,8 +130,8 @@ class LookupDrafter:
     def _drafts(self, request: DraftRequest) -> list[int]:
         index = self._indices.setdefault(request.sequence, NgramIndex())
         index.extend(request.tokens)
-        place = index.follow(request.tokens)
-        return [] if place is None else continued(request.tokens, place, request.most)
+        position = index.follow(request.tokens)
+        return [] if position is None else continued(request.tokens, position, request.most)
 
 
 class NgramIndex:
@@ -162,9 +162,9 @@ class NgramIndex:
         return None
 
 
-def continued(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """Return `count` tokens from `place` on; after the last token, `place` follows again."""
-    found = list(tokens[place : place + count])
+def continued(tokens: Sequence[int], position: int, count: int) -> list[int]:
+    """Return `count` tokens from `position` on; after the last token, `position` follows again."""
+    found = list(tokens[position : position + count])
     period = len(found)
     found.extend(found[at % period] for at in range(period, count))
     return found

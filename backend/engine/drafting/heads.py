@@ -53,7 +53,7 @@ class Head(Module):
         return list(self.inner.layers)
 
     def no_states(self, embedded: mx.array) -> mx.array:
-        """Return zeros in place of states, to measure what the head costs."""
+        """Return zeros instead of states, to measure what the head costs."""
         return mx.zeros((*embedded.shape[:-1], self.size), embedded.dtype)
 
 

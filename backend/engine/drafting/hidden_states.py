@@ -35,27 +35,27 @@ class LayerStates:
     (`capture_layer_ids`). In the models of both, a layer receives what the layers before it have
     made, so the layers are patched to pass it on.
 
-    places: the layers, counted from 0.
+    positions: the layers, counted from 0.
     found: whether the model has these layers and passes them its states.
     """
 
-    def __init__(self, model: Any, places: Sequence[int], size: int) -> None:
-        self._places = tuple(places)
+    def __init__(self, model: Any, positions: Sequence[int], size: int) -> None:
+        self._positions = tuple(positions)
         self._at: dict[int, mx.array] = {}
         self._seen: list[mx.array] | None = None
         layers = list(getattr(model, "layers", ()))
-        self.found = bool(places) and 0 <= min(places) <= max(places) < len(layers)
+        self.found = bool(positions) and 0 <= min(positions) <= max(positions) < len(layers)
         if self.found:
-            for place in set(places):
-                patch(layers[place], partial(self._pass, place))
+            for position in set(positions):
+                patch(layers[position], partial(self._pass, position))
             with self.watched() as seen:
                 model(mx.array([_TRIAL]), cache=kv.new_row(model))
             shapes = [hidden.shape for hidden in seen]
-            self.found = shapes == [(1, len(_TRIAL), size * len(places))]
+            self.found = shapes == [(1, len(_TRIAL), size * len(positions))]
 
     @contextmanager
     def watched(self) -> Iterator[list[mx.array]]:
-        """Collect the states of each pass, [rows, tokens, places * size]."""
+        """Collect the states of each pass, [rows, tokens, positions * size]."""
         seen: list[mx.array] = []
         self._seen = seen
         try:
@@ -64,11 +64,11 @@ class LayerStates:
             self._seen = None
             self._at = {}
 
-    def _pass(self, place: int, own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _pass(self, position: int, own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._seen is not None and args and isinstance(args[0], mx.array):
-            self._at[place] = args[0]
-            if place == max(self._places) and len(self._at) == len(set(self._places)):
-                self._seen.append(mx.concatenate([self._at[at] for at in self._places], -1))
+            self._at[position] = args[0]
+            if position == max(self._positions) and len(self._at) == len(set(self._positions)):
+                self._seen.append(mx.concatenate([self._at[at] for at in self._positions], -1))
                 self._at = {}
         return own(layer, *args, **kwargs)
 
@@ -145,15 +145,15 @@ class PassedStates:
 
 
 def distribute(
-    passed: mx.array, rows: Sequence[UnreadStates], places: Sequence[tuple[int, int]]
+    passed: mx.array, rows: Sequence[UnreadStates], positions: Sequence[tuple[int, int]]
 ) -> None:
     """Append states, [rows, tokens, size], to those of each row.
 
-    places: for each row, its range of tokens.
+    positions: for each row, its range of tokens.
 
     The states are copied, because a view of `passed` would keep the states of all rows alive.
     """
-    parts = [mx.contiguous(passed[row, start:stop]) for row, (start, stop) in enumerate(places)]
+    parts = [mx.contiguous(passed[row, start:stop]) for row, (start, stop) in enumerate(positions)]
     mx.async_eval(parts)
     for own, part in zip(rows, parts, strict=True):
         own.add(part)

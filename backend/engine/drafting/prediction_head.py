@@ -47,7 +47,7 @@ class _Family:
     projection, of_token, of_state, norm: patterns for the parts besides the layer.
     layer: prefix of the layer's parts in a model that consists of the head's layers.
     changes: what to change in the configuration to build such a model.
-    depth: the configuration's entry with the number of layers per head; '' means one.
+    depth: the configuration's field with the number of layers per head; '' means one.
     last: name of the norm after the layers in that model.
     centred: whether norms are published without the 1 that mlx-lm adds at load.
     state_first: as in `PredictionHead`.
@@ -303,8 +303,8 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
         own["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 2))
     if hasattr(body, "sanitize"):
         own = body.sanitize(own)
-    for place, experts in _experts(own).items():
-        own[place] = mx.stack([experts[number] for number in sorted(experts)])
+    for position, experts in _experts(own).items():
+        own[position] = mx.stack([experts[number] for number in sorted(experts)])
     for name, value in own.items():
         if match := _INNER.fullmatch(name):
             beside[f"inner.{match[1]}"] = value

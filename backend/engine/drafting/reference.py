@@ -35,13 +35,13 @@ def find_draft(
         return None
     own = own_settings(settings)
     with naming_draft_model():
-        place = resolve_draft(draft, model_path)
-        if isinstance(place, HubModel):
+        reference = resolve_draft(draft, model_path)
+        if isinstance(reference, HubModel):
             from backend.engine.loading.download import download
 
-            path = download(place, own, cancelled, drafts=True)
-            return inspect(path, place.name, own, drafts=True)
-        return inspect(place.path, place.name, own, drafts=True)
+            path = download(reference, own, cancelled, drafts=True)
+            return inspect(path, reference.name, own, drafts=True)
+        return inspect(reference.path, reference.name, own, drafts=True)
 
 
 def find_head(path: Path, settings: Settings) -> Checkpoint | None:
@@ -103,7 +103,7 @@ def naming_draft_model() -> AbstractContextManager[None]:
 
 
 class Converting(AbstractContextManager[None]):
-    """Raises what `convert` returns in place of an exception of some kinds.
+    """Converts exceptions of some kinds, and raises what `convert` returns for them.
 
     A function with `contextmanager` would keep the exception's frames, and so the weights that they
     have loaded, alive for as long as the new exception.

@@ -54,8 +54,8 @@ class EagleHead(Head):
         """Return the head's states after each of the tokens, [rows, tokens, size].
 
         tokens: [rows, tokens].
-        states: those that the tokens were chosen from, the model's of all places or the head's own,
-            [rows, tokens, its size]; None means zeros, to measure what the head costs.
+        states: those that the tokens were chosen from, the model's of all positions or the head's
+            own, [rows, tokens, its size]; None means zeros, to measure what the head costs.
         """
         embedded = self.embed(tokens)
         if states is None:
@@ -72,7 +72,7 @@ class EagleHead(Head):
         return states
 
 
-def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
+def eagle_layers(config: Mapping[str, Any], layers: int) -> list[int]:
     """Return the three layers of the model before which an EAGLE-3 checkpoint reads the states.
 
     In vLLM's convention the configuration names these layers; in SGLang's (`eagle_config`) it names
@@ -81,14 +81,16 @@ def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
     """
     nested = config.get("eagle_config")
     if own := config.get(_KEY):
-        places = [int(place) for place in own]
+        positions = [int(position) for position in own]
     elif isinstance(nested, Mapping) and (own := nested.get(_KEY)):
-        places = [int(layer) + 1 for layer in own]
+        positions = [int(layer) + 1 for layer in own]
     else:
-        places = [2, layers // 2, layers - 3]
-    if len(places) != _STATES:
-        raise HeadError(f"it reads states before layers {places}, but EAGLE-3 reads three of them")
-    return places
+        positions = [2, layers // 2, layers - 3]
+    if len(positions) != _STATES:
+        raise HeadError(
+            f"it reads states before layers {positions}, but EAGLE-3 reads three of them"
+        )
+    return positions
 
 
 def open_eagle(
@@ -193,7 +195,7 @@ class BlockHead(Head):
         self._mask = int(drafter.config.mask_token_id)
 
     def __call__(self, tokens: mx.array, *, cache: list[Any]) -> mx.array:
-        """Read zeros in place of states for these tokens, to measure what the KV costs."""
+        """Read zeros instead of states for these tokens, to measure what the KV costs."""
         like = self.embed(tokens)
         self.read(self.no_states(like), cache)
         return like
@@ -266,7 +268,7 @@ def open_block_head(
     return head
 
 
-def block_places(config: Mapping[str, Any]) -> list[int]:
+def block_layers(config: Mapping[str, Any]) -> list[int]:
     """Return the layers of the model before which DFlash reads the states.
 
     The checkpoint names the layers that produce the states instead.

@@ -15,7 +15,7 @@ from backend.engine.executing.scoring import Scoring
 from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from backend.engine.disk_cache.entry_file import StoredPrefix
+    from backend.engine.disk_cache.prefix_file import StoredPrefix
     from backend.engine.executing.choosing import Chosen
     from backend.engine.executing.rows import Rows
     from backend.engine.model import EngineModel

@@ -48,7 +48,7 @@ class LogitsHead:
         path: the name that an earlier load has found; None if the layer must be found.
         first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
         """
-        self._places: mx.array | None = None
+        self._positions: mx.array | None = None
         self._seen: list[mx.array] | None = None
         self.path, self.finite = path or "", True
         if path is not None:
@@ -81,15 +81,15 @@ class LogitsHead:
         run: calls the model on tokens, [rows, tokens], and returns their logits.
         counts: number of tokens of each row, before the padding.
         """
-        places = [count - 1 for count in counts]
-        self._places = mx.array(places) if self.found else None
+        positions = [count - 1 for count in counts]
+        self._positions = mx.array(positions) if self.found else None
         try:
             logits = run()
         finally:
-            self._places = None
+            self._positions = None
         if logits.shape[1] == 1:
             return logits[:, 0]
-        return _at(logits, mx.array(places))[:, 0]
+        return _at(logits, mx.array(positions))[:, 0]
 
     @contextmanager
     def watched(self) -> Iterator[list[mx.array]]:
@@ -105,14 +105,14 @@ class LogitsHead:
         """Patch a layer; returns whether the model then computes only the selected logits."""
         kind = type(layer)
         self._narrow(layer)
-        self._places = mx.array([1])
+        self._positions = mx.array([1])
         try:
             found = run()
             fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
         except ValueError:  # shapes that the model cannot process
             fits = False
         finally:
-            self._places = None
+            self._positions = None
         if not fits:
             layer.__class__ = kind
         return fits
@@ -126,21 +126,21 @@ class LogitsHead:
         def narrowed(own: Any, of: Any, states: mx.array) -> Any:
             if self._seen is not None:
                 self._seen.append(states)
-            if self._places is not None and states.ndim == 3:
-                states = _at(states, self._places)
+            if self._positions is not None and states.ndim == 3:
+                states = _at(states, self._positions)
             return own(of, states)
 
         patch(layer, narrowed, name)
         self.project = lambda states: own(layer, states)
 
 
-def _at(states: mx.array, places: mx.array) -> mx.array:
+def _at(states: mx.array, positions: mx.array) -> mx.array:
     """Return the states of one token of each row, [rows, 1, size].
 
     states: [rows, tokens, size].
-    places: index of the token in each row, [rows].
+    positions: index of the token in each row, [rows].
     """
-    return mx.take_along_axis(states, places[:, None, None], axis=1)
+    return mx.take_along_axis(states, positions[:, None, None], axis=1)
 
 
 def _candidates(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:

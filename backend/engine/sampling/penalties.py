@@ -43,7 +43,7 @@ class BatchPenalties:
     def __init__(self, rows: Sequence[Sampling], pasts: Sequence[Past], vocabulary: int) -> None:
         self._biased = Subset([at for at, row in enumerate(rows) if row.logit_bias], len(rows))
         if self._biased:
-            self._bias = _bias([rows[at] for at in self._biased.places], vocabulary)
+            self._bias = _bias([rows[at] for at in self._biased.rows], vocabulary)
         self._repetition = _Recent(
             [_Part(row.repetition, row.window, neutral=1) for row in rows], pasts
         )
@@ -87,7 +87,7 @@ class BatchPenalties:
         if at := self._frequency.rows:
             own, (tokens, filled) = at.of(logits), self._frequency.window(fed)
             penalties = filled * self._frequency.strength
-            row = mx.arange(len(at.places))[:, None]
+            row = mx.arange(len(at.rows))[:, None]
             logits = at.put(logits, own.at[row, tokens].subtract(penalties))
         if at := self._output.rows:
             logits = at.put(logits, at.of(logits) - self._output.taken(fed, steps))
@@ -121,8 +121,8 @@ class _Recent:
         self.rows = Subset([at for at, part in enumerate(parts) if part.acts], len(parts))
         if not self.rows:
             return
-        chosen = [parts[at] for at in self.rows.places]
-        known = [pasts[at] for at in self.rows.places]
+        chosen = [parts[at] for at in self.rows.rows]
+        known = [pasts[at] for at in self.rows.rows]
         self.strength = mx.array([[part.strength] for part in chosen])
         windows = [min(part.reach, past.longest) for part, past in zip(chosen, known, strict=True)]
         self._tokens = _recent(known, max(windows))
@@ -166,8 +166,8 @@ class _Output:
 
     def taken(self, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """Count `fed`; returns the penalties to subtract, [rows, vocabulary]."""
-        generated = mx.array([float(steps[at] > 0) for at in self.rows.places])
-        index = (mx.arange(len(self.rows.places)), self.rows.of(fed))
+        generated = mx.array([float(steps[at] > 0) for at in self.rows.rows])
+        index = (mx.arange(len(self.rows.rows)), self.rows.of(fed))
         self._counts = self._counts.at[index].add(generated)
         once = (self._counts > 0).astype(mx.float32)
         return self._counts * self._frequency + once * self._presence

@@ -131,7 +131,7 @@ class BatchSampler:
             return self._draws[0][1](logits, steps)
         tokens = mx.argmax(logits, axis=-1)
         for at, draw in self._draws:
-            tokens = at.put(tokens, draw(at.of(logits), [steps[row] for row in at.places]))
+            tokens = at.put(tokens, draw(at.of(logits), [steps[row] for row in at.rows]))
         return tokens
 
     def checked(self, logits: mx.array, tokens: mx.array) -> mx.array:
@@ -190,8 +190,8 @@ class _Draw:
         short = Subset([at for at, whole in enumerate(enough) if not whole], len(enough))
         if not short:
             return tokens
-        again = _Draw([self._rows[at] for at in short.places], logits.shape[-1])
-        return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
+        again = _Draw([self._rows[at] for at in short.rows], logits.shape[-1])
+        return short.put(tokens, again(short.of(logits), [steps[at] for at in short.rows]))
 
     def _random_of(self, steps: Sequence[int], vocabulary: int) -> dict[str, mx.array]:
         """Return the noise and, for XTC, the random numbers of a step.

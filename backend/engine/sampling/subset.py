@@ -10,12 +10,12 @@ import mlx.core as mx
 class Subset:
     """Some rows of a batch of `size` rows; an empty subset is false."""
 
-    def __init__(self, places: Sequence[int], size: int) -> None:
-        self.places = list(places)
-        self._index = None if len(self.places) == size else mx.array(self.places, dtype=mx.int32)
+    def __init__(self, rows: Sequence[int], size: int) -> None:
+        self.rows = list(rows)
+        self._index = None if len(self.rows) == size else mx.array(self.rows, dtype=mx.int32)
 
     def __bool__(self) -> bool:
-        return bool(self.places)
+        return bool(self.rows)
 
     @property
     def whole(self) -> bool:
@@ -29,7 +29,7 @@ class Subset:
     def put(self, values: mx.array, own: mx.array) -> mx.array:
         """Return an array with the subset's rows replaced by `own`.
 
-        values: the array, which may be changed in place.
+        values: the array, which may be changed itself.
         """
         if self._index is None:
             return own

@@ -21,8 +21,8 @@ from backend.engine.drafting.batch_drafter import Choices
 from backend.engine.drafting.heads import hidden_size
 from backend.engine.drafting.hidden_states import LayerStates
 from backend.engine.drafting.trained_heads import (
-    block_places,
-    eagle_places,
+    block_layers,
+    eagle_layers,
     open_block_head,
     open_eagle,
 )
@@ -52,11 +52,11 @@ def write_drafter(
     if "dflash_config" in config:
         head: Any = open_block_head(config, weights, model, size, vocabulary)
         choices = Choices(projection.project, vocabulary)
-        places = block_places(config)
+        positions = block_layers(config)
     else:
         head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
-        places = eagle_places(config, layers)
-    states = LayerStates(model, places, size)
+        positions = eagle_layers(config, layers)
+    states = LayerStates(model, positions, size)
     both: Any = Both(model, head)
     optimizer = Adam(rate)
     dice = random.Random(1)

@@ -65,7 +65,7 @@ def test_a_file_with_another_header_is_refused(tmp_path: Path) -> None:
     path = write_model(tmp_path)
     file = path / "model.safetensors"
     file.write_bytes(b"\1" + file.read_bytes()[1:])
-    with pytest.raises(Unusable, match="model.safetensors is not a safetensors file"):
+    with pytest.raises(Unusable, match=r"model\.safetensors is not a safetensors file"):
         fingerprint(Checkpoint(path, "m", {}, 0), "float32")
 
 

@@ -12,20 +12,20 @@ import mlx.core as mx
 import numpy as np
 
 
-def placed(part: mx.array, values: mx.array, places: mx.array) -> mx.array:
-    """Return the buffer with values written at flat indices; MLX changes it in place.
+def with_values(part: mx.array, values: mx.array, indices: mx.array) -> mx.array:
+    """Return the buffer with values written at flat indices; MLX changes the buffer itself.
 
     Only whole vectors are written, and unused rows are left alone.
     part: the buffer, [rows, heads, columns, size].
     values: [n, size].
-    places: the flat indices, [n, 1].
+    indices: the flat indices, [n, 1].
     """
-    flat = mx.put_along_axis(mx.flatten(part, 0, 2), places, values, 0)
+    flat = mx.put_along_axis(mx.flatten(part, 0, 2), indices, values, 0)
     return mx.unflatten(flat, 0, part.shape[:3])
 
 
 @lru_cache(maxsize=8)
-def first_places(rows: int, heads: int, columns: int, tokens: int) -> mx.array:
+def first_indices(rows: int, heads: int, columns: int, tokens: int) -> mx.array:
     """Return the flat indices of the first tokens of each row, [rows, heads, tokens] int32."""
     starts = np.arange(rows * heads, dtype=np.int32).reshape(rows, heads, 1) * columns
     return mx.array(starts + np.arange(tokens, dtype=np.int32))
@@ -48,11 +48,11 @@ def moves(
         first = row * heads + np.arange(heads)[:, None]
         source.append((first * tokens + staying).ravel())
         target.append((first * window + (length + staying) % window).ravel())
-    places = np.concatenate(target)[:, None]
-    return mx.array(np.concatenate(source).astype(np.int32)), mx.array(places.astype(np.int32))
+    indices = np.concatenate(target)[:, None]
+    return mx.array(np.concatenate(source).astype(np.int32)), mx.array(indices.astype(np.int32))
 
 
 def forget_arrays() -> None:
     """Drop the cached arrays; called when a model is dropped."""
-    first_places.cache_clear()
+    first_indices.cache_clear()
     moves.cache_clear()
