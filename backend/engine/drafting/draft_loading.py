@@ -17,7 +17,7 @@ from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.drafting.drafter import Drafter, LookupDrafter
 from backend.engine.drafting.heads import Head, HeadError, hidden_size, read_weights
 from backend.engine.drafting.hidden_states import MOST as MOST_STATES
-from backend.engine.drafting.hidden_states import LayerStates, StateSource
+from backend.engine.drafting.hidden_states import LayerStates
 from backend.engine.drafting.prediction_head import NoHeadError, open_head
 from backend.engine.drafting.reference import Converting, naming_draft_model, own_settings
 from backend.engine.drafting.state_drafter import BlockDrafter, HeadDrafter, StateDrafter
@@ -34,7 +34,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost
-from backend.engine.sampling.logits_head import LogitsHead
+from backend.engine.sampling.logits_head import LogitsHead, StateSource
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.drafter_kind import DrafterKind

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.patching import patch
+from backend.engine.sampling.logits_head import StateSource
 
 MOST = 256  # tokens whose states are kept; older ones too, if they are in the same array
 _TOGETHER = 16  # passes whose states are handed out together, which costs little more than one
@@ -20,15 +20,7 @@ _TOGETHER = 16  # passes whose states are handed out together, which costs littl
 _TRIAL = (1, 2, 3)
 
 
-class StateSource(Protocol):
-    """Where the hidden states come from that a drafter reads."""
-
-    def watched(self) -> AbstractContextManager[list[mx.array]]:
-        """Collect the states of each pass, [rows, tokens, size]; the last ones count."""
-        ...
-
-
-class LayerStates:
+class LayerStates(StateSource):
     """The states of a model in front of some of its layers, which EAGLE-3 and DFlash read.
 
     mlx-lm returns no hidden states, and mlx-vlm does for a few families only
@@ -41,8 +33,7 @@ class LayerStates:
 
     def __init__(self, model: Any, positions: Sequence[int], size: int) -> None:
         self._positions = tuple(positions)
-        self._at: dict[int, mx.array] = {}
-        self._seen: list[mx.array] | None = None
+        self._at: dict[int, mx.array] = {}  # the states of the pass so far
         layers = list(getattr(model, "layers", ()))
         self.found = bool(positions) and 0 <= min(positions) <= max(positions) < len(layers)
         if self.found:
@@ -53,19 +44,10 @@ class LayerStates:
             shapes = [hidden.shape for hidden in seen]
             self.found = shapes == [(1, len(_TRIAL), size * len(positions))]
 
-    @contextmanager
-    def watched(self) -> Iterator[list[mx.array]]:
-        """Collect the states of each pass, [rows, tokens, positions * size]."""
-        seen: list[mx.array] = []
-        self._seen = seen
-        try:
-            yield seen
-        finally:
-            self._seen = None
-            self._at = {}
-
     def _pass(self, position: int, own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._seen is not None and args and isinstance(args[0], mx.array):
+            if position == min(self._positions):
+                self._at = {}  # an earlier pass may have failed
             self._at[position] = args[0]
             if position == max(self._positions) and len(self._at) == len(set(self._positions)):
                 self._seen.append(mx.concatenate([self._at[at] for at in self._positions], -1))

@@ -31,7 +31,7 @@ from backend.engine.loading.gated_delta import use_chunks
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
-from backend.engine.loading.stages import Stages
+from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import load_model
 from backend.engine.mlx_lm_import import import_mlx_lm
@@ -40,7 +40,7 @@ from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.group import broadcast, join_group
 from backend.engine.ranks.link import Link, LinkLost, after, connect
-from backend.engine.ranks.rank_info import Member, RankInfo, Value
+from backend.engine.ranks.rank_info import Member, RankInfo, Value, until_ended
 from backend.engine.ranks.wire import Add, Message, Plain, Signal, Step, name_of
 from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.token_text import ByteStream
@@ -165,12 +165,13 @@ class _Follower:
                     case wire.Agreed(number, values) if number == order.number:
                         return values
                     case wire.Abandon(number) if number == order.number:
-                        raise Cancelled("the load has ended on another rank")
+                        raise _ended()
 
         request, member = LoadRequest(**order.request), Member(self._info, agree)
         try:
             stages = _load_followed(request, order.number, member, abandoned)
-            self._model = _loaded(stages, abandoned)
+            stages = until_ended(stages, lambda: _ended() if abandoned.is_set() else None)
+            self._model = at_once(stages)
         except Cancelled:
             self._drop()
         except EngineError as refusal:
@@ -185,16 +186,8 @@ class _Follower:
             device.release_memory()
 
 
-def _loaded(stages: Stages[_FollowedModel], abandoned: threading.Event) -> _FollowedModel:
-    """Run the stages of a load, and return the model. Raises Cancelled if rank 0 ends the load."""
-    with contextlib.closing(stages):
-        while not abandoned.is_set():
-            try:
-                next(stages)
-            except StopIteration as end:
-                model: _FollowedModel = end.value
-                return model
-    raise Cancelled("the load has ended on another rank")
+def _ended() -> Cancelled:
+    return Cancelled("the load has ended on another rank")
 
 
 def _load_followed(

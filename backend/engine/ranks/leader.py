@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import (
     Cancelled,
@@ -46,13 +46,11 @@ from backend.engine.ranks.link import (
     after,
     listen,
 )
-from backend.engine.ranks.rank_info import TOKEN, Member, RankInfo, Value
+from backend.engine.ranks.rank_info import TOKEN, Loaded, Member, RankInfo, Value, until_ended
 from backend.engine.ranks.wire import Message, Plain, Signal, encode, name_of
 
 if TYPE_CHECKING:
     import mlx.core as mx
-
-Loaded = TypeVar("Loaded")
 
 _log = logging.getLogger(__name__)
 
@@ -231,20 +229,8 @@ class Leader:
         return self.member
 
     def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
-        """Run the stages of a load, but end the load between two stages if another rank refuses it.
-
-        The stages then raise ModelRejected with that rank's message.
-        """
-        with contextlib.closing(stages):
-            try:
-                stage = next(stages)
-                while True:
-                    yield stage
-                    refusal = self._refusal
-                    stage = stages.throw(ModelRejected(refusal)) if refusal else next(stages)
-            except StopIteration as end:
-                whole: Loaded = end.value
-                return whole
+        """Run the stages of a load until another rank refuses it; then raise ModelRejected."""
+        return until_ended(stages, lambda: ModelRejected(self._refusal) if self._refusal else None)
 
     @property
     def division(self) -> str:

@@ -6,11 +6,14 @@ starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from backend.engine.loading.stages import Stages
 
 Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
 
@@ -19,6 +22,7 @@ Parallelism = Literal["tensor", "pipeline"]  # explained in `backend.engine.rank
 RANK_INFO = "MLX_BACKEND_RANK_INFO"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
 Value = dict[str, Any]  # what ranks exchange during a load, as JSON
+Loaded = TypeVar("Loaded")
 TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 
 
@@ -74,3 +78,20 @@ class Member:
 
     info: RankInfo
     agree: Callable[[Value], Sequence[Value]]
+
+
+def until_ended(stages: Stages[Loaded], fault: Callable[[], Exception | None]) -> Stages[Loaded]:
+    """Run the stages of a load, but end the load between two stages if another rank has ended it.
+
+    fault: returns the exception to raise in the stages; None while the load continues.
+    """
+    with contextlib.closing(stages):
+        try:
+            stage = next(stages)
+            while True:
+                yield stage
+                ended = fault()
+                stage = stages.throw(ended) if ended else next(stages)
+        except StopIteration as end:
+            whole: Loaded = end.value
+            return whole

@@ -23,8 +23,24 @@ FIRST_TOKENS = (1, 2, 3)
 _TOLERANCE = 1 / 16  # share of the largest logit: kernels round differently
 
 
-class LogitsHead:
-    """The output projection of a model.
+class StateSource:
+    """A part of a model that collects the hidden states with which it is called."""
+
+    _seen: list[mx.array] | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[list[mx.array]]:
+        """Collect the hidden states of each pass, [rows, tokens, size]; the last ones count."""
+        seen: list[mx.array] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+
+
+class LogitsHead(StateSource):
+    """The output projection of a model, which is called with the states of the last layer.
 
     All operations of the model on the logits after that layer (a softcap, a scale) still apply.
     path: the name of the layer in the model; '' if the layer was not found, and all logits are
@@ -49,7 +65,6 @@ class LogitsHead:
         first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
         """
         self._positions: mx.array | None = None
-        self._seen: list[mx.array] | None = None
         self.path, self.finite = path or "", True
         if path is not None:
             if path:
@@ -90,16 +105,6 @@ class LogitsHead:
         if logits.shape[1] == 1:
             return logits[:, 0]
         return _at(logits, mx.array(positions))[:, 0]
-
-    @contextmanager
-    def watched(self) -> Iterator[list[mx.array]]:
-        """Collect the hidden states, [rows, tokens, size], that the model projects."""
-        seen: list[mx.array] = []
-        self._seen = seen
-        try:
-            yield seen
-        finally:
-            self._seen = None
 
     def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
         """Patch a layer; returns whether the model then computes only the selected logits."""
