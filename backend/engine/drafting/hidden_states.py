@@ -14,7 +14,7 @@ from backend.engine.patching import patch
 from backend.engine.sampling.logits_head import StateSource
 
 MOST = 256  # tokens whose states are kept; older ones too, if they are in the same array
-_TOGETHER = 16  # passes whose states are handed out together, which costs little more than one
+_TOGETHER = 16  # passes whose states are passed on together, which costs little more than one
 
 
 _TRIAL = (1, 2, 3)
@@ -116,9 +116,9 @@ class PassedStates:
         """
         self._passes.append(passed)
         if len(self._passes) >= _TOGETHER:
-            self.hand_out(rows)
+            self.flush(rows)
 
-    def hand_out(self, rows: Sequence[UnreadStates]) -> None:
+    def flush(self, rows: Sequence[UnreadStates]) -> None:
         """Append them to the states of each row."""
         if self._passes:
             together = mx.concatenate(self._passes, axis=1)

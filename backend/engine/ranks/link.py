@@ -51,10 +51,11 @@ class Link:
     """
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
+        self.timeout = timeout
+        self._incoming = self._outgoing = connection
+        self._outgoing = connection.dup()  # has another time-out
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_CHECK_SECONDS)
-        self.timeout = timeout
-        self._incoming, self._outgoing = connection, connection.dup()
         self._unread = bytearray()
         self._sending = threading.Lock()
         self._closed = threading.Event()
@@ -190,7 +191,10 @@ def _handshake(connection: socket.socket, timeout: float) -> Iterator[Link]:
 
     Raises LinkLost, whatever the other side may send.
     """
-    link = Link(connection, timeout)
+    try:
+        link = Link(connection, timeout)
+    except OSError:  # the other side has closed the connection already
+        raise Refused("ended the handshake") from None
     deadline = after(_HANDSHAKE_SECONDS, link.close)
     try:
         yield link

@@ -239,7 +239,7 @@ def _changed(drafter: Path, directory: Path, config: dict[str, Any], **tensors: 
             {},
             "its files do not describe a head that can be built (ZeroDivisionError)",
         ),
-        ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to guess"),
+        ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to draft"),
         (
             "dflash",
             {"hidden_size": 16},

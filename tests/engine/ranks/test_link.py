@@ -177,6 +177,13 @@ def test_other_protocols_are_refused(sent: bytes) -> None:
         assert isinstance(listening.done(), LinkLost)
 
 
+def test_a_connection_that_has_ended_already_is_refused() -> None:
+    with socket.socket() as connection:
+        connection.close()
+        with pytest.raises(LinkLost, match="ended the handshake"):
+            accept(connection, "secret", 3, LONG)
+
+
 def test_an_invalid_message_ends_the_link(pair: tuple[Link, Link]) -> None:
     own, other = pair
     own.send_bytes(b"{}")
