@@ -194,7 +194,7 @@ class Stumbling:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         if self._dice.random() < 0.1:
-            raise RuntimeError("a fault of this guesser's")
+            raise RuntimeError("a fault of this drafter's")
         return [[one.tokens[-1]] for one in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
@@ -222,7 +222,7 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
     model = engine_model(network, slots=8, drafting=drafting)
     for seed in range(SCHEDULES):
         check_schedule(model, seed, plain)
-    failed = [one for one in caplog.messages if one.startswith("a guesser failed")]
+    failed = [one for one in caplog.messages if one.startswith("a drafter failed")]
     assert bool(failed) is (name == "stumbling")
 
 
