@@ -49,7 +49,7 @@ LAYERS = {
     "device": f"""
         {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles {ENGINE}.small_attention
         {ENGINE}.cpu_kernels
-        {ENGINE}.caching.shared_numbers {ENGINE}.caching.flat_indices
+        {ENGINE}.caching.shared_numbers
     """,
     "caches": f"{ENGINE}.caching",
     "choice": f"{ENGINE}.sampling {ENGINE}.constraints",

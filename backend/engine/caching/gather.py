@@ -55,10 +55,7 @@ def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
 
 
 def gathered(members: Sequence[Member], rows: int = 0) -> Any:
-    """Return a new cache with copies of the sequences, in this order.
-
-    rows: as in `rearranged`.
-    """
+    """Return a new cache with copies of the sequences, in this order."""
     layer, _ = members[0]
     if isinstance(layer, CacheList):
         return _each(layer, members, lambda _, inner: gathered(inner, rows))

@@ -258,10 +258,7 @@ class BatchCache:
         self._drop(self.layers, self._per_row(tokens))
 
     def _drop(self, layers: Sequence[Any], tokens: Sequence[int]) -> None:
-        """Remove tokens as `drop` does.
-
-        tokens: the number of tokens of each row.
-        """
+        """Remove tokens of each row, as `drop` does of each sequence."""
         if not any(tokens):
             return
         for leaf in leaves(layers):
@@ -397,10 +394,7 @@ class BatchCache:
         return [indices.get(row, 0) for row in range(self._width)], self._rows
 
     def _per_row(self, numbers: Sequence[int]) -> list[int]:
-        """Return a number for each row of a pass.
-
-        numbers: a number for each sequence.
-        """
+        """Return a number for each row of a pass, from a number for each sequence."""
         rows = self.pass_rows
         return list(numbers) if rows is None else [numbers[index] for index in rows[0]]
 

@@ -18,8 +18,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, create_attention_mask
 
-from backend.engine.caching.flat_indices import first_indices, with_values
-from backend.engine.caching.shared_numbers import Numbers, shared_numbers
+from backend.engine.caching.shared_numbers import Numbers, first_indices, shared_numbers
 
 STEP: int = KVCache.step  # tokens by which a cache grows
 
@@ -164,9 +163,7 @@ class LayerKV:
         return self.keys_and_values()
 
     def grown(self, new: Parts, columns: int) -> Parts:
-        """Return the buffers, with at least this many columns.
-
-        new: shows the shape of new ones."""
+        """Return the buffers, with at least this many columns; `new` shows the shape of others."""
         old = self.parts
         if old and columns <= old[0].shape[2]:
             return old
@@ -270,7 +267,6 @@ class LayerKV:
 def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
     """Return the buffers with new tokens written after each sequence's last token.
 
-    new: keys and values of the tokens, each [sequences, heads, tokens, n].
     wrap: number of columns, if the columns are a ring; otherwise 0.
     """
     rows, _, tokens, _ = new[0].shape
@@ -286,6 +282,18 @@ def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
             indices = _indices(lengths, rows, heads, columns, tokens, wrap)
         made.append(with_values(part, mx.flatten(fresh, 0, 2), indices))
     return tuple(made)
+
+
+def with_values(part: mx.array, values: mx.array, indices: mx.array) -> mx.array:
+    """Return the buffer with values written at flat indices; MLX changes the buffer itself.
+
+    Only whole vectors are written, and unused rows are left alone.
+    part: the buffer, [rows, heads, columns, size].
+    values: [n, size].
+    indices: the flat indices, [n, 1].
+    """
+    flat = mx.put_along_axis(mx.flatten(part, 0, 2), indices, values, 0)
+    return mx.unflatten(flat, 0, part.shape[:3])
 
 
 def _indices(

@@ -10,9 +10,15 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from backend.engine.caching.flat_indices import moves, with_values
-from backend.engine.caching.layer_kv import LayerKV, Parts, visible, whole_steps, written
-from backend.engine.caching.shared_numbers import Numbers, shared_numbers
+from backend.engine.caching.layer_kv import (
+    LayerKV,
+    Parts,
+    visible,
+    whole_steps,
+    with_values,
+    written,
+)
+from backend.engine.caching.shared_numbers import Numbers, moves, shared_numbers
 
 
 class WindowKV(LayerKV):

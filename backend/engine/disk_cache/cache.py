@@ -44,8 +44,7 @@ class DiskCache:
 
     The cache has no reference to the model, and references rows only until they are written.
 
-    layout: the layers of the model's rows, as from `learn_layout`.
-    identity: the model's digest, as from `model_digest`.
+    layout, identity: of the model, as from `learn_layout` and `model_digest`.
     folder: the folder for all requests; None means that only folders named by requests are used.
     max_bytes: maximum size of the files in a folder.
     copy: as for `layout.pack`.
@@ -86,10 +85,7 @@ class DiskCache:
         return sum(stored.nbytes for reference in self._read if (stored := reference()))
 
     def has_files(self, path: Path | None) -> bool:
-        """Return whether there is a folder in which `find` can look.
-
-        path: as for `find`.
-        """
+        """Return whether there is a folder in which `find` can look."""
         return self._folder is not None or path is not None
 
     def find(
@@ -102,8 +98,7 @@ class DiskCache:
     ) -> StoredPrefix | None:
         """Find the longest prefix of a prompt in an intact file. Runs on prompt threads.
 
-        `candidates` decides which files are worth reading. If the disk does not answer, the search
-        is abandoned, and no other search starts until it ends.
+        If the disk does not answer, the search is abandoned, and no other starts until it ends.
 
         path: the folder that the request names, in addition to the model's folder.
         in_memory: number of tokens whose KV is already in memory.
@@ -148,10 +143,7 @@ class DiskCache:
         return None
 
     def restore(self, stored: StoredPrefix, row: kv.RowCache) -> kv.RowCache | None:
-        """Fill a new row with `stored.length` tokens, and return it; None on failure.
-
-        Runs on the engine thread.
-        """
+        """Fill a new row with `stored.length` tokens, and return it; None on failure."""
         try:
             unpack(self._layout, stored.arrays, stored.numbers, row)
             if kv.trim(row, len(stored.prefix.key) - stored.length):
@@ -169,10 +161,9 @@ class DiskCache:
         trimmable: bool,
         path: Path | None = None,
     ) -> None:
-        """Queue a prefix for writing. Runs on the engine thread.
+        """Queue a prefix for writing.
 
         row: evaluated KV of exactly `tokens`. Clones of the row may be extended meanwhile.
-        trimmable: whether the KV can be cut to any prefix.
         path: the folder that the request names; None means the model's folder, if any.
         """
         if len(tokens) < LEAST_TOKENS or not self.has_files(path):
@@ -217,10 +208,9 @@ def open_disk_cache(
 ) -> DiskCache | None:
     """Return the disk cache of a loaded model; None if its KV cannot be stored.
 
-    Runs on the engine thread. Raises only InvalidRequest, for a setting that cannot work.
+    Raises only InvalidRequest, for a setting that cannot work.
 
-    copy: as for `layout.pack`.
-    facts: as for `model_digest`.
+    copy, facts: as for `layout.pack` and `model_digest`.
     """
     folder = cache_folder(settings.prompt_cache_dir)
     try:

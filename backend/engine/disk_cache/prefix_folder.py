@@ -43,10 +43,7 @@ _LEAST_SHARE = 1 / 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixFile:
-    """A prefix in a file of this model.
-
-    size: size of the file in bytes.
-    """
+    """A prefix in a file of this model, and the file's size in bytes."""
 
     path: Path
     prefix: Prefix
@@ -58,8 +55,7 @@ class Folder:
 
     The methods wait for the disk, and may be called on any thread.
 
-    layout: the layers of the model's rows, as from `learn_layout`.
-    max_bytes: maximum size of all files in the folder.
+    max_bytes: maximum size of all files in the folder, of any model.
     """
 
     def __init__(self, path: Path, identity: str, layout: Layers, max_bytes: int) -> None:

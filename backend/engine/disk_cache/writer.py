@@ -19,12 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """A queue of prefixes, and its thread.
+    """A queue of prefixes, of `most` bytes, and its thread, which calls `write` for each prefix.
 
     The thread references the writer, so a writer without an owner still finishes its work.
-
-    write: writes a prefix; called in the thread.
-    most: maximum bytes of queued KV.
     """
 
     def __init__(self, write: Callable[[StoredPrefix], None], most: int) -> None:

@@ -103,8 +103,7 @@ class BatchDrafter:
         A sequence has enough at its number in `most`, or when a token is too improbable. Draft
         tokens that are fed remain in its KV, and in `_drafted`, until the next call.
 
-        fed: what each sequence of the batch is fed first.
-        run: feeds, and returns what `_run` does.
+        fed: what each sequence of the batch is fed first, by `run`.
         """
         found: dict[int, list[int]] = {number: [] for number in most}
         active = set(most)

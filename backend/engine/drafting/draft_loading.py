@@ -58,9 +58,7 @@ class Drafting:
     most: draft tokens at a time if a request does not set NDraft.
     new_drafters: creates the drafters of a batch, the cheapest first.
     weights_bytes: of the draft model or head.
-    cost: bytes per sequence of its KV and of hidden states that wait for it; None if it has
-        neither.
-    states: the source of a head's hidden states; None if no drafter reads them.
+    cost: of its KV, and of hidden states that wait for it.
     names: the drafters' names, for logs.
     """
 
@@ -83,9 +81,6 @@ def load_drafting(
 
     Begins and ends on `engine`. Without the option mtp, the model's own head drafts if it has one
     that can be used, because `DraftWidth` measures whether that pays.
-
-    projection: the model's.
-    context_size: tokens that the model is served with.
 
     Raises ModelRejected, InvalidRequest.
     """
@@ -185,10 +180,7 @@ def _drafter(
 def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
 ) -> tuple[Head, Drafting]:
-    """Return a head, its weights still lazy, and how it drafts. Raises HeadError.
-
-    checkpoint: as for `open_head`.
-    """
+    """Return a head, its weights still lazy, and how it drafts. Raises HeadError."""
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None

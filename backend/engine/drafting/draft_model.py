@@ -21,10 +21,8 @@ from common.prefixes import common_prefix
 class DraftModel:
     """A loaded draft model.
 
-    vocabulary: width of its logits.
-    main_vocabulary: width of the main model's logits; padding may make them differ.
+    vocabulary, main_vocabulary: widths of its logits and of the main model's; padding may differ.
     longest: the draft model's own context, in tokens.
-    cost: of its KV per sequence.
     """
 
     name: str
@@ -125,7 +123,6 @@ class ModelDrafter(BatchDrafter):
             self._cached[number] += len(chunk)
 
     def _next_drafts(self, requests: dict[int, DraftRequest]) -> dict[int, list[int]]:
-        """Return the draft tokens for the sequences in the batch."""
         most: dict[int, int] = {}
         first: list[Sequence[int]] = []
         for number in self._sequences:

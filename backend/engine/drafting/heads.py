@@ -31,10 +31,9 @@ class HeadError(Exception):
 
 
 class Head(Module):
-    """The base of heads. Its KV is a cache for each layer.
+    """The base of heads. Its KV is a cache for each layer of `inner`.
 
-    inner: a module with the layers.
-    embedding: returns the vectors of tokens.
+    embed: returns the vectors of tokens.
     size: of the states that the head reads.
     """
 
@@ -76,10 +75,10 @@ def load_weights(
 ) -> None:
     """Load a head's weights, after quantising the layers whose weights are quantised.
 
-    form: the name of the kind of head, for errors.
-    exact: no other weights may be there.
+    Raises HeadError if one is missing or has another shape.
 
-    Raises HeadError if one is missing, superfluous, or has another shape.
+    form: the name of the kind of head, for errors.
+    exact: whether to raise HeadError if there are other weights too.
     """
     quantize(head, class_predicate=lambda path, layer: _quantisation(path, layer, weights))
     names = dict(tree_flatten(head.parameters()))

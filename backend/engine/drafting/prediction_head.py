@@ -189,7 +189,6 @@ class PredictionHead(Head):
     ) -> mx.array:
         """Return the states after each token, [rows, tokens, size], whose projection is the logits.
 
-        tokens: [rows, tokens].
         states: the hidden states that the tokens were chosen from, [rows, tokens, size]; None means
             zeros, to measure what the head costs.
         """
@@ -209,7 +208,6 @@ def open_head(
 ) -> PredictionHead:
     """Return the head of a loaded model, its weights still lazy.
 
-    checkpoint: of the model.
     alone: a checkpoint of the head alone; None if the model's has the head.
 
     Raises NoHeadError, HeadError.

@@ -61,8 +61,6 @@ class HeadDrafter(StateDrafter):
     """A `Drafter` with a head that predicts one token at a time: the model's own, or EAGLE-3.
 
     The head reads tokens with the model's states, and its draft tokens with the head's own states.
-
-    The head is called like `PredictionHead` and `EagleHead`.
     """
 
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
@@ -71,7 +69,6 @@ class HeadDrafter(StateDrafter):
     def _next_drafts(
         self, able: dict[int, DraftRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
-        """Return the draft tokens, each from the head's state after the token before it."""
         first: list[Sequence[int]] = [
             [] if own is None else able[number].tokens[-own.shape[0] :]
             for number, own in zip(self._sequences, unread, strict=True)

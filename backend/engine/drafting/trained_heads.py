@@ -35,8 +35,7 @@ _KEY = "eagle_aux_hidden_state_layer_ids"
 class EagleHead(Head):
     """The layers of an EAGLE-3 checkpoint.
 
-    drafter: mlx-vlm's module.
-    embedding: replaces its own, unless it is None.
+    embedding: replaces that of the drafter, mlx-vlm's module, unless it is None.
     """
 
     def __init__(self, drafter: Any, embedding: Any = None) -> None:
@@ -51,9 +50,8 @@ class EagleHead(Head):
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
-        """Return the head's states after each of the tokens, [rows, tokens, size].
+        """Return the head's states after each of the tokens.
 
-        tokens: [rows, tokens].
         states: those that the tokens were chosen from, the model's of all positions or the head's
             own, [rows, tokens, its size]; None means zeros, to measure what the head costs.
         """
@@ -103,10 +101,7 @@ def open_eagle(
 ) -> tuple[EagleHead, Choices]:
     """Return the head for a model, its weights still lazy, and how its states become tokens.
 
-    weights: of the checkpoint.
-    size: of the model's states.
-    vocabulary: of the model.
-    projection: the model's.
+    size, vocabulary: of the model.
 
     Raises HeadError.
     """
@@ -183,9 +178,8 @@ def _rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class BlockHead(Head):
-    """The layers of a DFlash checkpoint. Its KV holds states of the model.
+    """The layers of a DFlash checkpoint. Its KV contains states of the model.
 
-    drafter: mlx-vlm's module.
     longest: tokens that one pass fills in.
     """
 

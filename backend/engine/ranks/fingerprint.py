@@ -55,12 +55,10 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
 
 
 def require_alike(name: str, info: RankInfo, reports: Sequence[Value]) -> None:
-    """Compare the reports of all ranks with the report of rank 0.
+    """Raise ModelRejected for the first rank whose report differs from that of rank 0.
 
     name: the model's name, for errors.
     reports: the result of `fingerprint` on each rank, by rank.
-
-    Raises ModelRejected for the first report that differs.
     """
     first = reports[0]
     for rank, other in enumerate(reports[1:], 1):

@@ -57,7 +57,6 @@ STOPPED, FAILED = 0, 1
 def follow(info: RankInfo, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
     """Carry out the messages of rank 0 until rank 0 ends.
 
-    token: the secret that all ranks share.
     end: ends the process with an exit code, even if threads are blocked.
     """
     link = _connected(info, token)
@@ -193,14 +192,7 @@ def _ended() -> Cancelled:
 def _load_followed(
     request: LoadRequest, number: int, member: Member, cancelled: threading.Event
 ) -> Stages[_FollowedModel]:
-    """Load this rank's part of a model. All stages run on one thread.
-
-    Raises the error of the load, even if the load has failed on another rank.
-
-    number: the number of the load.
-    member: exchanges values with the other ranks.
-    cancelled: ends a download when set.
-    """
+    """Load this rank's part of a model. All stages run on one thread."""
     with ExitStack() as held:
         order = find(request, number, cancelled, held)
         with naming(order.checkpoint.name):

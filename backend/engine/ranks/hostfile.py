@@ -62,9 +62,6 @@ def info_in(
 ) -> RankInfo:
     """Return the `RankInfo` of a rank. Raises Misuse.
 
-    hostfile: path of the hostfile.
-    rank: number of the rank.
-    transport: the backend of mx.distributed.
     control: HOST:PORT where rank 0 listens for the other ranks; "" for the default.
     environ: the environment, which contains the secret of the ranks.
     """

@@ -62,11 +62,7 @@ _NAME_SECONDS = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """The connection to a rank other than 0.
-
-    versions: the versions of the rank's packages.
-    reports: the rank's reports about loads that were not read yet, without refusals, in order.
-    """
+    """The connection to a rank other than 0, and its unread reports about loads, in order."""
 
     link: Link
     versions: Mapping[str, str]
@@ -78,7 +74,6 @@ class Leader:
 
     broken: says which rank was lost after the group was formed, and why; '' if no rank was lost.
     shards: the description of each rank's part of the loaded model, by rank.
-    member: exchanges values between all ranks in the current load.
     """
 
     member: Member
@@ -126,7 +121,7 @@ class Leader:
             follower.link.close()
 
     def report(self) -> tuple[str, ...]:
-        """Return lines for the log: each rank's part of the model, and which rank was lost."""
+        """Return lines for Status: each rank's part of the model, and which rank was lost."""
         lines = tuple(
             f"{self.info.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
@@ -138,10 +133,7 @@ class Leader:
     def require_named(self, hostfile: str, transport: str) -> None:
         """Raise InvalidRequest if a load names other ranks or another transport than this process.
 
-        MLX can form only one group per process.
-
-        hostfile: path of a hostfile; "" if the load names none.
-        transport: the backend of mx.distributed; "" if the load names none.
+        MLX can form only one group per process. Empty strings name nothing.
         """
         info = self.info
         if transport and transport != info.transport:
@@ -164,7 +156,6 @@ class Leader:
         ModelRejected if a rank has other versions of packages.
 
         timeout: seconds of silence after which a rank counts as lost.
-        cancelled: ends the wait for ranks when set.
         """
         yield "files"
         while not self._formed:
@@ -207,7 +198,6 @@ class Leader:
 
         number: the number of the load.
         timeout: seconds of silence after which a rank counts as lost.
-        cancelled: ends the waits of `Member.agree` when set.
         """
         fields = {
             field.name: getattr(request, field.name)
@@ -245,7 +235,7 @@ class Leader:
     ) -> Callable[[Sequence[int], Any, int], mx.array]:
         """Return a function that runs the reference forward pass on all ranks.
 
-        run: runs the reference forward pass on this rank.
+        run: runs it on this rank.
         """
 
         def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
@@ -283,12 +273,10 @@ class Leader:
         return RankLost(self.broken) if self.broken else fault
 
     def _set_timeout(self, seconds: float) -> None:
-        """Set the seconds of silence after which a rank counts as lost."""
         for follower in list(self._followers.values()):
             follower.link.timeout = seconds
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> wire.LoadReport:
-        """Wait for the next report of a rank about a load, and return it."""
         reports = self._followers[rank].reports
 
         def missing() -> str:
@@ -448,10 +436,7 @@ def leader_of(hostfile: str, transport: str) -> Leader:
     """Return the leader for the ranks of a hostfile, in a process that no supervisor has started.
 
     Sets the environment variables by which MLX finds the other ranks. Must be called on the main
-    thread. Raises InvalidRequest.
-
-    hostfile: path of the hostfile.
-    transport: the backend of mx.distributed; "" for the default.
+    thread. Raises InvalidRequest. An empty transport means the default.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the group does not form
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"

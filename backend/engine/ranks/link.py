@@ -147,8 +147,6 @@ def accept(
 
     Raises LinkLost.
 
-    size: number of ranks.
-    timeout: of the link.
     joined: returns whether the rank with a number has already joined.
     """
     with _handshake(connection, timeout) as link:

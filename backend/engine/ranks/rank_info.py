@@ -30,11 +30,8 @@ TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 class RankInfo:
     """What a process must know of its rank and of the other ranks.
 
-    rank: number of this process, from 0.
-    size: number of ranks.
     control: host and port where rank 0 listens for the other ranks.
     hosts: the name of each rank's host, for messages.
-    transport: the backend of mx.distributed.
     timeout: seconds of silence after which a rank counts as lost, until a load sets another value.
     join_timeout: seconds for which a load waits for ranks that have not joined.
     ports: the ports of the ranks in the user's hostfile; empty without a hostfile.

@@ -58,7 +58,7 @@ class LogitsHead(StateSource):
         *,
         first: mx.array | None = None,
     ) -> None:
-        """Find the layer, and patch it.
+        """Patch the layer.
 
         path: the name that an earlier load has found; None if the layer must be found.
         first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
@@ -86,7 +86,6 @@ class LogitsHead(StateSource):
 
     @property
     def found(self) -> bool:
-        """Whether the layer was found."""
         return bool(self.path)
 
     def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
@@ -122,7 +121,6 @@ class LogitsHead(StateSource):
         return fits
 
     def _narrow(self, layer: Any) -> None:
-        """Patch a layer, so that it projects only the selected tokens."""
         kind = type(layer)
         name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
         own = getattr(kind, name)

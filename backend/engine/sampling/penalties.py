@@ -28,7 +28,6 @@ _NOTHING = -1  # fills a window that begins before the first token
 class Past:
     """A row's known tokens, without the input token of the next step.
 
-    prompt_length: how many of them belong to the prompt.
     longest: maximum number of tokens of prompt and output together.
     """
 
@@ -65,9 +64,8 @@ class BatchPenalties:
         return bias + self._output.nbytes
 
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return the changed logits. Call this exactly once per step, because it records `fed`.
+        """Return the changed logits, float32. Call this once per step, because it records `fed`.
 
-        logits: [rows, vocabulary] float32.
         fed: [rows], the input tokens of this step.
         steps: per row, the number of generated tokens including `fed`; 0 if `fed` is the prompt's
             last token.
@@ -96,9 +94,8 @@ class BatchPenalties:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One row's setting of one penalty.
+    """One row's setting of one penalty, which covers `reach` recent tokens.
 
-    reach: number of recent tokens that the penalty covers; 0 if it is not used.
     neutral: the strength with which the penalty has no effect.
     """
 

@@ -177,10 +177,7 @@ class _Draw:
         self._next: list[int] = []  # the rows' steps for which the last numbers were made
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return one token per row, [rows] uint32.
-
-        logits: [rows, vocabulary] float32.
-        """
+        """Return one token per row, [rows] uint32, from float32 logits."""
         random = self._random_of(steps, logits.shape[-1])
         tokens, *complete = _draw(logits, self._reach, self._columns | random)
         if not complete:
@@ -194,10 +191,7 @@ class _Draw:
         return short.put(tokens, again(short.of(logits), [steps[at] for at in short.rows]))
 
     def _random_of(self, steps: Sequence[int], vocabulary: int) -> dict[str, mx.array]:
-        """Return the noise and, for XTC, the random numbers of a step.
-
-        The numbers of several steps are made together.
-        """
+        """Return the noise and, for XTC, the random numbers of a step."""
         if not self._random or steps != self._next:
             # Some samplers are used once.
             count = _STEPS if self._next else 1

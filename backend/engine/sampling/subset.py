@@ -19,18 +19,13 @@ class Subset:
 
     @property
     def whole(self) -> bool:
-        """Whether the subset has every row of the batch."""
         return self._index is None
 
     def of(self, values: mx.array) -> mx.array:
-        """Return the subset's rows of an array whose first axis is the batch."""
         return values if self._index is None else values[self._index]
 
     def put(self, values: mx.array, own: mx.array) -> mx.array:
-        """Return an array with the subset's rows replaced by `own`.
-
-        values: the array, which may be changed itself.
-        """
+        """Return `values`, which may be changed, with the subset's rows replaced by `own`."""
         if self._index is None:
             return own
         values[self._index] = own
