@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import sys
@@ -15,10 +16,13 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from backend.engine.ranks import link
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
-from backend.engine.ranks.wire import Join, Signal, encode
+from backend.engine.ranks.wire import Join, Plain, Signal, encode
+from tests.long import examples
 from tests.polling import until
 
 WAIT = 120.0  # seconds, on a busy machine too
@@ -78,6 +82,31 @@ def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Li
     for message in (Signal.BEAT, Signal.OPEN, Signal.BEAT, Signal.CLEAR):
         own.send(message)
     assert [other.receive(), other.receive()] == [Signal.OPEN, Signal.CLEAR]
+
+
+@settings(
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(st.lists(st.integers(0, 1 << 20), max_size=40), min_size=1, max_size=6),
+    st.lists(st.integers(1, 64), min_size=1),
+)
+def test_messages_arrive_whole_in_whatever_pieces(
+    pair: tuple[Link, Link], prompts: list[list[int]], sizes: list[int]
+) -> None:
+    own, other = pair
+    messages = [Plain(tuple(tokens)) for tokens in prompts]
+    encoded = list(map(encode, messages))
+    left = b"".join(link._LENGTH.pack(len(data)) + data for data in encoded)
+    size = itertools.cycle(sizes)
+    with own._sending:  # no heartbeat among the pieces
+        while left:
+            count = next(size)
+            own._outgoing.sendall(left[:count])
+            left = left[count:]
+    assert [other.receive() for _ in messages] == messages
 
 
 def test_a_closed_connection_is_noticed(pair: tuple[Link, Link]) -> None:
