@@ -16,6 +16,7 @@ from backend.engine.drafting.drafter import DraftLength, DraftRequest, LookupDra
 from backend.engine.model import EngineModel
 from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.pace import Pace
+from backend.engine.planning.plan import Drafted
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
@@ -162,11 +163,10 @@ def test_a_draft_model_is_not_judged_while_it_reads_a_long_prompt(
     judged: list[tuple[int, int]] = []
     learn = DraftWidth.learn
 
-    def noted(own: DraftWidth, *measured: Any) -> None:
-        width, proposed, behind = measured[2], measured[3], measured[6]
-        if width:
-            judged.append((proposed, behind))
-        learn(own, *measured)
+    def noted(own: DraftWidth, step: Drafted) -> None:
+        if step.width:
+            judged.append((step.proposed, step.behind))
+        learn(own, step)
 
     monkeypatch.setattr(DraftWidth, "learn", noted)
     rounds = Rounds(model)
