@@ -39,7 +39,7 @@ LAYERS = {
         {ENGINE}.loading.shards {ENGINE}.loading.architectures {ENGINE}.loading.earlier_fields
         {ENGINE}.loading.model_reference {ENGINE}.loading.hub_process {ENGINE}.loading.adapters
         {ENGINE}.loading.peft {ENGINE}.prompting.control_tokens {ENGINE}.prompting.template_limits
-        {ENGINE}.ranks.rank_info {ENGINE}.ranks.member
+        {ENGINE}.ranks.rank_info
     """,
     "checkpoint": f"""
         {ENGINE}.loading.checkpoint {ENGINE}.disk_cache.identity {ENGINE}.vision.families
@@ -49,7 +49,7 @@ LAYERS = {
     "device": f"""
         {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles {ENGINE}.small_attention
         {ENGINE}.cpu_kernels
-        {ENGINE}.caching.shared_numbers {ENGINE}.caching.flat_places
+        {ENGINE}.caching.shared_numbers
     """,
     "caches": f"{ENGINE}.caching",
     "choice": f"{ENGINE}.sampling {ENGINE}.constraints",
@@ -70,7 +70,7 @@ LAYERS = {
         {ENGINE}.loading.traits {ENGINE}.executing.warm_up {ENGINE}.loading.serving_trial
         {ENGINE}.loading.serving_verdict {ENGINE}.ranks.divisible_loads
     """,
-    "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower",
+    "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.follower",
     "front": f"{ENGINE}.engine {ENGINE}.preparing",
     "rpc": "backend.rpc",
     "processes": "backend.supervising backend.__main__",

@@ -27,7 +27,6 @@ COVERED = {
     "common/test_chat_corpus.py": "common/formats",
     "common/test_gbnf_language.py": "common/gbnf",
     "common/test_pdf_text.py": "common/pdf_process",
-    "engine/caching/test_kv.py": "backend/engine/caching/flat_places",
     "engine/constraints/test_calls.py": "common/call_grammar common/null_keywords",
     "engine/constraints/test_grammars.py": """
         backend/engine/recent backend/engine/constraints/special_tokens
@@ -38,8 +37,7 @@ COVERED = {
     "engine/disk_cache/test_cache.py": "backend/engine/executing/prefix_files",
     "engine/drafting/test_loading.py": "common/drafter_kind",
     "engine/drafting/test_state_drafters.py": """
-        backend/engine/drafting/block_head backend/engine/drafting/eagle_head
-        backend/engine/drafting/layer_states
+        backend/engine/drafting/trained_heads backend/engine/drafting/heads
     """,
     "engine/embedding/test_adapters.py": "backend/engine/embedding/task_adapters",
     "engine/embedding/test_families.py": """
@@ -58,8 +56,7 @@ COVERED = {
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",
     "engine/prompting/test_quoted_text.py": "backend/engine/prompting/unreadable_text",
     "engine/ranks/test_equality.py": """
-        backend/engine/ranks/followed_model backend/engine/ranks/leading_executor
-        backend/engine/ranks/member backend/engine/ranks/divisible_loads
+        backend/engine/ranks/leading_executor backend/engine/ranks/divisible_loads
     """,
     "engine/sampling/test_logits_head.py": "backend/engine/patching",
     "engine/sampling/test_penalties.py": "backend/engine/sampling/subset",

@@ -108,7 +108,11 @@ PLAIN_FOLDERS = (
     "gateway",
     "backend/rpc",
     "backend/supervising",
+    "backend/engine/caching",
+    "backend/engine/disk_cache",
+    "backend/engine/drafting",
     "backend/engine/ranks",
+    "backend/engine/sampling",
     "cli",
     "common",
 )

@@ -328,11 +328,9 @@ def release_memory() -> None:
     """
     import mlx.core as mx
 
-    if "backend.engine.caching.flat_places" in sys.modules:  # an embedding model never imports it
-        from backend.engine.caching.flat_places import forget_arrays
+    if "backend.engine.caching.shared_numbers" in sys.modules:
         from backend.engine.caching.shared_numbers import shared_numbers
 
-        forget_arrays()
         shared_numbers.clear()
     if "backend.engine.rotary_angles" in sys.modules:
         from backend.engine.rotary_angles import SharedAngles

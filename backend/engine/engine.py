@@ -114,8 +114,8 @@ class Engine:
         if self._leader is not None:
             self._leader.open(self._fatal_threadsafe)
 
-    def _connect_ranks(self, request: LoadRequest) -> None:
-        """Connect to the other ranks that a load names. Raises InvalidRequest."""
+    async def _connect_ranks(self, request: LoadRequest) -> None:
+        """Listen for the other ranks that a load names. Raises InvalidRequest."""
         hostfile = request.settings.get("hostfile", "")
         transport = request.settings.get("distributed_backend", "")
         if self._leader is not None:
@@ -124,7 +124,13 @@ class Engine:
             from backend.engine.ranks.leader import leader_of
 
             leader = leader_of(hostfile, transport)
-            leader.open(self._fatal_threadsafe)
+            # On a thread, because it may wait for a name server.
+            opened = asyncio.ensure_future(asyncio.to_thread(leader.open, self._fatal_threadsafe))
+            try:
+                await asyncio.shield(opened)
+            except asyncio.CancelledError:
+                opened.add_done_callback(lambda _: leader.close())
+                raise
             self._leader = leader
 
     @property
@@ -185,7 +191,7 @@ class Engine:
                 require_threads(most_blas_threads() + _NATIVE_THREADS)
             self._before_load()
             if not self._only_changes_adapters(request):
-                self._connect_ranks(request)
+                await self._connect_ranks(request)
                 if self._leader is not None:
                     await self._drop_model()
             abandoned = self._abandoned = threading.Event()

@@ -24,12 +24,9 @@ _OPTIONS = ("--ranks", "--hostfile", "--rank", "--backend", "--control", "--rank
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start: `count` ranks on this machine, or the single rank of `info`.
+    """What to start: `count` ranks on this machine, or the single rank of `info` in a hostfile.
 
     rest: the other arguments, which are passed to rank 0.
-    count: number of ranks; 0 with a hostfile.
-    info: the rank to start; None without a hostfile.
-    hostfile: path of the hostfile; "" if the user gives none.
     restarts: whether the ranks are restarted after a rank is lost.
     """
 

@@ -108,7 +108,6 @@ class Supervisor:
             self._asked = signal.Signals(number)
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
-        """Start the processes. When the first of them ends, the others are ended."""
         Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # the system may have cleaned /tmp
         if (info := self._plan.info) is not None:
             return [self._spawn(info, self._plan.hostfile, self._environ)]
@@ -174,7 +173,6 @@ class Supervisor:
         """Store in `_end` which rank a signal has ended, and why.
 
         silent: the process ids of the ranks that this supervisor has killed.
-        kills: the result of `kills_for_memory` when the ranks were started.
         """
         first = 0 if self._plan.info is None else self._plan.info.rank
         for rank, process in enumerate(processes, first):
@@ -197,7 +195,6 @@ class Supervisor:
         return 0 if code == -self._asked else code
 
     def _pause(self, seconds: float) -> None:
-        """Wait until a signal arrives or `seconds` have passed."""
         if select.select([self._wake], [], [], seconds)[0]:
             os.read(self._wake, 4096)
 

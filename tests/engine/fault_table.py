@@ -218,12 +218,12 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "any flipped bit in a KV file",
             "a cache miss",
-            "engine/disk_cache/test_entry_file.py::test_any_flipped_bit_is_a_miss",
+            "engine/disk_cache/test_prefix_file.py::test_any_flipped_bit_is_a_miss",
         ),
         Edge(
             "any change of the length of a KV file",
             "a cache miss",
-            "engine/disk_cache/test_entry_file.py::test_any_other_length_is_a_miss",
+            "engine/disk_cache/test_prefix_file.py::test_any_other_length_is_a_miss",
         ),
         Edge(
             "a full disk",

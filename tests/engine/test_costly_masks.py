@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.executing import choosing
 from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.mask_share import MaskShare
@@ -98,7 +98,7 @@ class Guesses:
 
     nbytes = 0
 
-    def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[list[int] | None]:
         return [[7, 7][: one.most] for one in asked]
 
     def forget(self, sequences: Collection[int]) -> None: ...

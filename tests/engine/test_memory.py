@@ -14,8 +14,8 @@ from mlx.utils import tree_reduce
 from backend.engine.caching import kv
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.drafting.drafter import GuessRequest, LookupGuesser
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.drafter import DraftRequest, LookupDrafter
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.planning.pace import Pace
@@ -121,7 +121,7 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     # enough for them. With shorter passes, it might end before the second answer begins.
     pace = Pace(512, HOUR)
     drafting = Drafting(
-        4, lambda: [ModelGuesser(draft, pace, least_probability=0.0)], cost=draft.cost
+        4, lambda: [ModelDrafter(draft, pace, least_probability=0.0)], cost=draft.cost
     )
     gc.collect()
     mx.synchronize()
@@ -145,19 +145,19 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
 def test_kv_of_a_draft_model_moves_array_by_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a sequence leaves, the others are copied, and no array is copied before it must be."""
     draft = _draft_model(num_hidden_layers=8)
-    guesser = ModelGuesser(draft, Pace(512, HOUR), least_probability=0.0)
-    requests = [GuessRequest(number, words(700, number), 2) for number in range(4)]
-    while None in guesser.propose(requests):  # one sequence catches up at a time
+    drafter = ModelDrafter(draft, Pace(512, HOUR), least_probability=0.0)
+    requests = [DraftRequest(number, words(700, number), 2) for number in range(4)]
+    while None in drafter.propose(requests):  # one sequence catches up at a time
         pass
-    guesser.forget([0])
+    drafter.forget([0])
     mx.synchronize()
     before = mx.get_active_memory()
     monkeypatch.setattr(mx, "get_memory_limit", lambda: before)
     mx.reset_peak_memory()
-    assert None not in guesser.propose(requests[1:])
+    assert None not in drafter.propose(requests[1:])
     mx.synchronize()
     assert mx.get_active_memory() < before
-    array = 4 * guesser.nbytes // (3 * 8 * 2)  # of all four sequences
+    array = 4 * drafter.nbytes // (3 * 8 * 2)  # of all four sequences
     assert mx.get_peak_memory() - before < 1.2 * array
 
 
@@ -217,7 +217,7 @@ def test_no_step_takes_more_than_the_planner_charges(
     form: str, rows: int, monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:
     model = memory_model(form)
-    rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupGuesser()])} if drafts else {}
+    rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupDrafter()])} if drafts else {}
     engine = engine_model(
         model, passes=memory_cost(form), prompt_cache_bytes=0, prefill_chunk=256, **rest
     )

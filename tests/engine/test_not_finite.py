@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_map
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected, NotFinite
 from backend.engine.executing.score_plan import Continuation, ScorePlan
@@ -108,7 +108,7 @@ def test_nan_scores_are_an_error() -> None:
 
 @pytest.mark.usefixtures("guesses_always")
 def test_guesses_are_checked_too() -> None:
-    drafting = Drafting(4, lambda: [LookupGuesser()])
+    drafting = Drafting(4, lambda: [LookupDrafter()])
     rounds = Rounds(engine_model(poisoned(), drafting=drafting))
     bias = Sampling(logit_bias=((POISON, 1e4),))
     rounds.submit(1, [5, 6, 5, 6, 5, 6], 20, ignore_eos=True, sampling=bias)

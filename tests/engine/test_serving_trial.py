@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache
 
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.speculation import Speculation
@@ -150,7 +150,7 @@ class _Untrimmed(KVCache):  # type: ignore[misc]  # mlx-lm is untyped
         return n
 
 
-LOOKING = Drafting(4, lambda: [LookupGuesser()], weights_bytes=7)
+LOOKING = Drafting(4, lambda: [LookupDrafter()], weights_bytes=7)
 
 
 @pytest.mark.parametrize("kind", ["attention", "window", "latent", "short convolution"])

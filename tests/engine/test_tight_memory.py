@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.model import EngineModel
 from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.plan import PassCost
@@ -70,7 +70,7 @@ def _engine(form: str, spare: float, stored: float, chunk: int, *, drafts: bool)
     stored: the share of the limit that cached prefixes may use.
     """
     model, passes = _model(form)
-    rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupGuesser()])} if drafts else {}
+    rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupDrafter()])} if drafts else {}
     engine = engine_model(model, passes=passes, prefill_chunk=chunk, **rest)
     limit = MIB
     while longest_alone(engine.cost, passes, None, limit, LONGEST) < LONGEST:

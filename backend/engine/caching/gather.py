@@ -21,7 +21,7 @@ from backend.engine.caching.window_kv import WindowKV
 
 
 def of_rows(layer: Any) -> Any:
-    """Return an empty cache that can hold several sequences, in place of mlx-lm's, if there is one.
+    """Return an empty cache for several sequences that replaces mlx-lm's cache of this layer.
 
     Returns the layer itself if there is none.
     """
@@ -55,10 +55,7 @@ def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
 
 
 def gathered(members: Sequence[Member], rows: int = 0) -> Any:
-    """Return a new cache with copies of the sequences, in this order.
-
-    rows: as in `rearranged`.
-    """
+    """Return a new cache with copies of the sequences, in this order."""
     layer, _ = members[0]
     if isinstance(layer, CacheList):
         return _each(layer, members, lambda _, inner: gathered(inner, rows))

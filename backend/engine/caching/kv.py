@@ -172,7 +172,7 @@ def start_copies(caches: Sequence[RowCache]) -> None:
 
 
 def _arrays(layer: Any) -> list[mx.array]:
-    """Return the arrays of a layer, with all tokens in place."""
+    """Return the arrays of a layer, with all tokens written."""
     if getattr(layer, "keys", layer) is None:
         return []  # in this case, some of mlx-lm's caches cannot return their state
     found: Any = tree_flatten([layer.parts if isinstance(layer, LayerKV) else layer.state])
@@ -232,7 +232,7 @@ class BatchCache:
     def settle(self) -> None:
         """Copy the sequences that remain after a leave, so that the larger arrays are freed."""
         if not self._settled:
-            self._become([self.member(place) for place in range(len(self))])
+            self._become([self.member(index) for index in range(len(self))])
 
     def expect(self, tokens: int) -> None:
         """Let buffers that grow become large enough for this many tokens of each sequence."""
@@ -258,10 +258,7 @@ class BatchCache:
         self._drop(self.layers, self._per_row(tokens))
 
     def _drop(self, layers: Sequence[Any], tokens: Sequence[int]) -> None:
-        """Remove tokens as `drop` does.
-
-        tokens: the number of tokens of each row.
-        """
+        """Remove tokens of each row, as `drop` does of each sequence."""
         if not any(tokens):
             return
         for leaf in leaves(layers):
@@ -320,11 +317,11 @@ class BatchCache:
     def nbytes(self) -> int:
         return nbytes(self._layers)
 
-    def member(self, place: int) -> Member:
+    def member(self, index: int) -> Member:
         """Return the layers and the row that hold a sequence, for another batch to copy."""
         if len(self) == 1 and not self._settled:
-            return [extracted((layer, self._rows[place])) for layer in self._layers], 0
-        return self._layers, self._rows[place]
+            return [extracted((layer, self._rows[index])) for layer in self._layers], 0
+        return self._layers, self._rows[index]
 
     def join(self, members: Sequence[Member]) -> None:
         """Append copies of the sequences, in order. Raises ValueError if they cannot be batched.
@@ -334,20 +331,20 @@ class BatchCache:
         if members:
             self._become([*map(self.member, range(len(self))), *members])
 
-    def absorb(self, other: BatchCache, places: Sequence[int]) -> list[int]:
+    def absorb(self, other: BatchCache, indices: Sequence[int]) -> list[int]:
         """Take over sequences of another batch. Returns what `arrange` returns."""
-        order = list(range(len(self) + len(places)))
-        if not places:
+        order = list(range(len(self) + len(indices)))
+        if not indices:
             return order
-        if not len(self) and list(places) == list(range(len(other))):
+        if not len(self) and list(indices) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
             self._width, self._depth = other._width, other._depth
             self.copied = other.copied
         elif len(order) == 1 < len(other):
-            self.join([(other.extract(places[0]), 0)])
+            self.join([(other.extract(indices[0]), 0)])
         else:
-            order = self.arrange(list(map(other.member, places)))
-        other.leave(places)
+            order = self.arrange(list(map(other.member, indices)))
+        other.leave(indices)
         return order
 
     def arrange(self, joining: Sequence[Member] = ()) -> list[int]:
@@ -393,40 +390,37 @@ class BatchCache:
         """
         if self._width == len(self):
             return None
-        places = {row: place for place, row in enumerate(self._rows)}
-        return [places.get(row, 0) for row in range(self._width)], self._rows
+        indices = {row: index for index, row in enumerate(self._rows)}
+        return [indices.get(row, 0) for row in range(self._width)], self._rows
 
     def _per_row(self, numbers: Sequence[int]) -> list[int]:
-        """Return a number for each row of a pass.
-
-        numbers: a number for each sequence.
-        """
+        """Return a number for each row of a pass, from a number for each sequence."""
         rows = self.pass_rows
-        return list(numbers) if rows is None else [numbers[place] for place in rows[0]]
+        return list(numbers) if rows is None else [numbers[index] for index in rows[0]]
 
-    def leave(self, places: Sequence[int]) -> None:
+    def leave(self, indices: Sequence[int]) -> None:
         """Drop sequences; the others keep their order."""
-        gone = set(places)
+        gone = set(indices)
         if gone:
-            self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
+            self._rows = [row for index, row in enumerate(self._rows) if index not in gone]
             self._settled = False
         if not self._rows:
             self._layers, self._width, self._depth, self._settled = [], 0, 0, True
 
-    def extract(self, place: int, *, start: bool = True) -> RowCache:
+    def extract(self, index: int, *, start: bool = True) -> RowCache:
         """Return a copy of a sequence, in buffers that are no larger than their contents.
 
         The buffers of a running sequence are larger, and may be shared with a longer sequence.
         start: whether to start the copy now; otherwise the caller must, before the next pass.
         """
-        alone = [extracted((layer, self._rows[place])) for layer in self._layers]
+        alone = [extracted((layer, self._rows[index])) for layer in self._layers]
         if start:
             start_copies([alone])
         return alone
 
-    def snapshot(self, place: int) -> Snapshot:
+    def snapshot(self, index: int) -> Snapshot:
         """Return copies of a sequence's layers that cannot be truncated; see `snapshot`."""
-        return _snapshot(self._layers, self._rows[place])
+        return _snapshot(self._layers, self._rows[index])
 
     def own_states(self) -> None:
         """Copy recurrent states, because some are views that keep a whole pass's results alive."""
@@ -501,8 +495,10 @@ def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> 
         return list(before)
     stays = mx.array(list(new))
     return [
-        None if one is None else mx.where(stays.reshape(-1, *[1] * (one.ndim - 1)), one, other)
-        for one, other in zip(after, before, strict=True)
+        None
+        if state is None
+        else mx.where(stays.reshape(-1, *[1] * (state.ndim - 1)), state, earlier)
+        for state, earlier in zip(after, before, strict=True)
     ]
 
 
@@ -552,10 +548,10 @@ def _skips_padding(model: Any) -> bool:
             tokens.append(part + [0] * (max(counts) - count))
         with batch.prefill(counts) as layers:
             feed_tokens(model, layers, tokens)
-    return all(_alike(batch.extract(at), row) for at, row in enumerate(alone))
+    return all(_same_row(batch.extract(at), row) for at, row in enumerate(alone))
 
 
-def _alike(left: RowCache, right: RowCache) -> bool:
+def _same_row(left: RowCache, right: RowCache) -> bool:
     """Return whether two rows hold equal values, up to rounding."""
     leaves: list[dict[str, Any]] = [{}, {}]
     for row, found in zip((left, right), leaves, strict=True):
@@ -563,15 +559,18 @@ def _alike(left: RowCache, right: RowCache) -> bool:
         tree_flatten([layer.state for layer in own], destination=found)
     if leaves[0].keys() != leaves[1].keys():
         return False
-    return all(_close(leaves[0][name], leaves[1][name]) for name in leaves[0])
+    return all(
+        alike(leaf, leaves[1][name])
+        for name, leaf in leaves[0].items()
+        if isinstance(leaf, mx.array) and mx.issubdtype(leaf.dtype, mx.floating)
+    )
 
 
-def _close(one: Any, other: Any) -> bool:
-    if not isinstance(one, mx.array) or not mx.issubdtype(one.dtype, mx.floating):
-        return True
-    if one.shape != other.shape:
+def alike(array: mx.array, other: mx.array) -> bool:
+    """Return whether arrays of numbers are equal up to rounding, which differs between kernels."""
+    if array.shape != other.shape:
         return False
-    error = mx.abs((one - other).astype(mx.float32)).max()
+    error = mx.abs(array.astype(mx.float32) - other.astype(mx.float32)).max()
     return bool((error <= mx.abs(other.astype(mx.float32)).max() / 16).item())
 
 

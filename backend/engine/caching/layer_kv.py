@@ -18,8 +18,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, create_attention_mask
 
-from backend.engine.caching.flat_places import first_places, placed
-from backend.engine.caching.shared_numbers import Numbers, shared_numbers
+from backend.engine.caching.shared_numbers import Numbers, first_indices, shared_numbers
 
 STEP: int = KVCache.step  # tokens by which a cache grows
 
@@ -90,8 +89,8 @@ class LayerKV:
         fits = len(members) <= depth <= max(rows, len(members))
         if not fits or not self.columns_of(longest) <= columns <= self.buffer_columns(longest + 1):
             return None
-        for row, (layer, place) in enumerate(members):
-            if layer is self and place == row:
+        for row, (layer, index) in enumerate(members):
+            if layer is self and index == row:
                 continue
             used = self.columns_of(lengths[row])
             # Attention multiplies what it does not see by 0, which does not remove an infinite
@@ -99,7 +98,7 @@ class LayerKV:
             for part in self.parts:
                 part[row : row + 1, :, used:] = 0
             for part, source in zip(self.parts, layer.parts, strict=False):
-                part[row : row + 1, :, :used] = source[place : place + 1, :, :used]
+                part[row : row + 1, :, :used] = source[index : index + 1, :, :used]
         new = copy.copy(self)
         new.lengths = shared_numbers(tuple(lengths))
         return new
@@ -110,7 +109,7 @@ class LayerKV:
         Otherwise the length of a longer sequence that has left would require large buffers and a
         mask.
         """
-        self.parts = self.parts  # lengths only change when tokens of the latest pass are in place
+        self.parts = self.parts  # lengths only change when tokens of the latest pass are written
         numbers = (like if row in rows else row for row in range(len(self.lengths)))
         self.lengths = shared_numbers(tuple(self.lengths[row] for row in numbers))
 
@@ -141,7 +140,7 @@ class LayerKV:
 
     @property
     def parts(self) -> Parts:
-        """The buffers, with all tokens in place."""
+        """The buffers, with all tokens written."""
         return self.buffers
 
     @parts.setter
@@ -164,9 +163,7 @@ class LayerKV:
         return self.keys_and_values()
 
     def grown(self, new: Parts, columns: int) -> Parts:
-        """Return the buffers, with at least this many columns.
-
-        new: shows the shape of new ones."""
+        """Return the buffers, with at least this many columns; `new` shows the shape of others."""
         old = self.parts
         if old and columns <= old[0].shape[2]:
             return old
@@ -270,7 +267,6 @@ class LayerKV:
 def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
     """Return the buffers with new tokens written after each sequence's last token.
 
-    new: keys and values of the tokens, each [sequences, heads, tokens, n].
     wrap: number of columns, if the columns are a ring; otherwise 0.
     """
     rows, _, tokens, _ = new[0].shape
@@ -283,23 +279,35 @@ def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
     for part, fresh in zip(parts, new, strict=True):
         if fresh.shape[1] != heads:
             heads = fresh.shape[1]
-            places = _places(lengths, rows, heads, columns, tokens, wrap)
-        made.append(placed(part, mx.flatten(fresh, 0, 2), places))
+            indices = _indices(lengths, rows, heads, columns, tokens, wrap)
+        made.append(with_values(part, mx.flatten(fresh, 0, 2), indices))
     return tuple(made)
 
 
-def _places(
+def with_values(part: mx.array, values: mx.array, indices: mx.array) -> mx.array:
+    """Return the buffer with values written at flat indices; MLX changes the buffer itself.
+
+    Only whole vectors are written, and unused rows are left alone.
+    part: the buffer, [rows, heads, columns, size].
+    values: [n, size].
+    indices: the flat indices, [n, 1].
+    """
+    flat = mx.put_along_axis(mx.flatten(part, 0, 2), indices, values, 0)
+    return mx.unflatten(flat, 0, part.shape[:3])
+
+
+def _indices(
     lengths: Numbers, rows: int, heads: int, columns: int, tokens: int, wrap: int
 ) -> mx.array:
     """Return the flat indices of the tokens after each sequence's last token, [n, 1]."""
     key = (heads, columns, tokens, wrap)
-    places = shared_numbers.made_from(lengths, key)
-    if places is None:
+    indices = shared_numbers.made_from(lengths, key)
+    if indices is None:
         starts = shared_numbers.array(lengths)
         starts = (starts % wrap if wrap else starts)[:, None, None]
-        places = (starts + first_places(rows, heads, columns, tokens)).reshape(-1, 1)
-        shared_numbers.store(lengths, key, places)
-    return places
+        indices = (starts + first_indices(rows, heads, columns, tokens)).reshape(-1, 1)
+        shared_numbers.store(lengths, key, indices)
+    return indices
 
 
 def visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:

@@ -52,10 +52,7 @@ class Packing:
         return tuple(mx.quantize(part, group_size=self.group_size, bits=bits)) if bits else (part,)
 
     def unpacked(self, part: Any, bits: int) -> Any:
-        """Return keys or values without quantisation.
-
-        part: keys or values as stored.
-        """
+        """Return stored keys or values without quantisation."""
         if not bits:
             return part
         packed, scales, biases = part

@@ -1,12 +1,17 @@
-"""Small arrays of numbers that every layer of a pass needs, such as the lengths of its rows."""
+"""Small arrays of numbers that every layer of a pass needs, such as the lengths of its rows.
+
+Flat indices count the rows, heads and columns of a layer's buffers as one axis. With them, one
+operation writes the tokens of all sequences, each after the last token of the sequence.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 
 class Numbers(tuple[int, ...]):
@@ -82,10 +87,7 @@ class SharedNumbers:
         return numbers.made
 
     def made_from(self, numbers: Numbers, key: Any) -> mx.array | None:
-        """Return the array that `store` got for these numbers; None after a call for others.
-
-        key: as in `store`.
-        """
+        """Return the array that `store` got for these numbers; None after a call for others."""
         made = self._made
         return made[1].get(key) if made is not None and made[0] is numbers else None
 
@@ -106,6 +108,36 @@ class SharedNumbers:
         self._known.clear()
         self._by_array.clear()
         self._sum = self._made = None
+        first_indices.cache_clear()
+        moves.cache_clear()
 
 
 shared_numbers = SharedNumbers(64)
+
+
+@lru_cache(maxsize=8)
+def first_indices(rows: int, heads: int, columns: int, tokens: int) -> mx.array:
+    """Return the flat indices of the first tokens of each row, [rows, heads, tokens] int32."""
+    starts = np.arange(rows * heads, dtype=np.int32).reshape(rows, heads, 1) * columns
+    return mx.array(starts + np.arange(tokens, dtype=np.int32))
+
+
+@lru_cache(maxsize=4)
+def moves(
+    lengths: tuple[int, ...], counts: tuple[int, ...], heads: int, tokens: int, window: int
+) -> tuple[mx.array, mx.array]:
+    """Return where to find the tokens of a pass that stay in the window, and where to write them.
+
+    lengths: tokens of each sequence before the pass.
+    counts: number of tokens of the pass that remain in each sequence.
+    Both results are flat indices: [n] into the tokens of the pass, [rows, heads, tokens], and
+    [n, 1] into the window's buffers, [rows, heads, window].
+    """
+    source, target = [], []
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        staying = np.arange(max(count - window, 0), count)
+        first = row * heads + np.arange(heads)[:, None]
+        source.append((first * tokens + staying).ravel())
+        target.append((first * window + (length + staying) % window).ravel())
+    indices = np.concatenate(target)[:, None]
+    return mx.array(np.concatenate(source).astype(np.int32)), mx.array(indices.astype(np.int32))

@@ -10,9 +10,15 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from backend.engine.caching.flat_places import moves, placed
-from backend.engine.caching.layer_kv import LayerKV, Parts, visible, whole_steps, written
-from backend.engine.caching.shared_numbers import Numbers, shared_numbers
+from backend.engine.caching.layer_kv import (
+    LayerKV,
+    Parts,
+    visible,
+    whole_steps,
+    with_values,
+    written,
+)
+from backend.engine.caching.shared_numbers import Numbers, moves, shared_numbers
 
 
 class WindowKV(LayerKV):
@@ -61,7 +67,7 @@ class WindowKV(LayerKV):
     def _moved_in(self, part: mx.array, fresh: mx.array, counts: tuple[int, ...]) -> mx.array:
         _, heads, tokens, _ = fresh.shape
         source, target = moves(self._before, counts, heads, tokens, self.max_size)
-        return placed(part, mx.flatten(fresh, 0, 2)[source], target)
+        return with_values(part, mx.flatten(fresh, 0, 2)[source], target)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [sequences, heads, tokens, size]; returns all keys and values to attend to."""

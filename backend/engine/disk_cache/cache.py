@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.caching import kv
-from backend.engine.disk_cache.entry_file import Prefix, StoredPrefix
 from backend.engine.disk_cache.identity import model_digest
 from backend.engine.disk_cache.layout import Layers, fits, learn_layout, pack, unpack
+from backend.engine.disk_cache.prefix_file import Prefix, StoredPrefix
 from backend.engine.disk_cache.prefix_folder import Folder, candidates
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.disk_cache.writer import Writer
@@ -44,8 +44,7 @@ class DiskCache:
 
     The cache has no reference to the model, and references rows only until they are written.
 
-    layout: the layers of the model's rows, as from `learn_layout`.
-    identity: the model's digest, as from `model_digest`.
+    layout, identity: of the model, as from `learn_layout` and `model_digest`.
     folder: the folder for all requests; None means that only folders named by requests are used.
     max_bytes: maximum size of the files in a folder.
     copy: as for `layout.pack`.
@@ -86,10 +85,7 @@ class DiskCache:
         return sum(stored.nbytes for reference in self._read if (stored := reference()))
 
     def has_files(self, path: Path | None) -> bool:
-        """Return whether there is a folder in which `find` can look.
-
-        path: as for `find`.
-        """
+        """Return whether there is a folder in which `find` can look."""
         return self._folder is not None or path is not None
 
     def find(
@@ -98,22 +94,21 @@ class DiskCache:
         *,
         path: Path | None = None,
         in_memory: int = 0,
-        room: float = math.inf,
+        free: float = math.inf,
     ) -> StoredPrefix | None:
         """Find the longest prefix of a prompt in an intact file. Runs on prompt threads.
 
-        `candidates` decides which files are worth reading. If the disk does not answer, the search
-        is abandoned, and no other search starts until it ends.
+        If the disk does not answer, the search is abandoned, and no other starts until it ends.
 
         path: the folder that the request names, in addition to the model's folder.
         in_memory: number of tokens whose KV is already in memory.
-        room: free bytes of memory, including the bytes of files that wait to be restored.
+        free: free bytes of memory, including the bytes of files that wait to be restored.
         """
         found: list[StoredPrefix | None] = []
 
         def run() -> None:
             try:
-                found.append(self._find(PrefixKey(prompt), path, in_memory, room))
+                found.append(self._find(PrefixKey(prompt), path, in_memory, free))
             except Exception:
                 _log.warning("looking for a prompt cache on disk failed", exc_info=True)
 
@@ -129,16 +124,16 @@ class DiskCache:
         return None
 
     def _find(
-        self, prompt: PrefixKey, path: Path | None, in_memory: int, room: float
+        self, prompt: PrefixKey, path: Path | None, in_memory: int, free: float
     ) -> StoredPrefix | None:
         folders = [folder for folder in (self._folder, path and self._open(path)) if folder]
-        entries = {entry: folder for folder in folders for entry in folder.refresh()}
+        files = {file: folder for folder in folders for file in folder.refresh()}
         waiting = self.read_bytes
-        most = min(room - waiting, self._max_bytes)
+        most = min(free - waiting, self._max_bytes)
         if waiting:  # a single file may use the whole budget
             most = min(most, self._max_waiting - waiting)
-        for entry in candidates(entries, prompt, in_memory, LEAST_TOKENS, most):
-            if stored := entries[entry].read(entry, prompt):
+        for file in candidates(files, prompt, in_memory, LEAST_TOKENS, most):
+            if stored := files[file].read(file, prompt):
                 self._read = [
                     *(reference for reference in self._read if reference()),
                     weakref.ref(stored),
@@ -148,10 +143,7 @@ class DiskCache:
         return None
 
     def restore(self, stored: StoredPrefix, row: kv.RowCache) -> kv.RowCache | None:
-        """Fill a new row with `stored.length` tokens, and return it; None on failure.
-
-        Runs on the engine thread.
-        """
+        """Fill a new row with `stored.length` tokens, and return it; None on failure."""
         try:
             unpack(self._layout, stored.arrays, stored.numbers, row)
             if kv.trim(row, len(stored.prefix.key) - stored.length):
@@ -169,10 +161,9 @@ class DiskCache:
         trimmable: bool,
         path: Path | None = None,
     ) -> None:
-        """Queue a prefix for writing. Runs on the engine thread.
+        """Queue a prefix for writing.
 
         row: evaluated KV of exactly `tokens`. Clones of the row may be extended meanwhile.
-        trimmable: whether the KV can be cut to any prefix.
         path: the folder that the request names; None means the model's folder, if any.
         """
         if len(tokens) < LEAST_TOKENS or not self.has_files(path):
@@ -217,10 +208,9 @@ def open_disk_cache(
 ) -> DiskCache | None:
     """Return the disk cache of a loaded model; None if its KV cannot be stored.
 
-    Runs on the engine thread. Raises only InvalidRequest, for a setting that cannot work.
+    Raises only InvalidRequest, for a setting that cannot work.
 
-    copy: as for `layout.pack`.
-    facts: as for `model_digest`.
+    copy, facts: as for `layout.pack` and `model_digest`.
     """
     folder = cache_folder(settings.prompt_cache_dir)
     try:

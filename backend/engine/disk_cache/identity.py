@@ -9,17 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from backend.engine.loading.shards import PATTERN, read_header
 from common.version import VERSION
 
-_FORMAT = 4  # the files' version; after a change, older files match no model
+_FORMAT = 5  # the files' version; after a change, older files match no model
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # the packages that compute the KV
+_TEXTS = ("config.json", "tokenizer.json", "*.py")  # small files, of which all bytes count
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 
 version = cache(metadata.version)  # cached, because each call parses a long file
@@ -35,29 +36,30 @@ def model_digest(checkpoint: Path, **facts: str) -> str:
         computations (`LoadedModel.arithmetic`); `kv_kind`, the type of the KV cache; `adapter`, the
         digest of the adapters; and `device`, on which MLX computes.
     """
-    digest = hashlib.blake2b(digest_size=16)
     software = [_FORMAT, VERSION, *map(version, _PACKAGES)]
-    _add(digest, json.dumps([software, facts], sort_keys=True).encode())
-    for path in _texts(checkpoint):
-        _add(digest, path.name.encode())
-        _add(digest, path.read_bytes())
+    return _digest([json.dumps([software, facts, file_digests(checkpoint)]).encode()])
+
+
+def file_digests(checkpoint: Path) -> dict[str, str]:
+    """Return digests of the files of a checkpoint on which the KV depends, by name.
+
+    Raises OSError, Unusable.
+    """
+    texts = {path for name in _TEXTS for path in checkpoint.glob(name)}
+    digests = {path.name: _digest([path.read_bytes()]) for path in sorted(texts)}
     for path in sorted(checkpoint.glob(PATTERN)):
-        _add(digest, path.name.encode())
         with path.open("rb") as file:
-            for piece in _sampled(path.name, file):
-                _add(digest, piece)
+            digests[path.name] = _digest(_sampled(path.name, file))
+    return digests
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        # The length too, so that moving a byte between pieces changes the digest.
+        digest.update(len(piece).to_bytes(8, "little"))
+        digest.update(piece)
     return digest.hexdigest()
-
-
-def _texts(checkpoint: Path) -> list[Path]:
-    names = ("config.json", "tokenizer.json", "*.py")
-    return sorted(path for name in names for path in checkpoint.glob(name))
-
-
-def _add(digest: Any, piece: bytes) -> None:
-    """Add a piece and its length, so that moving a byte between pieces changes the digest."""
-    digest.update(len(piece).to_bytes(8, "little"))
-    digest.update(piece)
 
 
 def _sampled(name: str, file: BinaryIO) -> Iterator[bytes]:

@@ -37,11 +37,7 @@ class ArraySpec(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A cache that is not a CacheList, after one token.
-
-    kind: its class name.
-    leaves: the leaves of its state by path: ArraySpec, int or None.
-    """
+    """The class of a cache, and the leaves of its state by path: ArraySpec, int or None."""
 
     kind: str
     leaves: dict[str, Any]
@@ -99,10 +95,7 @@ def unpack(layout: Layers, arrays: Arrays, numbers: Sequence[int], row: kv.RowCa
 
 
 def fits(layout: Layers, arrays: Arrays, numbers: Sequence[int], tokens: int) -> bool:
-    """Return whether arrays and numbers can be the KV of `tokens` tokens.
-
-    layout: the layers of the model's rows, as from `learn_layout`.
-    """
+    """Return whether arrays and numbers can be the KV of `tokens` tokens."""
     left, rest = list(arrays), list(numbers)
     for layer in layout:
         own, left = left[: len(layer.arrays)], left[len(layer.arrays) :]
@@ -113,7 +106,6 @@ def fits(layout: Layers, arrays: Arrays, numbers: Sequence[int], tokens: int) ->
 
 
 def _fits(layer: Layer, arrays: Arrays, numbers: Sequence[int], tokens: int) -> bool:
-    """Return whether arrays and numbers can be a layer's KV of `tokens` tokens."""
     growing, expected = layer.kind in _GROWING, layer.numbers
     shapes = [(_CARRIERS[array.itemsize], array.shape) for array in arrays]
     specs = [(_CARRIERS[getattr(mx, spec.dtype).size], spec.shape) for spec in layer.arrays]

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from backend.engine.disk_cache.entry_file import (
-    BadEntry,
+from backend.engine.disk_cache.layout import Layers, fits
+from backend.engine.disk_cache.prefix_file import (
+    BadFile,
     Prefix,
     StoredPrefix,
-    read_entry,
+    read_file,
     read_prefix,
-    write_entry,
+    write_file,
 )
-from backend.engine.disk_cache.layout import Layers, fits
 from backend.engine.planning.prefix_index import PrefixKey
 from common.wording import shown
 
@@ -42,11 +42,8 @@ _LEAST_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
-    """A prefix in a file of this model.
-
-    size: size of the file in bytes.
-    """
+class PrefixFile:
+    """A prefix in a file of this model, and the file's size in bytes."""
 
     path: Path
     prefix: Prefix
@@ -58,8 +55,7 @@ class Folder:
 
     The methods wait for the disk, and may be called on any thread.
 
-    layout: the layers of the model's rows, as from `learn_layout`.
-    max_bytes: maximum size of all files in the folder.
+    max_bytes: maximum size of all files in the folder, of any model.
     """
 
     def __init__(self, path: Path, identity: str, layout: Layers, max_bytes: int) -> None:
@@ -68,30 +64,30 @@ class Folder:
         self._layout = layout
         self._max_bytes = max_bytes
         # The dictionary is never changed, only replaced, so threads need no lock.
-        self._entries: dict[str, Entry] = {}
+        self._files: dict[str, PrefixFile] = {}
         self._refused: set[str] = set()  # names of files about which a fault was logged
 
-    def refresh(self) -> list[Entry]:
+    def refresh(self) -> list[PrefixFile]:
         """List the folder again, and return the files of this model."""
         names: list[str] = []
         with suppress(OSError):
             names = os.listdir(self.path)  # noqa: PTH208, names only: no Path for each of them
         mine = [name for name in names if name.startswith(self._identity) and _NAME.fullmatch(name)]
-        looked = {name: self._entries.get(name) or self._look_at(name) for name in mine}
-        self._entries = {name: entry for name, entry in looked.items() if entry}
-        return list(self._entries.values())
+        looked = {name: self._files.get(name) or self._look_at(name) for name in mine}
+        self._files = {name: file for name, file in looked.items() if file}
+        return list(self._files.values())
 
-    def read(self, entry: Entry, prompt: PrefixKey) -> StoredPrefix | None:
+    def read(self, file: PrefixFile, prompt: PrefixKey) -> StoredPrefix | None:
         """Read a file for a prompt, and mark it as used; None if the file is damaged or gone."""
         try:
-            stored = read_entry(entry.path, self._identity)
+            stored = read_file(file.path, self._identity)
             if not fits(self._layout, stored.arrays, stored.numbers, len(stored.prefix.key)):
-                raise BadEntry("it does not have this model's kind of KV")
-            _touch(entry.path)
+                raise BadFile("it does not have this model's kind of KV")
+            _touch(file.path)
             return replace(stored, length=stored.prefix.reusable(prompt))
         except Exception as fault:
-            self._entries = {n: known for n, known in self._entries.items() if known is not entry}
-            self._refuse(entry.path.name, fault)
+            self._files = {n: known for n, known in self._files.items() if known is not file}
+            self._refuse(file.path.name, fault)
             return None
 
     def write(self, stored: StoredPrefix) -> None:
@@ -99,9 +95,9 @@ class Folder:
 
         If a file already covers the prefix, that file is only marked as used.
         """
-        prefix, entries = stored.prefix, self.refresh()
+        prefix, files = stored.prefix, self.refresh()
         if covering := next(
-            (candidate for candidate in entries if candidate.prefix.covers(prefix)), None
+            (candidate for candidate in files if candidate.prefix.covers(prefix)), None
         ):
             _touch(covering.path)
             return
@@ -112,18 +108,18 @@ class Folder:
         beside = self.path / _UNFINISHED / secrets.token_hex(8)
         beside.parent.mkdir(mode=0o700, exist_ok=True)
         try:
-            self.make_room(stored.nbytes)
-            write_entry(beside, self._identity, stored)
-            for entry in entries:
-                if prefix.covers(entry.prefix):
-                    entry.path.unlink(missing_ok=True)
-            self.make_room()
+            self.evict(stored.nbytes)
+            write_file(beside, self._identity, stored)
+            for file in files:
+                if prefix.covers(file.prefix):
+                    file.path.unlink(missing_ok=True)
+            self.evict()
             beside.replace(self.path / name)
         finally:
             beside.unlink(missing_ok=True)
         self._refused.discard(name)
 
-    def make_room(self, needed: int = 0) -> None:
+    def evict(self, needed: int = 0) -> None:
         """Remove files of any model, the least recently used first, until the rest fits.
 
         Files that are being written count. Unfinished files of killed processes are removed. Raises
@@ -151,10 +147,10 @@ class Folder:
                 path.unlink(missing_ok=True)
                 excess -= size
 
-    def _look_at(self, name: str) -> Entry | None:
+    def _look_at(self, name: str) -> PrefixFile | None:
         path = self.path / name
         try:
-            return Entry(path, read_prefix(path, self._identity), path.stat().st_size)
+            return PrefixFile(path, read_prefix(path, self._identity), path.stat().st_size)
         except Exception as fault:
             self._refuse(name, fault)
             return None
@@ -170,8 +166,8 @@ class Folder:
 
 
 def candidates(
-    entries: Iterable[Entry], prompt: PrefixKey, in_memory: int, least: int, most_bytes: float
-) -> list[Entry]:
+    files: Iterable[PrefixFile], prompt: PrefixKey, in_memory: int, least: int, most_bytes: float
+) -> list[PrefixFile]:
     """Return the files worth reading, by the number of tokens that need no prefill, then by size.
 
     A file is worth reading if the prompt uses a sufficient share of its tokens.
@@ -180,13 +176,13 @@ def candidates(
     least: minimum number of tokens that a file must save beyond these.
     most_bytes: maximum size of a file.
     """
-    saved = [(file.prefix.reusable(prompt), file) for file in entries if file.size <= most_bytes]
+    saved = [(file.prefix.reusable(prompt), file) for file in files if file.size <= most_bytes]
     serving = [
-        (length, entry)
-        for length, entry in saved
-        if length - in_memory >= max(least, _LEAST_SHARE * len(entry.prefix.key))
+        (length, file)
+        for length, file in saved
+        if length - in_memory >= max(least, _LEAST_SHARE * len(file.prefix.key))
     ]
-    return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
+    return [file for _, file in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
 
 
 def _touch(path: Path) -> None:
@@ -199,5 +195,5 @@ def reason(fault: Exception) -> str:
     """Return the reason of a fault as a clause, without a path."""
     if isinstance(fault, OSError):
         return (fault.strerror or type(fault).__name__).lower()
-    known = isinstance(fault, (BadEntry, SafetensorError))
+    known = isinstance(fault, (BadFile, SafetensorError))
     return str(fault).lower() if known else "it is not a prompt cache"

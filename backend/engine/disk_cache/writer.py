@@ -12,19 +12,16 @@ from collections.abc import Callable
 
 from safetensors import SafetensorError
 
-from backend.engine.disk_cache.entry_file import StoredPrefix
+from backend.engine.disk_cache.prefix_file import StoredPrefix
 from backend.engine.disk_cache.prefix_folder import reason
 
 _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """A queue of prefixes, and its thread.
+    """A queue of prefixes, of `most` bytes, and its thread, which calls `write` for each prefix.
 
     The thread references the writer, so a writer without an owner still finishes its work.
-
-    write: writes a prefix; called in the thread.
-    most: maximum bytes of queued KV.
     """
 
     def __init__(self, write: Callable[[StoredPrefix], None], most: int) -> None:
@@ -41,7 +38,7 @@ class Writer:
         return sum(save.nbytes for save in self._saves)
 
     def put(self, save: StoredPrefix) -> bool:
-        """Queue a prefix in place of prefixes that it replaces; return False if it does not fit."""
+        """Queue a prefix instead of those that it replaces; return False if it does not fit."""
         with self._changed:
             begun, queued = self._saves[:1], self._saves[1:]
             remaining = begun + [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,21 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
-from backend.engine.drafting.batch_guesser import Choices
-from backend.engine.drafting.block_head import block_places, open_block_head
-from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.drafting.drafter import Guesser, LookupGuesser
-from backend.engine.drafting.eagle_head import eagle_places, open_eagle
-from backend.engine.drafting.head_weights import HeadError, hidden_size, read_weights
-from backend.engine.drafting.layer_states import LayerStates
+from backend.engine.drafting.batch_drafter import Choices
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.drafter import Drafter, LookupDrafter
+from backend.engine.drafting.heads import Head, HeadError, hidden_size, read_weights
+from backend.engine.drafting.hidden_states import MOST as MOST_STATES
+from backend.engine.drafting.hidden_states import LayerStates
 from backend.engine.drafting.prediction_head import NoHeadError, open_head
-from backend.engine.drafting.reference import naming_draft_model, own_settings
-from backend.engine.drafting.state_guesser import BlockGuesser, HeadGuesser
-from backend.engine.drafting.unread_states import MOST as MOST_STATES
-from backend.engine.drafting.unread_states import StateSource
+from backend.engine.drafting.reference import Converting, naming_draft_model, own_settings
+from backend.engine.drafting.state_drafter import BlockDrafter, HeadDrafter, StateDrafter
+from backend.engine.drafting.trained_heads import (
+    block_layers,
+    eagle_layers,
+    open_block_head,
+    open_eagle,
+)
 from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.load_order import LoadOrder
@@ -31,7 +34,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost
-from backend.engine.sampling.logits_head import LogitsHead
+from backend.engine.sampling.logits_head import LogitsHead, StateSource
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.drafter_kind import DrafterKind
@@ -53,16 +56,14 @@ class Drafting:
     """How a loaded model drafts.
 
     most: draft tokens at a time if a request does not set NDraft.
-    new_guessers: creates the guessers of a batch, the cheapest first.
+    new_drafters: creates the drafters of a batch, the cheapest first.
     weights_bytes: of the draft model or head.
-    cost: bytes per sequence of its KV and of hidden states that wait for it; None if it has
-        neither.
-    states: the source of a head's hidden states; None if no guesser reads them.
-    names: the guessers' names, for logs.
+    cost: of its KV, and of hidden states that wait for it.
+    names: the drafters' names, for logs.
     """
 
     most: int
-    new_guessers: Callable[[], Sequence[Guesser]]
+    new_drafters: Callable[[], Sequence[Drafter]]
     weights_bytes: int = 0
     cost: CacheCost | None = None
     states: StateSource | None = None
@@ -80,9 +81,6 @@ def load_drafting(
 
     Begins and ends on `engine`. Without the option mtp, the model's own head drafts if it has one
     that can be used, because `DraftWidth` measures whether that pays.
-
-    projection: the model's.
-    context_size: tokens that the model is served with.
 
     Raises ModelRejected, InvalidRequest.
     """
@@ -132,9 +130,9 @@ def load_drafting(
 
 def _with_lookup(drafting: Drafting) -> Drafting:
     """Return the same drafting, with prompt lookup first."""
-    new_guessers = drafting.new_guessers
+    new_drafters = drafting.new_drafters
     names = f"{LOOKUP}, {drafting.names}" if drafting.names else LOOKUP
-    return replace(drafting, new_guessers=lambda: [LookupGuesser(), *new_guessers()], names=names)
+    return replace(drafting, new_drafters=lambda: [LookupDrafter(), *new_drafters()], names=names)
 
 
 def _own_head(
@@ -179,27 +177,10 @@ def _drafter(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Head:
-    """A head whose weights are still lazy.
-
-    width: numbers per token in the states that it reads.
-    """
-
-    head: Any
-    name: str
-    new_guesser: Callable[[], Guesser]
-    states: StateSource
-    width: int
-
-
 def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
-) -> _Head:
-    """Open a head. Raises HeadError.
-
-    checkpoint: as for `open_head`.
-    """
+) -> tuple[Head, Drafting]:
+    """Return a head, its weights still lazy, and how it drafts. Raises HeadError."""
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
@@ -210,24 +191,29 @@ def _open(
         raise HeadError("this backend does not find this model's output projection")
     size = hidden_size(model, vocabulary)
     choices = Choices(projection.project, vocabulary)
-    new_guesser: Any = HeadGuesser
-    if checkpoint is None or kind is DrafterKind.HEAD:
-        return _Head(head, kind.value, lambda: new_guesser(head, choices), projection, size)
-    config, weights = checkpoint.config, read_weights(checkpoint.path)
-    if kind is DrafterKind.EAGLE3:
-        places = eagle_places(config, len(model.layers))
-        head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
-    else:
-        places, new_guesser = block_places(config), BlockGuesser
-        head = open_block_head(config, weights, model, size, vocabulary)
-    states = LayerStates(model, places, size)
-    if not states.found:
-        raise HeadError(
-            f"it needs the states before layers {places}, which this backend cannot read from a"
-            f" model of type {main.model_type} with {len(model.layers)} layers"
-        )
-    width = size * len(places)
-    return _Head(head, kind.value, lambda: new_guesser(head, choices), states, width)
+    states: StateSource = projection
+    new_drafter: type[StateDrafter] = BlockDrafter if kind is DrafterKind.DFLASH else HeadDrafter
+    if head is None:
+        assert checkpoint is not None
+        config, weights = checkpoint.config, read_weights(checkpoint.path)
+        if kind is DrafterKind.EAGLE3:
+            positions = eagle_layers(config, len(model.layers))
+            head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
+        else:
+            positions = block_layers(config)
+            head = open_block_head(config, weights, model, size, vocabulary)
+        states = layers = LayerStates(model, positions, size)
+        if not layers.found:
+            raise HeadError(
+                f"it needs the states before layers {positions}, which this backend cannot read"
+                f" from a model of type {main.model_type} with {len(model.layers)} layers"
+            )
+    return head, Drafting(
+        order.settings.n_draft,
+        lambda: [new_drafter(head, choices)],
+        states=states,
+        names=kind.value,
+    )
 
 
 def _with_head(
@@ -239,31 +225,28 @@ def _with_head(
 ) -> Stages[Drafting]:
     """Build a head, load its weights and measure its costs. Raises HeadError, ModelRejected."""
     with _describing(main):
-        opened = _open(order, main, projection, checkpoint)
-        head = opened.head
+        head, drafting = _open(order, main, projection, checkpoint)
         cast(head, main.dtype)
-    _refuse_when_full(main, bytes_of(head), order.settings, device)
+    nbytes = bytes_of(head)
+    _refuse_when_full(main, nbytes, order.settings, device)
     with _describing(main):
-        yield from evaluate(head, bytes_of(head))
+        yield from evaluate(head, nbytes)
         cost = kv.cost(head)
-    unread = MOST_STATES * opened.width * getattr(mx, main.dtype).size
-    return Drafting(
-        order.settings.n_draft,
-        lambda: [opened.new_guesser()],
-        bytes_of(head),
-        replace(cost, fixed=cost.fixed + unread),
-        opened.states,
-        opened.name,
-    )
+    unread = MOST_STATES * head.size * getattr(mx, main.dtype).size
+    cost = replace(cost, fixed=cost.fixed + unread)
+    return replace(drafting, weights_bytes=nbytes, cost=cost)
 
 
-@contextmanager
-def _describing(main: LoadedModel) -> Iterator[None]:
-    """Turn what a wrong config.json or broken weights raise into HeadError."""
-    try:
-        yield
-        return
-    except (
+def _describing(main: LoadedModel) -> AbstractContextManager[None]:
+    """Convert what a wrong config.json or broken weights raise to HeadError."""
+
+    def described(fault: Exception) -> HeadError:
+        _log.info("the head for %s cannot be built", shown(main.name), exc_info=fault)
+        kind = type(fault).__name__
+        return HeadError(f"its files do not describe a head that can be built ({kind})")
+
+    return Converting(
+        described,
         ArithmeticError,
         AttributeError,
         LookupError,
@@ -272,11 +255,7 @@ def _describing(main: LoadedModel) -> Iterator[None]:
         TypeError,
         Unusable,
         ValueError,
-    ) as fault:
-        _log.info("the head for %s cannot be built", shown(main.name), exc_info=True)
-        kind = type(fault).__name__
-    # Outside `except`: a context's traceback would keep the weights that were loaded alive.
-    raise HeadError(f"its files do not describe a head that can be built ({kind})")
+    )
 
 
 def _refuse_when_full(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
@@ -307,18 +286,17 @@ def _draft_model(
             f"model {shown(loaded.name)} cannot draft for {shown(main.name)}, because their"
             f" tokenizers differ: {difference}; name a smaller model of the same family"
         )
-    try:
+
+    def broken(fault: Exception) -> ModelRejected:
+        _log.warning("draft model %s: the first token failed", shown(loaded.name), exc_info=fault)
+        reason = f"it failed on its first token ({type(fault).__name__})"
+        return ModelRejected.because(loaded.name, reason)
+
+    with Converting(broken, Exception):
         trims = kv.always_trims(kv.new_row(loaded.model))
         cost = kv.cost(loaded.model)
         vocabulary = kv.vocabulary_size(loaded.model)
         main_vocabulary = kv.vocabulary_size(main.model)
-    except Exception as fault:
-        _log.warning("draft model %s: the first token failed", shown(loaded.name), exc_info=True)
-        broken = type(fault).__name__
-    else:
-        broken = ""
-    if broken:
-        raise ModelRejected.because(loaded.name, f"it failed on its first token ({broken})")
     if not trims:
         raise ModelRejected.because(
             loaded.name,
@@ -339,7 +317,7 @@ def _draft_model(
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
     return Drafting(
         settings.n_draft,
-        lambda: [ModelGuesser(draft, pace)],
+        lambda: [ModelDrafter(draft, pace)],
         draft.weights_bytes,
         draft.cost,
         names="draft model",
@@ -350,7 +328,7 @@ def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
     """Return how two vocabularies differ; '' if they do not.
 
     Added tokens, such as chat markers, may differ: families rename them from one release to the
-    next, and the only effect is a wrong guess, which costs time.
+    next, and the only effect is a wrong draft token, which costs time.
     """
     added = main.get_added_vocab().keys() | draft.get_added_vocab().keys()
     ours: Mapping[str, int] = main.get_vocab()

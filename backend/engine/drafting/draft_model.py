@@ -1,4 +1,4 @@
-"""A smaller model that reads the same tokens and guesses the next ones."""
+"""A smaller model that reads the same tokens and drafts the next ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.batch_guesser import LEAST_PROBABILITY, NEAR, BatchGuesser, Choices
-from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.batch_drafter import LEAST_PROBABILITY, NEAR, BatchDrafter, Choices
+from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost
 from common.prefixes import common_prefix
@@ -21,10 +21,8 @@ from common.prefixes import common_prefix
 class DraftModel:
     """A loaded draft model.
 
-    vocabulary: width of its logits.
-    main_vocabulary: width of the main model's logits; padding may make them differ.
+    vocabulary, main_vocabulary: widths of its logits and of the main model's; padding may differ.
     longest: the draft model's own context, in tokens.
-    cost: of its KV per sequence.
     """
 
     name: str
@@ -36,11 +34,11 @@ class DraftModel:
     cost: CacheCost
 
 
-class ModelGuesser(BatchGuesser):
-    """A `Guesser` with a draft model.
+class ModelDrafter(BatchDrafter):
+    """A `Drafter` with a draft model.
 
-    Guesses are the draft model's best tokens, up to the first whose probability is too low. A
-    sequence that is new, or had no guesses for a long time, first catches up alone: each call
+    Draft tokens are the draft model's best tokens, up to the first whose probability is too low. A
+    sequence that is new, or had no draft tokens for a long time, first catches up alone: each call
     prefills a chunk of one such sequence, whose length `pace` sets, until it can join the others.
     """
 
@@ -64,17 +62,17 @@ class ModelGuesser(BatchGuesser):
             self._cached.pop(sequence, None)
             self._behind.pop(sequence, None)
 
-    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         able = {request.sequence: request for request in requests if self._can_follow(request)}
         self.forget([request.sequence for request in requests if request.sequence not in able])
-        self._drop_wrong_guesses(able)
+        self._drop_wrong_drafts(able)
         self._catch_up(able)
-        found = self._guess(able)
+        found = self._next_drafts(able)
         return [
             found.get(request.sequence) if request.sequence in able else [] for request in requests
         ]
 
-    def _can_follow(self, request: GuessRequest) -> bool:
+    def _can_follow(self, request: DraftRequest) -> bool:
         """Return whether the draft model knows these token ids and has memory for another token."""
         new = request.tokens[self._cached.get(request.sequence, 0) :]
         return (
@@ -82,7 +80,7 @@ class ModelGuesser(BatchGuesser):
             and max(new, default=0) < self._draft.vocabulary
         )
 
-    def _drop_wrong_guesses(self, requests: dict[int, GuessRequest]) -> None:
+    def _drop_wrong_drafts(self, requests: dict[int, DraftRequest]) -> None:
         """Truncate the KV to the right draft tokens.
 
         At least the last token is left to be fed.
@@ -91,18 +89,17 @@ class ModelGuesser(BatchGuesser):
         for at, number in enumerate(self._sequences):
             if number in requests:
                 tokens, cached = requests[number].tokens, self._cached[number]
-                guessed = self._guessed.pop(number, [])
-                right = common_prefix(guessed, tokens[cached:])
+                drafted = self._drafted.pop(number, [])
+                right = common_prefix(drafted, tokens[cached:])
                 self._cached[number] = min(cached + right, len(tokens) - 1)
-                dropped[at] = cached + len(guessed) - self._cached[number]
+                dropped[at] = cached + len(drafted) - self._cached[number]
         self._cache.drop(dropped)
 
-    def _catch_up(self, requests: dict[int, GuessRequest]) -> None:
+    def _catch_up(self, requests: dict[int, DraftRequest]) -> None:
         """Prefill a chunk of one sequence that is behind; those that have caught up join."""
         for number in requests:
-            if number not in self._cached:
-                self._cached[number], self._behind[number] = 0, kv.new_row(self._head)
-            elif number not in self._behind and self._missing(requests[number]) > NEAR:
+            new = self._cached.setdefault(number, 0) == 0
+            if number not in self._behind and (new or self._missing(requests[number]) > NEAR):
                 self._behind[number] = self._take_out(number)
         behind = [requests[number] for number in self._behind if number in requests]
         for request in behind[:1]:
@@ -111,11 +108,11 @@ class ModelGuesser(BatchGuesser):
         if ready:
             self._join({number: self._behind.pop(number) for number in ready})
 
-    def _missing(self, request: GuessRequest) -> int:
+    def _missing(self, request: DraftRequest) -> int:
         """Return how many of a sequence's tokens are not in its KV."""
         return len(request.tokens) - self._cached[request.sequence]
 
-    def _feed(self, request: GuessRequest) -> None:
+    def _feed(self, request: DraftRequest) -> None:
         number, row = request.sequence, self._behind[request.sequence]
         chunk = request.tokens[self._cached[number] : -1][: self._pace.tokens(running=True)]
         if chunk:
@@ -125,8 +122,7 @@ class ModelGuesser(BatchGuesser):
             self._pace.measured(len(chunk), time.perf_counter() - started)
             self._cached[number] += len(chunk)
 
-    def _guess(self, requests: dict[int, GuessRequest]) -> dict[int, list[int]]:
-        """Return the guesses for the sequences in the batch."""
+    def _next_drafts(self, requests: dict[int, DraftRequest]) -> dict[int, list[int]]:
         most: dict[int, int] = {}
         first: list[Sequence[int]] = []
         for number in self._sequences:
@@ -134,6 +130,6 @@ class ModelGuesser(BatchGuesser):
             first.append([] if request is None else request.tokens[self._cached[number] :])
             if request is not None:
                 most[number] = min(request.most, self._draft.longest - len(request.tokens))
-        found = self._guess_in_turn(first, most, self._run)
+        found = self._draft_in_turn(first, most, self._run)
         self._cached |= {number: len(requests[number].tokens) for number in most}
         return found

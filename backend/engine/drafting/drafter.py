@@ -1,8 +1,8 @@
-"""Guessers of the next tokens of a batch's sequences, and how many tokens to guess.
+"""Drafters of the next tokens of a batch's sequences, and how many tokens to draft.
 
-`LookupGuesser` does prompt lookup, as in https://arxiv.org/abs/2304.04487: if the latest tokens of
-a sequence occurred in it before, it guesses that the same tokens follow again. It needs no model,
-and saves time if an answer quotes or repeats: editing, summaries, code, records.
+`LookupDrafter` does prompt lookup, as in https://arxiv.org/abs/2304.04487: if the latest tokens of
+a sequence occurred in it before, it proposes the tokens that followed then. It needs no model, and
+saves time if an answer quotes or repeats: editing, summaries, code, records.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from backend.engine.drafting.unread_states import UnreadStates
+    from backend.engine.drafting.hidden_states import UnreadStates
 
 NGRAM_SIZES = (3, 2, 1)  # tokens, the longest match first
 CHUNK = 2048  # tokens indexed in one call; about 2 ms
 
-_FIRST_LENGTH = 2  # guesses at the start of a sequence
+_FIRST_LENGTH = 2  # draft tokens at the start of a sequence
 _SHORTEST_PAUSE = 4  # tokens
 _LONGEST_PAUSE = 16
-_WRONG = 2  # consecutive attempts with a wrong first guess, before a pause
-_EMPTY = 4  # consecutive attempts without a guess, which cost less, before a pause
+_WRONG = 2  # consecutive attempts with a wrong first draft token, before a pause
+_EMPTY = 4  # consecutive attempts without a draft token, which cost less, before a pause
 
 
 @dataclass(frozen=True, slots=True)
-class GuessRequest:
-    """A sequence for which guesses are requested.
+class DraftRequest:
+    """A sequence for which draft tokens are requested.
 
     tokens: prompt and output; between calls they only grow, by any number.
-    most: maximum number of guesses, at least 1.
-    states: the hidden states from which the model chose the latest of the tokens, for a guesser
+    most: maximum number of draft tokens, at least 1.
+    states: the hidden states from which the model chose the latest of the tokens, for a drafter
         that reads them; None if it cannot.
     """
 
@@ -40,11 +40,11 @@ class GuessRequest:
     states: UnreadStates | None = None
 
 
-class Guesser(Protocol):
-    """Guesses for the sequences of one batch. They affect speed, never output."""
+class Drafter(Protocol):
+    """Draft tokens for the sequences of one batch. They affect speed, never output."""
 
-    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        """Return guesses for each sequence; [] for none, None if the guesser has yet to catch up.
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
+        """Return each sequence's draft tokens; [] for none, None while the drafter catches up.
 
         The time is bounded however long the sequences are.
         """
@@ -56,17 +56,17 @@ class Guesser(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of MLX arrays that the guesser stores between steps."""
+        """Return the bytes of MLX arrays that the drafter stores between steps."""
         ...
 
 
 class DraftLength:
-    """How many tokens to guess, learnt from earlier guesses.
+    """How many tokens to draft for a sequence, learnt from its earlier draft tokens.
 
-    More after guesses that were all right, otherwise as many as were right; a pause after failures.
-    Pauses are counted in tokens of the sequence, so steps without guesses need not be reported.
-    They double while attempts keep failing, so unpredictable text costs one short attempt in 16
-    tokens.
+    More after draft tokens that were all right, otherwise as many as were right; a pause after
+    failures. Pauses are counted in tokens of the sequence, so steps without draft tokens need not
+    be reported. They double while attempts keep failing, so unpredictable text costs one short
+    attempt in 16 tokens.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class DraftLength:
         return length >= self._resume
 
     def begin(self, length: int, most: int) -> int:
-        """Begin an attempt at this length; returns the guesses to make, 0 to `most`."""
+        """Begin an attempt at this length; returns the draft tokens to make, 0 to `most`."""
         self._attempt = length
         return min(self._length, most) if self.ready(length) else 0
 
@@ -92,7 +92,7 @@ class DraftLength:
             self._pause()
 
     def record(self, proposed: int, accepted: int) -> None:
-        """Record that the first `accepted` of `proposed` guesses, at least one, were right."""
+        """Record that the first `accepted` of `proposed` draft tokens, at least one, were right."""
         self._empty = 0
         if not accepted:
             self._length = max(self._length // 2, 1)
@@ -112,26 +112,26 @@ class DraftLength:
         self._resume = self._attempt + self._pause_tokens
 
 
-class LookupGuesser:
-    """A `Guesser` by prompt lookup. Costs O(most) per sequence, plus CHUNK while it catches up."""
+class LookupDrafter:
+    """A `Drafter` by prompt lookup. Costs O(most) per sequence, plus CHUNK while it catches up."""
 
     nbytes = 0
 
     def __init__(self) -> None:
         self._indices: dict[int, NgramIndex] = {}
 
-    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        return [self._guesses(request) for request in requests]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
+        return [self._drafts(request) for request in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
         for sequence in sequences:
             self._indices.pop(sequence, None)
 
-    def _guesses(self, request: GuessRequest) -> list[int]:
+    def _drafts(self, request: DraftRequest) -> list[int]:
         index = self._indices.setdefault(request.sequence, NgramIndex())
         index.extend(request.tokens)
-        place = index.follow(request.tokens)
-        return [] if place is None else continued(request.tokens, place, request.most)
+        position = index.follow(request.tokens)
+        return [] if position is None else continued(request.tokens, position, request.most)
 
 
 class NgramIndex:
@@ -162,9 +162,9 @@ class NgramIndex:
         return None
 
 
-def continued(tokens: Sequence[int], place: int, count: int) -> list[int]:
-    """Return `count` tokens from `place` on; after the last token, `place` follows again."""
-    found = list(tokens[place : place + count])
+def continued(tokens: Sequence[int], position: int, count: int) -> list[int]:
+    """Return `count` tokens from `position` on; after the last token, `position` follows again."""
+    found = list(tokens[position : position + count])
     period = len(found)
     found.extend(found[at % period] for at in range(period, count))
     return found

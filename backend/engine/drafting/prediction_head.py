@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.cache import make_prompt_cache
 
-from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
+from backend.engine.drafting.heads import Head, HeadError, Weights, embedding_of, load_weights
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.shards import all_weight_files
 from common.drafter_kind import SPLIT_HEADS
@@ -48,7 +47,7 @@ class _Family:
     projection, of_token, of_state, norm: patterns for the parts besides the layer.
     layer: prefix of the layer's parts in a model that consists of the head's layers.
     changes: what to change in the configuration to build such a model.
-    depth: the configuration's entry with the number of layers per head; '' means one.
+    depth: the configuration's field with the number of layers per head; '' means one.
     last: name of the norm after the layers in that model.
     centred: whether norms are published without the 1 that mlx-lm adds at load.
     state_first: as in `PredictionHead`.
@@ -154,8 +153,8 @@ _FAMILIES = {
 }
 
 
-class PredictionHead(Module):
-    """The head of a model. Its KV is what `make_cache` returns.
+class PredictionHead(Head):
+    """The head of a model.
 
     body: an mlx-lm model that consists of the head's layers only.
     embedding: the model's own.
@@ -165,14 +164,13 @@ class PredictionHead(Module):
     projection: Any
     of_token: Any
     of_state: Any
-    _embed: Any
-    _new_cache: Any
+    make_cache: Any
 
     def __init__(
         self, body: Any, embedding: Any, size: int, eps: float, *, state_first: bool = False
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         inner = getattr(body, "model", None) or body.backbone
+        super().__init__(inner, embedding, size)
         embeddings = "embed_tokens" if hasattr(inner, "embed_tokens") else "embeddings"
         setattr(inner, embeddings, lambda vectors: vectors)  # the head creates its inputs itself
         # The index of its first recurrent layer: there is none.
@@ -182,34 +180,21 @@ class PredictionHead(Module):
         self.projection = Linear(2 * size, size, bias=False)
         self.of_token = RMSNorm(size, eps)
         self.of_state = RMSNorm(size, eps)
-        self.inner = inner
-        # Functions, because modules would be counted and saved as parts of the head.
-        self._embed = lambda tokens: embedding(tokens)
-        self._new_cache = lambda: make_prompt_cache(body)
-        self._size = size
+        self.make_cache = lambda: make_prompt_cache(body)  # not as a part of the head
         self._state_first = state_first
         self.cast_predicate = getattr(body, "cast_predicate", lambda _: True)
-
-    @property
-    def layers(self) -> list[Any]:
-        return list(self.inner.layers)
-
-    def make_cache(self) -> list[Any]:
-        cache: list[Any] = self._new_cache()
-        return cache
 
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
         """Return the states after each token, [rows, tokens, size], whose projection is the logits.
 
-        tokens: [rows, tokens].
         states: the hidden states that the tokens were chosen from, [rows, tokens, size]; None means
             zeros, to measure what the head costs.
         """
-        embedded = self._embed(tokens)
+        embedded = self.embed(tokens)
         if states is None:
-            states = mx.zeros((*tokens.shape, self._size), embedded.dtype)
+            states = self.no_states(embedded)
         pair = [self.of_token(embedded), self.of_state(states)]
         if self._state_first:
             pair.reverse()
@@ -223,7 +208,6 @@ def open_head(
 ) -> PredictionHead:
     """Return the head of a loaded model, its weights still lazy.
 
-    checkpoint: of the model.
     alone: a checkpoint of the head alone; None if the model's has the head.
 
     Raises NoHeadError, HeadError.
@@ -317,8 +301,8 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
         own["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 2))
     if hasattr(body, "sanitize"):
         own = body.sanitize(own)
-    for place, experts in _experts(own).items():
-        own[place] = mx.stack([experts[number] for number in sorted(experts)])
+    for position, experts in _experts(own).items():
+        own[position] = mx.stack([experts[number] for number in sorted(experts)])
     for name, value in own.items():
         if match := _INNER.fullmatch(name):
             beside[f"inner.{match[1]}"] = value

@@ -6,13 +6,13 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
+from backend.engine.errors import InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import SPECIAL_TOKENS, Settings
@@ -35,13 +35,13 @@ def find_draft(
         return None
     own = own_settings(settings)
     with naming_draft_model():
-        place = resolve_draft(draft, model_path)
-        if isinstance(place, HubModel):
+        reference = resolve_draft(draft, model_path)
+        if isinstance(reference, HubModel):
             from backend.engine.loading.download import download
 
-            path = download(place, own, cancelled, drafts=True)
-            return inspect(path, place.name, own, drafts=True)
-        return inspect(place.path, place.name, own, drafts=True)
+            path = download(reference, own, cancelled, drafts=True)
+            return inspect(path, reference.name, own, drafts=True)
+        return inspect(reference.path, reference.name, own, drafts=True)
 
 
 def find_head(path: Path, settings: Settings) -> Checkpoint | None:
@@ -92,14 +92,29 @@ def own_settings(settings: Settings) -> Settings:
     return replace(settings, revision="", expert_cache_mib=0, **unset)
 
 
-@contextmanager
-def naming_draft_model() -> Iterator[None]:
+def naming_draft_model() -> AbstractContextManager[None]:
     """Name the draft model in errors raised inside; they would seem to be about the main model."""
-    refusal: EngineError
-    try:
-        yield
-        return
-    except (ModelNotFound, ModelRejected, InvalidRequest) as error:
-        refusal = type(error)(f"{named('DraftModel')}: {error}")
-    # Outside `except`: a context's traceback would keep the weights that were loaded alive.
-    raise refusal
+    return Converting(
+        lambda refusal: type(refusal)(f"{named('DraftModel')}: {refusal}"),
+        ModelNotFound,
+        ModelRejected,
+        InvalidRequest,
+    )
+
+
+class Converting(AbstractContextManager[None]):
+    """Converts exceptions of some kinds, and raises what `convert` returns for them.
+
+    A function with `contextmanager` would keep the exception's frames, and so the weights that they
+    have loaded, alive for as long as the new exception.
+    """
+
+    def __init__(self, convert: Callable[[Exception], Exception], *kinds: type[Exception]) -> None:
+        self._convert, self._kinds = convert, kinds
+
+    def __exit__(self, _: object, fault: BaseException | None, frames: object) -> None:
+        del frames
+        if isinstance(fault, self._kinds):
+            converted = self._convert(fault)
+            fault.__traceback__ = None
+            raise converted from None

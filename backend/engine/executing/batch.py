@@ -25,7 +25,7 @@ import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule, words
-from backend.engine.drafting.unread_states import (
+from backend.engine.drafting.hidden_states import (
     PassedStates,
     UnreadStates,
     distribute,
@@ -105,7 +105,7 @@ class DecodeBatch(Rows):
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the KV of guessers, and of hidden states not yet passed to sequences."""
+        """Bytes of the KV of drafters, and of hidden states not yet passed to sequences."""
         return self._kept.nbytes + (self._speculation.nbytes if self._speculation else 0)
 
     @property
@@ -129,7 +129,7 @@ class DecodeBatch(Rows):
             group.cache, [group.sequences.index(sequence) for sequence in joining]
         )
         group.sequences = [sequence for sequence in group.sequences if sequence not in joining]
-        self._kept.hand_out(self._states())
+        self._kept.flush(self._states())
         members = [*self._known(), *((sequence, []) for sequence in joining)]
         self.sequences = [members[place][0] for place in order]
         self._again = [members[place][1] for place in order]
@@ -211,7 +211,7 @@ class DecodeBatch(Rows):
         """Remove sequences. Their tokens that were not read are dropped."""
         known = self._known()
         self._chooser = None
-        self._kept.hand_out(self._states())
+        self._kept.flush(self._states())
         if self._speculation is not None:
             self._speculation.leave(leaving)
         super().leave(leaving)
@@ -275,7 +275,7 @@ class DecodeBatch(Rows):
     def _remember(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Pass hidden states of the half-open ranges of the latest pass to the sequences."""
         if self._passed is not None:
-            self._kept.hand_out(self._states())
+            self._kept.flush(self._states())
             distribute(self._passed, self._states(), ranges)
             self._passed = None
 
@@ -317,7 +317,7 @@ class DecodeBatch(Rows):
             (sequence, [*own, token])
             for (sequence, own), token in zip(self._known(), last_tokens, strict=True)
         ]
-        self._kept.hand_out(self._states())
+        self._kept.flush(self._states())
         draft_tokens = self._speculation.propose(known, width)
         assert self.drafted is not None
         self.drafted = replace(self.drafted, behind=self._speculation.behind)

@@ -68,7 +68,7 @@ class Executor:
         self._early: list[Sampled] = []
         self.withholds = False
         self._withheld: list[PrefillPass] = []  # passes whose first tokens are not due yet
-        self._guessed: list[PlannerEvent] = []
+        self._drafted: list[PlannerEvent] = []
         self._other = OtherBytes(0)
         self.lacking_bytes = 0  # working memory for which a batch of texts to embed waits
         self.sequences: dict[int, ExecutorSequence] = {}
@@ -356,10 +356,10 @@ class Executor:
             ahead = any(batch.ahead is not None for batch in self._launched_batches)
             self._times.decode_read(ahead=ahead)
         if self._model.drafting is not None:
-            self._count_guesses()
+            self._count_drafts()
         return sampled
 
-    def _count_guesses(self) -> None:
+    def _count_drafts(self) -> None:
         """Report how many draft tokens of this step were accepted, and how long the step took."""
         batches, plan = self._launched_batches, self._plan
         steady: tuple[object, ...] = ()
@@ -369,7 +369,7 @@ class Executor:
         for batch in batches:
             if batch.sequences and batch.drafted is not None:
                 longest = max(len(sequence.history) for sequence in batch.sequences)
-                self._guessed.append(replace(batch.drafted, longest=longest, seconds=seconds))
+                self._drafted.append(replace(batch.drafted, longest=longest, seconds=seconds))
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
         """Start the step's prefill, for which the tokens that `read` returns need not wait.
@@ -377,7 +377,7 @@ class Executor:
         Then wait for earlier prefill and for scores.
         idle: whether no sequence decodes.
         """
-        events, self._guessed = self._guessed, []
+        events, self._drafted = self._drafted, []
         for group in self._plan.prefill:
             self._passes.grammar_seconds = self._delaying_seconds()
             self._prefill(group, events)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule
-from backend.engine.drafting.unread_states import UnreadStates
+from backend.engine.drafting.hidden_states import UnreadStates
 from backend.engine.events import TokenLogprob
 from backend.engine.executing.scoring import Scoring
 from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from backend.engine.disk_cache.entry_file import StoredPrefix
+    from backend.engine.disk_cache.prefix_file import StoredPrefix
     from backend.engine.executing.choosing import Chosen
     from backend.engine.executing.rows import Rows
     from backend.engine.model import EngineModel
@@ -43,7 +43,7 @@ class ExecutorSequence:
         sequence joined a batch.
     mask_seconds: processor time that the grammar used since the latest plan.
     postponed: whether the latest token was sampled without the grammar, for lack of time.
-    states: the hidden states of the latest tokens, if a guesser reads them.
+    states: the hidden states of the latest tokens, if a drafter reads them.
     """
 
     number: int

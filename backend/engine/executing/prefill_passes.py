@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.unread_states import MOST as MOST_STATES
-from backend.engine.drafting.unread_states import latest
+from backend.engine.drafting.hidden_states import MOST as MOST_STATES
+from backend.engine.drafting.hidden_states import latest
 from backend.engine.executing.choosing import (
     Chosen,
     Sampled,
@@ -230,7 +230,7 @@ class PrefillPasses:
     def _keeping_states(
         self, run: Callable[[], mx.array], counts: list[int], launched: PrefillPass
     ) -> Callable[[], mx.array]:
-        """Return a function that calls `run` and stores the hidden states that guessers read.
+        """Return a function that calls `run` and stores the hidden states that drafters read.
 
         Only the states of the prompts' latest tokens are copied, because a pass has many more.
         """

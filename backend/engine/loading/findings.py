@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backend.engine.disk_cache.identity import model_digest
 from backend.engine.errors import Unusable
-from backend.engine.ranks.member import Value
+from backend.engine.ranks.rank_info import Value
 from common.cache_folder import cache_folder
 from common.version import VERSION
 

@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
-from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Finished, GrowingText, TokenLogprob, Undelivered
@@ -143,7 +143,7 @@ class ServingTrial:
     def _draft(self, model: EngineModel, drafting: Drafting, verdict: Verdict) -> Stages[Verdict]:
         """Complete the verdict by whether the answers with draft tokens are right."""
         drafter = _Recalling(self._answered, self._words)
-        known = replace(drafting, most=_DRAFTED, new_guessers=lambda: [drafter], cost=None)
+        known = replace(drafting, most=_DRAFTED, new_drafters=lambda: [drafter], cost=None)
         talks = yield from self._converse(model, self._first_turns(1), known)
         complete = _complete(talks)
         right = yield from self._all_right(talks, model)
@@ -405,7 +405,7 @@ class _EveryStep(DraftWidth):
 
 
 class _Recalling:
-    """A `Guesser` that knows the answers.
+    """A `Drafter` that knows the answers.
 
     It alternates between one wrong draft token, and a right draft token followed by a wrong one.
     """
@@ -416,7 +416,7 @@ class _Recalling:
         self._texts = texts
         self._words = words
 
-    def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[list[int] | None]:
         return [self._draft(tuple(request.tokens), request.most) for request in asked]
 
     def forget(self, sequences: Collection[int]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from backend.engine.device import Device
 from backend.engine.loading.architectures import aliases
 from backend.engine.loading.earlier_fields import in_mlx_lm
-from backend.engine.ranks.member import Value
+from backend.engine.ranks.rank_info import Value
 from common.wording import shown
 
 if TYPE_CHECKING:

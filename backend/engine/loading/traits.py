@@ -22,7 +22,7 @@ from backend.engine.executing.pass_cost import FirstPass, pass_cost
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
-from backend.engine.ranks.member import Member, Value
+from backend.engine.ranks.rank_info import Member, Value
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.units import GIB
 from common.wording import shown

@@ -33,7 +33,7 @@ from backend.engine.loading.earlier_fields import earlier_fields, in_mlx_lm
 from backend.engine.loading.saved_weights import with_saved_weights
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
-from backend.engine.ranks.member import Member, Value
+from backend.engine.ranks.rank_info import Member, Value
 from backend.engine.settings import Settings, weight_dtype
 from backend.engine.units import MIB
 from common.context_size import context_of

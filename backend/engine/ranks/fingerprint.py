@@ -6,27 +6,23 @@ ever. A rank with another version of this backend may not even be able to read t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
+from backend.engine.disk_cache.identity import file_digests, version
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.shards import PATTERN
-from backend.engine.ranks.member import Value
-from backend.engine.ranks.rank_info import RankInfo
+from backend.engine.ranks.rank_info import RankInfo, Value
 from common.version import VERSION
 
 if TYPE_CHECKING:
     from backend.engine.loading.checkpoint import Checkpoint
 
-_SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a file
-
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that must be the same on every rank, by package."""
-    return {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+    return {"mlx-backend": VERSION, **{name: version(name) for name in ("mlx", "mlx-lm")}}
 
 
 def require_same(info: RankInfo, others: Mapping[int, Mapping[str, str]]) -> None:
@@ -49,22 +45,20 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
 
     dtype: the type to which this rank casts the weights; "" for the checkpoint's own.
     """
-    files = [checkpoint.path / "config.json", *sorted(checkpoint.path.glob(PATTERN))]
-    if code := checkpoint.config.get("model_file"):
-        files.append(checkpoint.path / code)
-    return {
-        "files": {path.name: _digest(path) for path in files},
-        "dtype": dtype,
+    needed = {"config.json", checkpoint.config.get("model_file")}
+    files = {
+        name: digest
+        for name, digest in file_digests(checkpoint.path).items()
+        if name in needed or fnmatch(name, PATTERN)
     }
+    return {"files": files, "dtype": dtype}
 
 
 def require_alike(name: str, info: RankInfo, reports: Sequence[Value]) -> None:
-    """Compare the reports of all ranks with the report of rank 0.
+    """Raise ModelRejected for the first rank whose report differs from that of rank 0.
 
     name: the model's name, for errors.
     reports: the result of `fingerprint` on each rank, by rank.
-
-    Raises ModelRejected for the first report that differs.
     """
     first = reports[0]
     for rank, other in enumerate(reports[1:], 1):
@@ -86,18 +80,3 @@ def require_alike(name: str, info: RankInfo, reports: Sequence[Value]) -> None:
 
 def _type(report: Value) -> str:
     return report["dtype"] or "the checkpoint's own type"
-
-
-def _digest(path: Path) -> str:
-    """Hash the size, the beginning, the middle and the end of a file.
-
-    Unlike a hash of the whole file, this is fast even for large files. The beginning of a weight
-    file contains the names, types and offsets of all tensors.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for start in (0, size // 2, max(size - _SAMPLE, 0)):
-            file.seek(start)
-            digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()

@@ -14,38 +14,52 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import ExitStack
+from typing import NoReturn
 
-from backend.engine.errors import Cancelled, EngineError
+import mlx.core as mx
+
+from backend.engine import device
+from backend.engine.blas_threads import blas_threads
+from backend.engine.caching import kv
+from backend.engine.errors import Cancelled, EngineError, EngineFailed, naming
+from backend.engine.executing.executor import Executor
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.scoring import Scoring
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.stages import Stages
+from backend.engine.loading.gated_delta import use_chunks
+from backend.engine.loading.load_order import LoadOrder
+from backend.engine.loading.loader import find
+from backend.engine.loading.recurrent_layers import use_chunks
+from backend.engine.loading.row_masks import fit_row_masks
+from backend.engine.loading.stages import Stages, at_once
+from backend.engine.loading.traits import measure
+from backend.engine.loading.weights import load_model
+from backend.engine.mlx_lm_import import import_mlx_lm
+from backend.engine.model import EngineModel
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import versions
+from backend.engine.ranks.group import broadcast, join_group
 from backend.engine.ranks.link import Link, LinkLost, after, connect
-from backend.engine.ranks.member import Member, Value
-from backend.engine.ranks.rank_info import RankInfo
-from backend.engine.ranks.wire import Message, Signal, name_of
-
-if TYPE_CHECKING:
-    from backend.engine.ranks.followed_model import FollowedModel
+from backend.engine.ranks.rank_info import Member, RankInfo, Value, until_ended
+from backend.engine.ranks.wire import Add, Message, Plain, Signal, Step, name_of
+from backend.engine.request import GenerationRequest, TokenPrompt
+from backend.engine.token_text import ByteStream
 
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.25
 _REFUSED_SECONDS = 2.0  # rank 0 logs each refusal
 _REPORT_SECONDS = 5.0
+_TIDY_EVERY = 512  # steps after which freed buffers are returned to the system
 STOPPED, FAILED = 0, 1
 
 
 def follow(info: RankInfo, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
     """Carry out the messages of rank 0 until rank 0 ends.
 
-    token: the secret that all ranks share.
     end: ends the process with an exit code, even if threads are blocked.
     """
-    # MLX is imported now, because JOIN must be carried out immediately.
-    import backend.engine.ranks.group  # noqa: F401
-
     link = _connected(info, token)
     follower = _Follower(info, link)
 
@@ -92,7 +106,7 @@ class _Follower:
         self._info = info
         self._link = link
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._model: FollowedModel | None = None
+        self._model: _FollowedModel | None = None
         self._number = 0  # the number of the latest load
         # Loads that still run on this rank, by number. An event is set when rank 0 ends its load.
         self._loads: dict[int, threading.Event] = {}
@@ -123,8 +137,6 @@ class _Follower:
     def _obey(self, message: Message) -> None:
         match message:
             case Signal.JOIN:
-                from backend.engine.ranks.group import join_group
-
                 join_group(self._info)
             case wire.LoadShard():
                 self._load(message)
@@ -142,8 +154,6 @@ class _Follower:
                 raise LinkLost(f"sent {name_of(other)}, which this rank does not expect")
 
     def _load(self, order: wire.LoadShard) -> None:
-        from backend.engine.ranks.followed_model import load_followed
-
         self._drop()
         self._number = order.number
         abandoned = self._loads[order.number]
@@ -155,12 +165,13 @@ class _Follower:
                     case wire.Agreed(number, values) if number == order.number:
                         return values
                     case wire.Abandon(number) if number == order.number:
-                        raise Cancelled("the load has ended on another rank")
+                        raise _ended()
 
         request, member = LoadRequest(**order.request), Member(self._info, agree)
         try:
-            stages = load_followed(request, order.number, member, abandoned)
-            self._model = _loaded(stages, abandoned)
+            stages = _load_followed(request, order.number, member, abandoned)
+            stages = until_ended(stages, lambda: _ended() if abandoned.is_set() else None)
+            self._model = at_once(stages)
         except Cancelled:
             self._drop()
         except EngineError as refusal:
@@ -172,18 +183,107 @@ class _Follower:
     def _drop(self) -> None:
         if self._model is not None:
             self._model = None
-            from backend.engine.device import release_memory
-
-            release_memory()
+            device.release_memory()
 
 
-def _loaded(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
-    """Run the stages of a load, and return the model. Raises Cancelled if rank 0 ends the load."""
-    with contextlib.closing(stages):
-        while not abandoned.is_set():
-            try:
-                next(stages)
-            except StopIteration as end:
-                model: FollowedModel = end.value
-                return model
-    raise Cancelled("the load has ended on another rank")
+def _ended() -> Cancelled:
+    return Cancelled("the load has ended on another rank")
+
+
+def _load_followed(
+    request: LoadRequest, number: int, member: Member, cancelled: threading.Event
+) -> Stages[_FollowedModel]:
+    """Load this rank's part of a model. All stages run on one thread."""
+    with ExitStack() as held:
+        order = find(request, number, cancelled, held)
+        with naming(order.checkpoint.name):
+            return (yield from _load_part(order, member))
+
+
+def _load_part(order: LoadOrder, member: Member) -> Stages[_FollowedModel]:
+    import_mlx_lm()
+    here = device.detect()
+    device.prepare(here)
+    settings, request = order.settings, order.request
+    loaded = yield from load_model(
+        order.checkpoint, settings, here, dtype=request.dtype, member=member
+    )
+    fit_row_masks(loaded.model)
+    use_chunks()
+    use_chunks()
+    limit = device.memory_limit(here, settings)
+    traits = yield from measure(loaded, order.cache_kind, limit, member)
+    device.apply(device.memory_plan(here, settings, loaded.weights_bytes))
+    return _FollowedModel(
+        EngineModel(
+            model=loaded.model,
+            head=traits.head,
+            vocabulary=traits.vocabulary,
+            end_tokens=frozenset(),
+            new_text=lambda _: ByteStream(lambda _: b"", strip_first_space=False),
+            cost=traits.cost,
+            slots=settings.parallel,
+            weights_bytes=loaded.weights_bytes,
+            memory_limit=limit,
+            prompt_cache_bytes=0,
+            max_cache_entries=0,
+            prefill_chunk=0,
+            stall_ms=0,
+            trims=traits.trims,
+            blas=blas_threads(loaded.matrix_bytes) if here.kind == "cpu" else None,
+            broadcast=broadcast,
+        )
+    )
+
+
+class _FollowedModel:
+    """A rank's part of a model, which computes the same passes as rank 0 in the same order."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+        self._executor = Executor(model)
+        self._steps = 0
+
+    def obey(self, message: Signal | Add | Step | Plain) -> None:
+        """Carry out a message of rank 0. Raises EngineFailed."""
+        match message:
+            case Step():
+                self._step(message)
+            case Add():
+                self._add(message)
+            case Signal.OPEN:
+                self._executor = Executor(self._model)
+            case Signal.CLEAR:
+                self._executor.clear()
+                mx.clear_cache()
+            case Plain(tokens):
+                row = kv.new_row(self._model.model)
+                mx.eval(self._model.model(mx.array([list(tokens)]), cache=row))
+
+    def _add(self, add: Add) -> None:
+        scoring = None
+        if add.scores is not None:
+            scoring = Scoring(add.scores, side_by_side=add.side_by_side)
+        logprobs = 0 if add.prompt_logprobs else None
+        request = GenerationRequest("", TokenPrompt(()), prompt_logprobs=logprobs)
+        self._executor.add(
+            ExecutorSequence(add.number, request, add.prompt, add.limit, scoring=scoring)
+        )
+
+    def _step(self, step: Step) -> None:
+        executor = self._executor
+        executor.launch(step.plan)
+        executor.read()
+        executor.settle(idle=not step.plan.decode)
+        executor.take_early()
+        failures, executor.failures = executor.failures, []
+        for failure in failures:
+            if not isinstance(failure.fault, EngineError):
+                raise EngineFailed(
+                    f"{failure.where}: {type(failure.fault).__name__}: {failure.fault}"
+                ) from failure.fault
+        self._steps += 1
+        if not executor.sequences:
+            executor.rest()
+        if not executor.sequences or self._steps % _TIDY_EVERY == 0:
+            mx.clear_cache()

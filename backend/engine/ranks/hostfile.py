@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from backend.engine.errors import InvalidRequest
 from backend.engine.ranks.rank_info import TOKEN, RankInfo, Transport
 
 _DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
@@ -16,8 +17,8 @@ _MOST_BYTES = 1 << 20
 _CONTROL_OFFSET = 1000  # added to the port of rank 0 in the hostfile: its port for the other ranks
 
 
-class Misuse(Exception):
-    """The command line, environment or hostfile is wrong; `str()` is the message for the user."""
+class Misuse(InvalidRequest):
+    """The command line, environment, hostfile or an option of a load is wrong."""
 
 
 def hosts_of(path: str) -> list[tuple[str, int]]:
@@ -61,9 +62,6 @@ def info_in(
 ) -> RankInfo:
     """Return the `RankInfo` of a rank. Raises Misuse.
 
-    hostfile: path of the hostfile.
-    rank: number of the rank.
-    transport: the backend of mx.distributed.
     control: HOST:PORT where rank 0 listens for the other ranks; "" for the default.
     environ: the environment, which contains the secret of the ranks.
     """

@@ -16,9 +16,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import (
     Cancelled,
@@ -34,7 +34,6 @@ from backend.engine.loading.stages import Stages
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import require_same
 from backend.engine.ranks.hostfile import (
-    Misuse,
     hosts_of,
     info_in,
     transport_environ,
@@ -47,14 +46,11 @@ from backend.engine.ranks.link import (
     after,
     listen,
 )
-from backend.engine.ranks.member import Member, Value
-from backend.engine.ranks.rank_info import TOKEN, RankInfo
+from backend.engine.ranks.rank_info import TOKEN, Loaded, Member, RankInfo, Value, until_ended
 from backend.engine.ranks.wire import Message, Plain, Signal, encode, name_of
 
 if TYPE_CHECKING:
     import mlx.core as mx
-
-Loaded = TypeVar("Loaded")
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +62,7 @@ _NAME_SECONDS = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """The connection to a rank other than 0.
-
-    versions: the versions of the rank's packages.
-    reports: the rank's reports about loads that were not read yet, without refusals, in order.
-    """
+    """The connection to a rank other than 0, and its unread reports about loads, in order."""
 
     link: Link
     versions: Mapping[str, str]
@@ -82,7 +74,6 @@ class Leader:
 
     broken: says which rank was lost after the group was formed, and why; '' if no rank was lost.
     shards: the description of each rank's part of the loaded model, by rank.
-    member: exchanges values between all ranks in the current load.
     """
 
     member: Member
@@ -130,7 +121,7 @@ class Leader:
             follower.link.close()
 
     def report(self) -> tuple[str, ...]:
-        """Return lines for the log: each rank's part of the model, and which rank was lost."""
+        """Return lines for Status: each rank's part of the model, and which rank was lost."""
         lines = tuple(
             f"{self.info.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
@@ -142,10 +133,7 @@ class Leader:
     def require_named(self, hostfile: str, transport: str) -> None:
         """Raise InvalidRequest if a load names other ranks or another transport than this process.
 
-        MLX can form only one group per process.
-
-        hostfile: path of a hostfile; "" if the load names none.
-        transport: the backend of mx.distributed; "" if the load names none.
+        MLX can form only one group per process. Empty strings name nothing.
         """
         info = self.info
         if transport and transport != info.transport:
@@ -154,8 +142,7 @@ class Leader:
                 f" {info.transport}: leave it out, or start another process"
             )
         if hostfile:
-            with _refusing_misuse():
-                named = hosts_of(hostfile)
+            named = hosts_of(hostfile)
             if named != list(zip(info.hosts, info.ports, strict=False)):
                 raise InvalidRequest(
                     f"option hostfile names {len(named)} ranks, which are not the {info.size} of"
@@ -169,7 +156,6 @@ class Leader:
         ModelRejected if a rank has other versions of packages.
 
         timeout: seconds of silence after which a rank counts as lost.
-        cancelled: ends the wait for ranks when set.
         """
         yield "files"
         while not self._formed:
@@ -212,7 +198,6 @@ class Leader:
 
         number: the number of the load.
         timeout: seconds of silence after which a rank counts as lost.
-        cancelled: ends the waits of `Member.agree` when set.
         """
         fields = {
             field.name: getattr(request, field.name)
@@ -234,20 +219,8 @@ class Leader:
         return self.member
 
     def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
-        """Run the stages of a load, but end the load between two stages if another rank refuses it.
-
-        The stages then raise ModelRejected with that rank's message.
-        """
-        with contextlib.closing(stages):
-            try:
-                stage = next(stages)
-                while True:
-                    yield stage
-                    refusal = self._refusal
-                    stage = stages.throw(ModelRejected(refusal)) if refusal else next(stages)
-            except StopIteration as end:
-                whole: Loaded = end.value
-                return whole
+        """Run the stages of a load until another rank refuses it; then raise ModelRejected."""
+        return until_ended(stages, lambda: ModelRejected(self._refusal) if self._refusal else None)
 
     @property
     def division(self) -> str:
@@ -262,7 +235,7 @@ class Leader:
     ) -> Callable[[Sequence[int], Any, int], mx.array]:
         """Return a function that runs the reference forward pass on all ranks.
 
-        run: runs the reference forward pass on this rank.
+        run: runs it on this rank.
         """
 
         def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
@@ -300,12 +273,10 @@ class Leader:
         return RankLost(self.broken) if self.broken else fault
 
     def _set_timeout(self, seconds: float) -> None:
-        """Set the seconds of silence after which a rank counts as lost."""
         for follower in list(self._followers.values()):
             follower.link.timeout = seconds
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> wire.LoadReport:
-        """Wait for the next report of a rank about a load, and return it."""
         reports = self._followers[rank].reports
 
         def missing() -> str:
@@ -465,23 +436,10 @@ def leader_of(hostfile: str, transport: str) -> Leader:
     """Return the leader for the ranks of a hostfile, in a process that no supervisor has started.
 
     Sets the environment variables by which MLX finds the other ranks. Must be called on the main
-    thread. Raises InvalidRequest.
-
-    hostfile: path of the hostfile.
-    transport: the backend of mx.distributed; "" for the default.
+    thread. Raises InvalidRequest. An empty transport means the default.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the group does not form
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
-    with _refusing_misuse():
-        info = info_in(hostfile, 0, chosen, "", os.environ)
+    info = info_in(hostfile, 0, chosen, "", os.environ)
     os.environ |= transport_environ(info, hostfile, os.environ)
     return Leader(info, os.environ.get(TOKEN, ""))
-
-
-@contextlib.contextmanager
-def _refusing_misuse() -> Iterator[None]:
-    """Convert Misuse, if the block raises it, to InvalidRequest."""
-    try:
-        yield
-    except Misuse as misuse:
-        raise InvalidRequest(f"option hostfile: {misuse}") from None

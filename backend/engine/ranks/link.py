@@ -1,8 +1,9 @@
 """Connects rank 0 and another rank by TCP: handshake, messages and heartbeats.
 
 Plans are not sent by MLX's collectives, because a rank that waits in a collective receives nothing
-else, and a collective has no time-out. On the TCP connection, both sides send several heartbeats
-per time-out, even while their engine threads are busy.
+else, and a collective has no time-out. They are not sent by a gRPC stream either: a message arrives
+twice as late there, because Python passes it through more threads. Both sides send heartbeats, even
+while their engine threads are busy.
 
 Before any other message, both sides prove that they have the same token, by the HMAC of
 `multiprocessing.connection`. Messages are not encrypted.
@@ -11,20 +12,21 @@ Before any other message, both sides prove that they have the same token, by the
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import answer_challenge, deliver_challenge
+from typing import Any
 
 from backend.engine.ranks.wire import Join, Message, Signal, WireError, decode, encode
 
+_LENGTH = struct.Struct(">I")  # in front of each message
 _MOST_BYTES = 256 << 20  # a prompt of a million tokens takes 8 MiB
 _MOST_JOIN_BYTES = 1 << 16
-_BEATS = 5  # heartbeats per time-out
+_BEAT_SECONDS = 0.4  # between two heartbeats; the shortest time-out is five times as long
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HANDSHAKES = 64  # at the same time, because anyone who can reach the address may connect
 _PAUSE_SECONDS = 0.5  # after a connection could not be accepted
@@ -38,88 +40,100 @@ class LinkLost(Exception):
     """
 
 
+class Refused(LinkLost):
+    """One side has refused the other in the handshake."""
+
+
 class Link:
-    """A connection after its handshake. `send` may be called from any thread."""
+    """A connection. `send` may be called from any thread.
 
-    def __init__(self, connection: Connection, timeout: float) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._closed = False
-        self._beat_now = threading.Event()
+    timeout: seconds of silence after which `receive` raises LinkLost; may change during a call.
+    """
+
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
         self.timeout = timeout
-        with _socket_of(connection) as own:
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._incoming = self._outgoing = connection
+        self._outgoing = connection.dup()  # has another time-out
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_CHECK_SECONDS)
+        self._unread = bytearray()
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+
+    def __del__(self) -> None:
+        self._incoming.close()
+        self._outgoing.close()
+
+    def start_heartbeats(self) -> None:
         threading.Thread(target=self._beat, name="rank-beat", daemon=True).start()
-
-    @property
-    def timeout(self) -> float:
-        """Seconds of silence after which `receive` raises LinkLost; may change during a call."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
-        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        with _socket_of(self._connection) as own:  # limits the parts of a single message
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._beat_now.set()  # with the new time-out, the next heartbeat may be due earlier
 
     def send(self, message: Message) -> None:
         """Send a message. Raises LinkLost."""
         self.send_bytes(encode(message))
 
-    def send_bytes(self, data: bytes) -> None:
-        """Send a message in the form that `encode` returns. Raises LinkLost."""
-        try:
-            with self._sending:
-                self._connection.send_bytes(data)
-        except BlockingIOError:
-            raise LinkLost(f"has received nothing for {self._timeout:g} s") from None
-        except OSError:
-            raise LinkLost("has closed the connection") from None
-
     def receive(self) -> Message:
         """Return the next message that is not a heartbeat. Raises LinkLost."""
         while True:
             try:
-                self._wait()
-                message = decode(self._connection.recv_bytes(_MOST_BYTES))
-            except (TimeoutError, BlockingIOError):
-                raise LinkLost(f"has been silent for {self._timeout:g} s") from None
-            except (EOFError, OSError):
-                raise LinkLost("has ended, or the connection is cut") from None
+                message = decode(self.recv_bytes())
             except WireError as fault:
                 raise LinkLost(f"sent a message that cannot be read: {fault}") from None
             if message is not Signal.BEAT:
                 return message
 
-    def close(self) -> None:
-        """End the connection, which wakes the thread that reads it."""
-        self._closed = True
-        self._beat_now.set()
-        _shut(self._connection)
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message in the form that `encode` returns. Raises LinkLost."""
+        try:
+            with self._sending:
+                self._outgoing.settimeout(self.timeout)
+                self._outgoing.sendall(_LENGTH.pack(len(data)) + data)
+        except TimeoutError:
+            raise LinkLost(f"has received nothing for {self.timeout:g} s") from None
+        except OSError:
+            raise LinkLost("has closed the connection") from None
 
-    def _wait(self) -> None:
-        """Wait until bytes arrive. Raises TimeoutError after `timeout` seconds of waiting.
+    def recv_bytes(self, most: int = _MOST_BYTES) -> bytes:
+        """Return what `send_bytes` has sent. Raises LinkLost."""
+        (length,) = _LENGTH.unpack(self._next(_LENGTH.size))
+        if length > most:
+            raise LinkLost("sent something that is not a message")
+        return self._next(length)
+
+    def _next(self, count: int) -> bytes:
+        """Return the next bytes. Raises LinkLost after `timeout` seconds of waiting.
 
         Time is not measured by the clock, which also advances while this process is stopped or MLX
         blocks its threads, when bytes may arrive without being read.
         """
         silent = 0.0
-        while not self._connection.poll(_CHECK_SECONDS):
-            silent += _CHECK_SECONDS
-            if silent >= self._timeout:
-                raise TimeoutError
+        while len(self._unread) < count:
+            try:
+                arrived = self._incoming.recv(1 << 16)
+            except TimeoutError:
+                silent += _CHECK_SECONDS
+                if silent >= self.timeout:
+                    raise LinkLost(f"has been silent for {self.timeout:g} s") from None
+                continue
+            except OSError:
+                arrived = b""
+            if not arrived:
+                raise LinkLost("has ended, or the connection is cut")
+            self._unread += arrived
+            silent = 0.0
+        found = bytes(self._unread[:count])
+        del self._unread[:count]
+        return found
+
+    def close(self) -> None:
+        """End the connection, which wakes the threads that wait for it."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._incoming.shutdown(socket.SHUT_RDWR)
 
     def _beat(self) -> None:
-        while not self._closed:
-            self._beat_now.wait(self._timeout / _BEATS)
-            self._beat_now.clear()
-            try:
+        with contextlib.suppress(LinkLost):  # `receive` raises LinkLost too, with the cause
+            while not self._closed.wait(_BEAT_SECONDS):
                 self.send(Signal.BEAT)
-            except LinkLost:
-                return  # `receive` raises LinkLost too, with the cause
 
 
 def accept(
@@ -133,15 +147,14 @@ def accept(
 
     Raises LinkLost.
 
-    size: number of ranks.
-    timeout: of the link.
     joined: returns whether the rank with a number has already joined.
     """
-    with _handshake(connection) as channel:
+    with _handshake(connection, timeout) as link:
+        channel: Any = link
         deliver_challenge(channel, token.encode())
         answer_challenge(channel, token.encode())
         try:
-            join = decode(channel.recv_bytes(_MOST_JOIN_BYTES))
+            join = decode(link.recv_bytes(_MOST_JOIN_BYTES))
         except WireError:
             join = Signal.STOP
         if not isinstance(join, Join):
@@ -151,46 +164,50 @@ def accept(
         elif joined(join.rank):
             refusal = f"says that it is rank {join.rank}, which has joined already"
         else:
-            channel.send_bytes(b"")
-            return join, Link(channel, timeout)
-        channel.send_bytes(refusal.encode())
-        raise LinkLost(refusal)
+            link.send_bytes(b"")
+            return join, link
+        link.send_bytes(refusal.encode())
+        raise Refused(refusal)
 
 
 def connect(address: tuple[str, int], token: str, join: Join, timeout: float) -> Link:
     """Do another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
     connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
-    with _handshake(connection) as channel:
+    with _handshake(connection, timeout) as link:
+        channel: Any = link
         answer_challenge(channel, token.encode())
         deliver_challenge(channel, token.encode())
-        channel.send_bytes(encode(join))
-        if refusal := channel.recv_bytes(_MOST_JOIN_BYTES).decode():
-            raise LinkLost(f"refused this rank, which {refusal}")
-        return Link(channel, timeout)
+        link.send_bytes(encode(join))
+        if refusal := link.recv_bytes(_MOST_JOIN_BYTES).decode():
+            raise Refused(f"refused this rank, which {refusal}")
+        return link
 
 
 @contextlib.contextmanager
-def _handshake(connection: socket.socket) -> Iterator[Connection]:
-    """Limit the time of a handshake, and close the connection if the handshake fails.
+def _handshake(connection: socket.socket, timeout: float) -> Iterator[Link]:
+    """Yield a link for a handshake in limited time; start its heartbeats, or close it.
 
     Raises LinkLost, whatever the other side may send.
     """
-    connection.setblocking(True)
-    channel = Connection(connection.detach())
-    deadline = after(_HANDSHAKE_SECONDS, lambda: _shut(channel))
     try:
-        yield channel
+        link = Link(connection, timeout)
+    except OSError:  # the other side has closed the connection already
+        raise Refused("ended the handshake") from None
+    deadline = after(_HANDSHAKE_SECONDS, link.close)
+    try:
+        yield link
+        link.start_heartbeats()
         return
     except AuthenticationError:
-        reason = "has a different token"
-    except LinkLost as lost:
-        reason = str(lost)
-    except (OSError, EOFError, ValueError, AssertionError):  # the last two for other protocols
-        reason = "ended the handshake"
+        refusal = Refused("has a different token")
+    except Refused as refused:
+        refusal = refused
+    except (LinkLost, ValueError, AssertionError):  # the last two for other protocols
+        refusal = Refused("ended the handshake")
     finally:
         deadline.cancel()
-    channel.close()
-    raise LinkLost(reason)
+    link.close()
+    raise refusal
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
@@ -248,13 +265,3 @@ def after(seconds: float, act: Callable[[], None]) -> threading.Timer:
     timer.daemon = True
     timer.start()
     return timer
-
-
-def _socket_of(connection: Connection) -> socket.socket:
-    return socket.socket(fileno=os.dup(connection.fileno()))
-
-
-def _shut(connection: Connection) -> None:
-    """End a connection, and wake the threads that wait for it."""
-    with contextlib.suppress(OSError), _socket_of(connection) as own:
-        own.shutdown(socket.SHUT_RDWR)

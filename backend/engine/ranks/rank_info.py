@@ -1,4 +1,4 @@
-"""Describes which rank a process is, and how it finds the other ranks.
+"""Describes which rank a process is, and how it reaches the other ranks.
 
 `backend.supervising.supervisor` writes a `RankInfo` into the environment of each process that it
 starts.
@@ -6,11 +6,14 @@ starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+from backend.engine.loading.stages import Stages
 
 Transport = Literal["ring", "jaccl", "nccl", "mpi"]  # the backends of mx.distributed
 
@@ -18,6 +21,8 @@ Parallelism = Literal["tensor", "pipeline"]  # explained in `backend.engine.rank
 
 RANK_INFO = "MLX_BACKEND_RANK_INFO"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
+Value = dict[str, Any]  # what ranks exchange during a load, as JSON
+Loaded = TypeVar("Loaded")
 TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 
 
@@ -25,11 +30,8 @@ TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 class RankInfo:
     """What a process must know of its rank and of the other ranks.
 
-    rank: number of this process, from 0.
-    size: number of ranks.
     control: host and port where rank 0 listens for the other ranks.
     hosts: the name of each rank's host, for messages.
-    transport: the backend of mx.distributed.
     timeout: seconds of silence after which a rank counts as lost, until a load sets another value.
     join_timeout: seconds for which a load waits for ranks that have not joined.
     ports: the ports of the ranks in the user's hostfile; empty without a hostfile.
@@ -60,3 +62,33 @@ class RankInfo:
         host, port = values.pop("control")
         hosts, ports = tuple(values.pop("hosts")), tuple(values.pop("ports"))
         return cls(control=(host, port), hosts=hosts, ports=ports, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """This process as one of the ranks that load a model.
+
+    agree: sends a value to all ranks, waits for their values, and returns all values by rank.
+        Raises an EngineError if the load has failed on another rank. All ranks call `agree` at the
+        same points of a load, with the same MLX collectives in between.
+    """
+
+    info: RankInfo
+    agree: Callable[[Value], Sequence[Value]]
+
+
+def until_ended(stages: Stages[Loaded], fault: Callable[[], Exception | None]) -> Stages[Loaded]:
+    """Run the stages of a load, but end the load between two stages if another rank has ended it.
+
+    fault: returns the exception to raise in the stages; None while the load continues.
+    """
+    with contextlib.closing(stages):
+        try:
+            stage = next(stages)
+            while True:
+                yield stage
+                ended = fault()
+                stage = stages.throw(ended) if ended else next(stages)
+        except StopIteration as end:
+            whole: Loaded = end.value
+            return whole

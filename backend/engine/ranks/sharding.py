@@ -23,21 +23,18 @@ _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor par
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rank's part of a model.
-
-    way: how the model is divided.
-    words: describes the part in messages, such as `layers 0-11 of 24`.
-    """
+    """A rank's part of a model, and the words for it in messages, as in `layers 0-11 of 24`."""
 
     way: Parallelism
     words: str
 
 
 def parallelism_of(model: Any, name: str, requested: str, info: RankInfo) -> Parallelism:
-    """Return how to divide a model. Raises ModelRejected.
+    """Return how to divide a model.
 
-    name: the model's name, for errors.
     requested: `tensor`, `pipeline` or `auto`.
+
+    Raises ModelRejected.
     """
     ways: list[Parallelism] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):

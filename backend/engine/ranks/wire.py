@@ -1,7 +1,7 @@
 """Defines and serialises the messages between rank 0 and the other ranks.
 
 A message is encoded as its name, a space, and a JSON object of its fields. Fields with default
-values are left out.
+values are left out. The `number` of a message about a load is that of the load.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Signal(Enum):
 class LoadShard:
     """Load this rank's part of a model.
 
-    number: the number of the load.
     request: the fields of the LoadRequest.
     timeout: seconds of silence after which a rank counts as lost from now on.
     """
@@ -53,11 +52,7 @@ class LoadShard:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """All ranks have reported their values.
-
-    number: the number of the load.
-    values: the reported values, by rank.
-    """
+    """All ranks have reported their values, by rank."""
 
     number: int
     values: tuple[dict[str, Any], ...]
@@ -65,10 +60,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """End a load that was cancelled, or that has failed on another rank.
-
-    number: the number of the load.
-    """
+    """End a load that was cancelled, or that has failed on another rank."""
 
     number: int
 
@@ -77,10 +69,7 @@ class Abandon:
 class Add:
     """Add a sequence that a later plan starts, with everything that affects its forward passes.
 
-    number: the number of the sequence.
-    prompt: the prompt's token ids.
     limit: maximum number of tokens to generate.
-    prompt_logprobs: whether log-probabilities of the prompt are computed.
     scores: the continuations to score; None for a sequence that generates tokens.
     side_by_side: whether several continuations may be scored in one pass.
     """
@@ -112,12 +101,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The first message of a rank.
-
-    rank: number of the rank.
-    size: number of ranks that this rank expects.
-    versions: the result of `fingerprint.versions` on this rank.
-    """
+    """The first message of a rank, with its packages (`fingerprint.versions`)."""
 
     rank: int
     size: int
@@ -128,8 +112,6 @@ class Join:
 class LoadReport:
     """A rank's report at a point of a load where all ranks wait for each other.
 
-    number: the number of the load.
-    value: the value to exchange.
     refusal: why the load has failed on this rank; "" if it has not failed.
     """
 

@@ -20,11 +20,26 @@ from backend.engine.caching import kv
 from backend.engine.patching import patch
 
 FIRST_TOKENS = (1, 2, 3)
-_TOLERANCE = 1 / 16  # share of the largest logit: kernels round differently
 
 
-class LogitsHead:
-    """The output projection of a model.
+class StateSource:
+    """A part of a model that collects the hidden states with which it is called."""
+
+    _seen: list[mx.array] | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[list[mx.array]]:
+        """Collect the hidden states of each pass, [rows, tokens, size]; the last ones count."""
+        seen: list[mx.array] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+
+
+class LogitsHead(StateSource):
+    """The output projection of a model, which is called with the states of the last layer.
 
     All operations of the model on the logits after that layer (a softcap, a scale) still apply.
     path: the name of the layer in the model; '' if the layer was not found, and all logits are
@@ -43,13 +58,12 @@ class LogitsHead:
         *,
         first: mx.array | None = None,
     ) -> None:
-        """Find the layer, and patch it.
+        """Patch the layer.
 
         path: the name that an earlier load has found; None if the layer must be found.
         first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
         """
-        self._places: mx.array | None = None
-        self._seen: list[mx.array] | None = None
+        self._positions: mx.array | None = None
         self.path, self.finite = path or "", True
         if path is not None:
             if path:
@@ -72,7 +86,6 @@ class LogitsHead:
 
     @property
     def found(self) -> bool:
-        """Whether the layer was found."""
         return bool(self.path)
 
     def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
@@ -81,44 +94,33 @@ class LogitsHead:
         run: calls the model on tokens, [rows, tokens], and returns their logits.
         counts: number of tokens of each row, before the padding.
         """
-        places = [count - 1 for count in counts]
-        self._places = mx.array(places) if self.found else None
+        positions = [count - 1 for count in counts]
+        self._positions = mx.array(positions) if self.found else None
         try:
             logits = run()
         finally:
-            self._places = None
+            self._positions = None
         if logits.shape[1] == 1:
             return logits[:, 0]
-        return _at(logits, mx.array(places))[:, 0]
-
-    @contextmanager
-    def watched(self) -> Iterator[list[mx.array]]:
-        """Collect the hidden states, [rows, tokens, size], that the model projects."""
-        seen: list[mx.array] = []
-        self._seen = seen
-        try:
-            yield seen
-        finally:
-            self._seen = None
+        return _at(logits, mx.array(positions))[:, 0]
 
     def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
         """Patch a layer; returns whether the model then computes only the selected logits."""
         kind = type(layer)
         self._narrow(layer)
-        self._places = mx.array([1])
+        self._positions = mx.array([1])
         try:
             found = run()
-            fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
+            fits = found.shape == (1, 1, whole.shape[-1]) and kv.alike(found[0, 0], whole[0, 1])
         except ValueError:  # shapes that the model cannot process
             fits = False
         finally:
-            self._places = None
+            self._positions = None
         if not fits:
             layer.__class__ = kind
         return fits
 
     def _narrow(self, layer: Any) -> None:
-        """Patch a layer, so that it projects only the selected tokens."""
         kind = type(layer)
         name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
         own = getattr(kind, name)
@@ -126,21 +128,21 @@ class LogitsHead:
         def narrowed(own: Any, of: Any, states: mx.array) -> Any:
             if self._seen is not None:
                 self._seen.append(states)
-            if self._places is not None and states.ndim == 3:
-                states = _at(states, self._places)
+            if self._positions is not None and states.ndim == 3:
+                states = _at(states, self._positions)
             return own(of, states)
 
         patch(layer, narrowed, name)
         self.project = lambda states: own(layer, states)
 
 
-def _at(states: mx.array, places: mx.array) -> mx.array:
+def _at(states: mx.array, positions: mx.array) -> mx.array:
     """Return the states of one token of each row, [rows, 1, size].
 
     states: [rows, tokens, size].
-    places: index of the token in each row, [rows].
+    positions: index of the token in each row, [rows].
     """
-    return mx.take_along_axis(states, places[:, None, None], axis=1)
+    return mx.take_along_axis(states, positions[:, None, None], axis=1)
 
 
 def _candidates(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:
@@ -158,8 +160,3 @@ def _candidates(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:
         and not any(map(str.isdigit, path.split(".")))
     ]
     yield from sorted(wide, key=lambda module: hasattr(module[1], "as_linear"))
-
-
-def _close(array: mx.array, other: mx.array) -> bool:
-    array, other = array.astype(mx.float32), other.astype(mx.float32)
-    return bool((mx.abs(array - other).max() <= mx.abs(other).max() * _TOLERANCE).item())

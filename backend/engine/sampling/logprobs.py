@@ -61,7 +61,7 @@ class BatchLogprobs:
         values = bits.view(np.float32)
         chosen, top_values = values[:, 0].tolist(), values[:, 1 + most :].tolist()
         top_tokens = bits[:, 1 : 1 + most].tolist()
-        rows = zip(self._asking.places, chosen, top_tokens, top_values, strict=True)
+        rows = zip(self._asking.rows, chosen, top_tokens, top_values, strict=True)
         return {
             at: TokenLogprob(tokens[at], value, _ranked(top, values, self._counts[at] or 0))
             for at, value, top, values in rows

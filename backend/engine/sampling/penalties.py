@@ -28,7 +28,6 @@ _NOTHING = -1  # fills a window that begins before the first token
 class Past:
     """A row's known tokens, without the input token of the next step.
 
-    prompt_length: how many of them belong to the prompt.
     longest: maximum number of tokens of prompt and output together.
     """
 
@@ -43,7 +42,7 @@ class BatchPenalties:
     def __init__(self, rows: Sequence[Sampling], pasts: Sequence[Past], vocabulary: int) -> None:
         self._biased = Subset([at for at, row in enumerate(rows) if row.logit_bias], len(rows))
         if self._biased:
-            self._bias = _bias([rows[at] for at in self._biased.places], vocabulary)
+            self._bias = _bias([rows[at] for at in self._biased.rows], vocabulary)
         self._repetition = _Recent(
             [_Part(row.repetition, row.window, neutral=1) for row in rows], pasts
         )
@@ -65,9 +64,8 @@ class BatchPenalties:
         return bias + self._output.nbytes
 
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return the changed logits. Call this exactly once per step, because it records `fed`.
+        """Return the changed logits, float32. Call this once per step, because it records `fed`.
 
-        logits: [rows, vocabulary] float32.
         fed: [rows], the input tokens of this step.
         steps: per row, the number of generated tokens including `fed`; 0 if `fed` is the prompt's
             last token.
@@ -87,7 +85,7 @@ class BatchPenalties:
         if at := self._frequency.rows:
             own, (tokens, filled) = at.of(logits), self._frequency.window(fed)
             penalties = filled * self._frequency.strength
-            row = mx.arange(len(at.places))[:, None]
+            row = mx.arange(len(at.rows))[:, None]
             logits = at.put(logits, own.at[row, tokens].subtract(penalties))
         if at := self._output.rows:
             logits = at.put(logits, at.of(logits) - self._output.taken(fed, steps))
@@ -96,9 +94,8 @@ class BatchPenalties:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One row's setting of one penalty.
+    """One row's setting of one penalty, which covers `reach` recent tokens.
 
-    reach: number of recent tokens that the penalty covers; 0 if it is not used.
     neutral: the strength with which the penalty has no effect.
     """
 
@@ -121,8 +118,8 @@ class _Recent:
         self.rows = Subset([at for at, part in enumerate(parts) if part.acts], len(parts))
         if not self.rows:
             return
-        chosen = [parts[at] for at in self.rows.places]
-        known = [pasts[at] for at in self.rows.places]
+        chosen = [parts[at] for at in self.rows.rows]
+        known = [pasts[at] for at in self.rows.rows]
         self.strength = mx.array([[part.strength] for part in chosen])
         windows = [min(part.reach, past.longest) for part, past in zip(chosen, known, strict=True)]
         self._tokens = _recent(known, max(windows))
@@ -166,8 +163,8 @@ class _Output:
 
     def taken(self, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """Count `fed`; returns the penalties to subtract, [rows, vocabulary]."""
-        generated = mx.array([float(steps[at] > 0) for at in self.rows.places])
-        index = (mx.arange(len(self.rows.places)), self.rows.of(fed))
+        generated = mx.array([float(steps[at] > 0) for at in self.rows.rows])
+        index = (mx.arange(len(self.rows.rows)), self.rows.of(fed))
         self._counts = self._counts.at[index].add(generated)
         once = (self._counts > 0).astype(mx.float32)
         return self._counts * self._frequency + once * self._presence

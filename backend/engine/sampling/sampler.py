@@ -131,7 +131,7 @@ class BatchSampler:
             return self._draws[0][1](logits, steps)
         tokens = mx.argmax(logits, axis=-1)
         for at, draw in self._draws:
-            tokens = at.put(tokens, draw(at.of(logits), [steps[row] for row in at.places]))
+            tokens = at.put(tokens, draw(at.of(logits), [steps[row] for row in at.rows]))
         return tokens
 
     def checked(self, logits: mx.array, tokens: mx.array) -> mx.array:
@@ -177,10 +177,7 @@ class _Draw:
         self._next: list[int] = []  # the rows' steps for which the last numbers were made
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return one token per row, [rows] uint32.
-
-        logits: [rows, vocabulary] float32.
-        """
+        """Return one token per row, [rows] uint32, from float32 logits."""
         random = self._random_of(steps, logits.shape[-1])
         tokens, *complete = _draw(logits, self._reach, self._columns | random)
         if not complete:
@@ -190,14 +187,11 @@ class _Draw:
         short = Subset([at for at, whole in enumerate(enough) if not whole], len(enough))
         if not short:
             return tokens
-        again = _Draw([self._rows[at] for at in short.places], logits.shape[-1])
-        return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
+        again = _Draw([self._rows[at] for at in short.rows], logits.shape[-1])
+        return short.put(tokens, again(short.of(logits), [steps[at] for at in short.rows]))
 
     def _random_of(self, steps: Sequence[int], vocabulary: int) -> dict[str, mx.array]:
-        """Return the noise and, for XTC, the random numbers of a step.
-
-        The numbers of several steps are made together.
-        """
+        """Return the noise and, for XTC, the random numbers of a step."""
         if not self._random or steps != self._next:
             # Some samplers are used once.
             count = _STEPS if self._next else 1

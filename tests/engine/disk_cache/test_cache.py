@@ -17,13 +17,13 @@ from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
-from backend.engine.disk_cache.entry_file import (
+from backend.engine.disk_cache.prefix_file import (
     Prefix,
     StoredPrefix,
     read_prefix,
-    write_entry,
+    write_file,
 )
-from backend.engine.disk_cache.prefix_folder import Entry, Folder
+from backend.engine.disk_cache.prefix_folder import Folder, PrefixFile
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
 from backend.engine.errors import Overloaded
@@ -175,9 +175,9 @@ def test_later_changes_to_a_row_do_not_reach_its_file(
 
     def slowly(*entry: Any) -> None:
         assert gate.wait(PATIENCE)
-        write_entry(*entry)
+        write_file(*entry)
 
-    monkeypatch.setattr(folder_module, "write_entry", slowly)
+    monkeypatch.setattr(folder_module, "write_file", slowly)
     model, tokens = model_of(kind), words(100)
     disk = disk_cache(model, tmp_path)
     row = filled(model, tokens)
@@ -258,7 +258,7 @@ def test_a_disk_that_does_not_answer_is_a_miss(
     saved(disk, model, prompt[:-1])
     answers, asked = threading.Event(), threading.Semaphore(0)
 
-    def wait(folder: Folder) -> list[Entry]:
+    def wait(folder: Folder) -> list[PrefixFile]:
         asked.release()
         answers.wait(PATIENCE)
         return refresh(folder)
@@ -285,17 +285,17 @@ def test_a_file_is_read_only_if_memory_is_free_for_it(tmp_path: Path) -> None:
     saved(disk, model, prompt[:-1])
     rounds = Rounds(engine_model(model, disk=disk, memory_limit=kv.cost(model).of(1400)))
     planner = rounds.scheduler.planner
-    first = disk.find(prompt, room=planner.unused)
+    first = disk.find(prompt, free=planner.unused)
     assert first is not None
     room = 2 * disk.read_bytes - 1
-    assert disk.find(prompt, room=room) is None, "the first one is still in memory"
+    assert disk.find(prompt, free=room) is None, "the first one is still in memory"
     del first
-    assert disk.find(prompt, room=room) is not None
+    assert disk.find(prompt, free=room) is not None
     rounds.submit(1, words(900, 5), 60, ignore_eos=True)
     rounds.step()
-    assert disk.find(prompt, room=planner.unused) is None
+    assert disk.find(prompt, free=planner.unused) is None
     rounds.drain()
-    assert disk.find(prompt, room=planner.unused) is not None
+    assert disk.find(prompt, free=planner.unused) is not None
 
 
 TINY = Path(__file__).parents[2] / "models" / "tiny_text"
@@ -413,7 +413,7 @@ def test_a_prompt_does_not_wait_for_ever_for_memory_that_a_disk_keeps(
 ) -> None:
     model, goes_on = model_of("full"), threading.Event()
     disk = disk_cache(model, tmp_path)
-    monkeypatch.setattr(folder_module, "write_entry", lambda *_, **__: goes_on.wait(PATIENCE))
+    monkeypatch.setattr(folder_module, "write_file", lambda *_, **__: goes_on.wait(PATIENCE))
     room = kv.cost(model).of(900)
     rounds = Rounds(engine_model(model, disk=disk, memory_limit=room, prompt_cache_bytes=0))
     now = 1000.0
@@ -442,7 +442,7 @@ async def test_the_engine_says_how_much_memory_is_free_for_files(
     find = DiskCache.find
 
     def noted(disk: DiskCache, prompt: Sequence[int], **known: Any) -> StoredPrefix | None:
-        rooms.append(known["room"])
+        rooms.append(known["free"])
         return find(disk, prompt, **known)
 
     monkeypatch.setattr(DiskCache, "find", noted)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from backend.engine.caching import kv
 from backend.engine.disk_cache import prefix_folder as folder_module
-from backend.engine.disk_cache.entry_file import Prefix, write_entry
-from backend.engine.disk_cache.prefix_folder import Entry, Folder, candidates
+from backend.engine.disk_cache.prefix_file import Prefix, write_file
+from backend.engine.disk_cache.prefix_folder import Folder, PrefixFile, candidates
 from backend.engine.planning.prefix_index import PrefixKey
 from common.prefixes import common_prefix
 from tests.engine.disk_cache.rows import (
@@ -38,14 +38,14 @@ OTHER = "f" * 32
 SIZES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=12)
 
 
-def tokens(entry: Entry) -> list[int]:
+def tokens(entry: PrefixFile) -> list[int]:
     ids: list[int] = entry.prefix.key.tokens.tolist()
     return ids
 
 
-def entries(stored: list[tuple[list[int], bool, int]]) -> list[Entry]:
+def entries(stored: list[tuple[list[int], bool, int]]) -> list[PrefixFile]:
     return [
-        Entry(Path(str(at)), Prefix(PrefixKey(text), trimmable), size)
+        PrefixFile(Path(str(at)), Prefix(PrefixKey(text), trimmable), size)
         for at, (text, trimmable, size) in enumerate(stored)
     ]
 
@@ -112,7 +112,7 @@ def test_eviction_removes_only_as_much_as_needed(
         for path, (size, used) in zip(paths, sizes, strict=True):
             path.write_bytes(b"x" * size)
             os.utime(path, (used, used))
-        Folder(Path(name), IDENTITY, [], bound).make_room(needed)
+        Folder(Path(name), IDENTITY, [], bound).evict(needed)
         stays = [path.exists() for path in paths]
     staying = [facts for facts, stay in zip(sizes, stays, strict=True) if stay]
     going = [facts for facts, stay in zip(sizes, stays, strict=True) if not stay]
@@ -294,13 +294,13 @@ def test_the_limit_holds_when_two_processes_write(
     def slowly(*entry: Any) -> None:
         begun.set()
         assert gate.wait(PATIENCE)
-        write_entry(*entry)
+        write_file(*entry)
 
     for start in range(1, room):
         saved(one, model, words(64, start))
         age(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(folder_module, "write_entry", slowly)
+        patch.setattr(folder_module, "write_file", slowly)
         one.save(words(64, 8), filled(model, words(64, 8)), trimmable=True)
         assert begun.wait(PATIENCE)
     saved(two, model, words(64, 9))

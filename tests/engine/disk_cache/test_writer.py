@@ -23,8 +23,8 @@ from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import DiskCache
-from backend.engine.disk_cache.entry_file import Prefix, StoredPrefix, write_entry
 from backend.engine.disk_cache.layout import learn_layout
+from backend.engine.disk_cache.prefix_file import Prefix, StoredPrefix, write_file
 from backend.engine.disk_cache.prefix_folder import Folder
 from backend.engine.disk_cache.writer import Writer
 from backend.engine.planning.prefix_index import PrefixKey
@@ -194,9 +194,9 @@ def test_waiting_saves_outlive_the_engine_thread(
 
     def slowly(*entry: Any) -> None:
         assert gate.wait(PATIENCE)
-        write_entry(*entry)
+        write_file(*entry)
 
-    monkeypatch.setattr(folder_module, "write_entry", slowly)
+    monkeypatch.setattr(folder_module, "write_file", slowly)
 
     def engine() -> None:
         row = [LayerKV()]
@@ -224,7 +224,7 @@ def test_files_left_by_a_killed_process_are_removed_later(tmp_path: Path) -> Non
     for path in (old, other):
         os.utime(path, (time.time() - 7200,) * 2)
     os.utime(future, (time.time() + 7200,) * 2)
-    Folder(tmp_path, IDENTITY, [], MIB).make_room()
+    Folder(tmp_path, IDENTITY, [], MIB).evict()
     assert not old.exists()
     assert not future.exists(), "the clock has been set back since"
     assert new.exists(), "another process may be writing it"
@@ -286,7 +286,7 @@ from tests.engine.disk_cache.rows import disk_cache, model_of, saved, words
 def write(path, *entry):
     path.write_bytes(b"half")
     os._exit(9)
-prefix_folder.write_entry = write
+prefix_folder.write_file = write
 saved(disk_cache(model_of("full"), Path(sys.argv[1])), model_of("full"), words(90))
 """
 

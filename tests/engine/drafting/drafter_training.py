@@ -17,11 +17,15 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.caching import kv
 from backend.engine.cpu_kernels import functions_of_mlx
-from backend.engine.drafting.batch_guesser import Choices
-from backend.engine.drafting.block_head import block_places, open_block_head
-from backend.engine.drafting.eagle_head import eagle_places, open_eagle
-from backend.engine.drafting.head_weights import hidden_size
-from backend.engine.drafting.layer_states import LayerStates
+from backend.engine.drafting.batch_drafter import Choices
+from backend.engine.drafting.heads import hidden_size
+from backend.engine.drafting.hidden_states import LayerStates
+from backend.engine.drafting.trained_heads import (
+    block_layers,
+    eagle_layers,
+    open_block_head,
+    open_eagle,
+)
 from backend.engine.sampling.logits_head import LogitsHead
 from tests.engine.drafting.heads import Both
 from tests.engine.loading_models import write_weights
@@ -48,11 +52,11 @@ def write_drafter(
     if "dflash_config" in config:
         head: Any = open_block_head(config, weights, model, size, vocabulary)
         choices = Choices(projection.project, vocabulary)
-        places = block_places(config)
+        positions = block_layers(config)
     else:
         head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
-        places = eagle_places(config, layers)
-    states = LayerStates(model, places, size)
+        positions = eagle_layers(config, layers)
+    states = LayerStates(model, positions, size)
     both: Any = Both(model, head)
     optimizer = Adam(rate)
     dice = random.Random(1)

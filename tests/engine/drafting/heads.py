@@ -21,7 +21,7 @@ from mlx_lm.utils import load_model
 from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 
 from backend.engine.cpu_kernels import functions_of_mlx
-from backend.engine.drafting.head_weights import embedding_of
+from backend.engine.drafting.heads import embedding_of
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.sampling.logits_head import LogitsHead

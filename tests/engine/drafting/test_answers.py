@@ -8,18 +8,18 @@ from functools import cache
 import pytest
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import DraftLength, Guesser, LookupGuesser
+from backend.engine.drafting.drafter import Drafter, DraftLength, LookupDrafter
 from backend.engine.request import Sampling
-from tests.engine.drafting.tiny import draft_model, model_guesser, prompts, text_model
+from tests.engine.drafting.tiny import draft_model, model_drafter, prompts, text_model
 from tests.engine.rounds import Rounds, engine_model
 from tests.long import TEST_LONG
 
 pytestmark = pytest.mark.usefixtures("each_order", "guesses_always")
 COUNT, LENGTH = (12, 40) if TEST_LONG else (5, 24)
-GUESSERS: dict[str, list[Callable[[], Guesser]]] = {
-    "lookup": [LookupGuesser],
-    "model": [model_guesser],
-    "both": [LookupGuesser, model_guesser],
+GUESSERS: dict[str, list[Callable[[], Drafter]]] = {
+    "lookup": [LookupDrafter],
+    "model": [model_drafter],
+    "both": [LookupDrafter, model_drafter],
 }
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.draft_model import ModelGuesser
-from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.draft_model import ModelDrafter
+from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.planning.pace import Pace
 from tests.engine.drafting.tiny import VOCABULARY, draft_model, load, prompts
 
@@ -30,13 +30,13 @@ class Watched:
         return logits
 
 
-def watched(pace: Pace, **changes: Any) -> tuple[ModelGuesser, Watched]:
+def watched(pace: Pace, **changes: Any) -> tuple[ModelDrafter, Watched]:
     model = Watched(load("tiny_draft")[0])
-    return ModelGuesser(draft_model(model, **changes), pace, least_probability=0), model
+    return ModelDrafter(draft_model(model, **changes), pace, least_probability=0), model
 
 
-def guesses(guesser: ModelGuesser, tokens: list[int], most: int) -> list[int] | None:
-    (found,) = guesser.propose([GuessRequest(1, tokens, most)])
+def guesses(drafter: ModelDrafter, tokens: list[int], most: int) -> list[int] | None:
+    (found,) = drafter.propose([DraftRequest(1, tokens, most)])
     return found
 
 
@@ -52,7 +52,7 @@ def best_of(tokens: list[int], count: int) -> list[int]:
 
 def test_guesses_are_the_draft_models_own_whatever_happened_to_earlier_ones() -> None:
     """Sequences start, end, get no guesses for a while, and differ in how many are right."""
-    guesser = ModelGuesser(draft_model(), Pace(24, 250), least_probability=0)
+    drafter = ModelDrafter(draft_model(), Pace(24, 250), least_probability=0)
     dice = random.Random(1)
     texts: dict[int, list[int]] = {}
     checked = together = 0
@@ -62,10 +62,10 @@ def test_guesses_are_the_draft_models_own_whatever_happened_to_earlier_ones() ->
         if texts and dice.random() < 0.1:
             gone = dice.choice(list(texts))
             del texts[gone]
-            guesser.forget([gone])
+            drafter.forget([gone])
         wanted = [number for number in texts if dice.random() < 0.8]
-        asked = [GuessRequest(number, texts[number], dice.randint(1, 4)) for number in wanted]
-        found = guesser.propose(asked)
+        asked = [DraftRequest(number, texts[number], dice.randint(1, 4)) for number in wanted]
+        found = drafter.propose(asked)
         together += sum(own is not None for own in found) > 1
         for one, own in zip(asked, found, strict=True):
             right = 0
@@ -82,27 +82,27 @@ def test_guesses_are_the_draft_models_own_whatever_happened_to_earlier_ones() ->
 
 
 def test_the_same_sequence_gets_the_same_guesses() -> None:
-    guesser = ModelGuesser(draft_model(), Pace(512, 250), least_probability=0)
+    drafter = ModelDrafter(draft_model(), Pace(512, 250), least_probability=0)
     tokens = prompts(1)[0]
-    guesses(guesser, tokens, 4)
-    assert guesses(guesser, tokens, 4) == guesses(guesser, tokens, 4) == best_of(tokens, 4)
+    guesses(drafter, tokens, 4)
+    assert guesses(drafter, tokens, 4) == guesses(drafter, tokens, 4) == best_of(tokens, 4)
 
 
 def test_it_makes_no_guess_if_it_is_not_confident() -> None:
     tokens = [random.Random(2).randrange(20, VOCABULARY) for _ in range(40)]
-    careful, bold = (ModelGuesser(draft_model(), Pace(512, 250), least) for least in (0.99, 0))
+    careful, bold = (ModelDrafter(draft_model(), Pace(512, 250), least) for least in (0.99, 0))
     assert guesses(careful, tokens, 4) == []
     assert guesses(bold, tokens, 4)
 
 
 def test_long_prompts_are_prefilled_in_limited_chunks_one_per_call() -> None:
-    guesser, model = watched(Pace(most_tokens=32, stall_ms=250))
+    drafter, model = watched(Pace(most_tokens=32, stall_ms=250))
     first = [1 + at % 300 for at in range(203)]
     second = [2 + at % 300 for at in range(100)]
     answered: set[int] = set()
     while len(answered) < 2:
         model.fed.clear()
-        found = guesser.propose([GuessRequest(1, first, 2), GuessRequest(2, second, 2)])
+        found = drafter.propose([DraftRequest(1, first, 2), DraftRequest(2, second, 2)])
         assert max(model.fed) <= 32
         assert sum(model.fed) <= 2 * 32 + 2
         answered |= {at for at, own in enumerate(found) if own}
@@ -111,33 +111,33 @@ def test_long_prompts_are_prefilled_in_limited_chunks_one_per_call() -> None:
 
 
 def test_after_a_pause_it_computes_only_the_missing_tokens() -> None:
-    guesser, model = watched(Pace(512, 250))
+    drafter, model = watched(Pace(512, 250))
     tokens = list(SOME_TEXT)
-    guesses(guesser, tokens, 1)
+    guesses(drafter, tokens, 1)
     tokens += [5, 6, 7, 8]
     model.fed.clear()
-    assert guesses(guesser, tokens, 1)
+    assert guesses(drafter, tokens, 1)
     assert model.fed == [4]
 
 
 def test_no_guess_passes_the_draft_models_context() -> None:
-    guesser, model = watched(Pace(512, 250), longest=42)
-    assert len(guesses(guesser, SOME_TEXT, 8) or []) == 2
+    drafter, model = watched(Pace(512, 250), longest=42)
+    assert len(guesses(drafter, SOME_TEXT, 8) or []) == 2
     model.fed.clear()
-    assert guesses(guesser, [*SOME_TEXT, 1, 2], 8) == []
+    assert guesses(drafter, [*SOME_TEXT, 1, 2], 8) == []
     assert model.fed == []
-    assert guesser.nbytes == 0
+    assert drafter.nbytes == 0
 
 
 def test_no_guess_is_beyond_the_main_models_vocabulary() -> None:
     tokens = prompts(1)[0]
     guess = best_of(tokens, 1)[0]
-    guesser, _ = watched(Pace(512, 250), main_vocabulary=guess)
-    assert max(guesses(guesser, tokens, 4) or []) < guess
+    drafter, _ = watched(Pace(512, 250), main_vocabulary=guess)
+    assert max(guesses(drafter, tokens, 4) or []) < guess
 
 
 def test_a_token_that_the_draft_model_does_not_have_ends_guessing() -> None:
-    guesser, model = watched(Pace(512, 250))
-    assert guesses(guesser, [*SOME_TEXT, VOCABULARY], 4) == []
-    assert guesses(guesser, [*SOME_TEXT, VOCABULARY, 1], 4) == []
+    drafter, model = watched(Pace(512, 250))
+    assert guesses(drafter, [*SOME_TEXT, VOCABULARY], 4) == []
+    assert guesses(drafter, [*SOME_TEXT, VOCABULARY, 1], 4) == []
     assert model.fed == []

@@ -13,8 +13,8 @@ from backend.engine.drafting.drafter import (
     CHUNK,
     NGRAM_SIZES,
     DraftLength,
-    GuessRequest,
-    LookupGuesser,
+    DraftRequest,
+    LookupDrafter,
     NgramIndex,
     continued,
 )
@@ -69,8 +69,8 @@ def test_a_repeat_continues_with_itself(tokens: list[int], data: st.DataObject) 
     assert continued(tokens, place, count) == grown[len(tokens) :]
 
 
-def looked_up(tokens: Sequence[int], most: int, guesser: LookupGuesser | None = None) -> list[int]:
-    (found,) = (guesser or LookupGuesser()).propose([GuessRequest(1, tokens, most)])
+def looked_up(tokens: Sequence[int], most: int, drafter: LookupDrafter | None = None) -> list[int]:
+    (found,) = (drafter or LookupDrafter()).propose([DraftRequest(1, tokens, most)])
     assert found is not None
     return found
 
@@ -82,12 +82,12 @@ def test_quotations_and_loops_are_guessed_at_full_length() -> None:
 
 
 def test_each_sequence_is_searched_separately() -> None:
-    guesser = LookupGuesser()
-    both = [GuessRequest(1, [5, 6, 7, 5], 2), GuessRequest(2, [5, 8, 9, 5], 2)]
-    assert guesser.propose(both) == [[6, 7], [8, 9]]
-    guesser.forget([1])
-    assert guesser.propose(
-        [GuessRequest(1, [1, 2, 3, 1], 1), GuessRequest(2, [5, 8, 9, 5], 1)]
+    drafter = LookupDrafter()
+    both = [DraftRequest(1, [5, 6, 7, 5], 2), DraftRequest(2, [5, 8, 9, 5], 2)]
+    assert drafter.propose(both) == [[6, 7], [8, 9]]
+    drafter.forget([1])
+    assert drafter.propose(
+        [DraftRequest(1, [1, 2, 3, 1], 1), DraftRequest(2, [5, 8, 9, 5], 1)]
     ) == [[2], [8]]
 
 
@@ -115,10 +115,10 @@ class Watched(Sequence[int]):
 def test_no_call_reads_more_than_a_chunk() -> None:
     dice = random.Random(1)
     tokens = [dice.randrange(50) for _ in range(5 * CHUNK)]
-    guesser, reads = LookupGuesser(), list[int]()
+    drafter, reads = LookupDrafter(), list[int]()
     for end in range(4 * CHUNK, 4 * CHUNK + 40):
         watched = Watched(tokens[:end])
-        looked_up(watched, 8, guesser)
+        looked_up(watched, 8, drafter)
         reads.append(watched.read)
     assert max(reads) <= CHUNK * sum(NGRAM_SIZES) + 20
     assert max(reads[5:]) < 40, (

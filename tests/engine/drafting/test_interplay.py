@@ -23,8 +23,8 @@ import pytest
 from backend.engine.caching import kv
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.drafting.drafter import Guesser, GuessRequest, LookupGuesser
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.drafter import Drafter, DraftRequest, LookupDrafter
 from backend.engine.engine import Engine
 from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.planning.draft_width import DraftWidth
@@ -198,9 +198,9 @@ class Stumbling:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
 
-    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         if self._dice.random() < 0.1:
-            raise RuntimeError("a fault of this guesser's")
+            raise RuntimeError("a fault of this drafter's")
         return [[one.tokens[-1]] for one in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
@@ -217,18 +217,18 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
     )
     network = random_model("full")
     draft = DraftModel("draft", network, VOCABULARY - 6, VOCABULARY, 120, 0, kv.cost(network))
-    guessers: dict[str, Callable[[], list[Guesser]]] = {
-        "lookup": lambda: [LookupGuesser()],
-        "model": lambda: [LookupGuesser(), ModelGuesser(draft, Pace(24, 250))],
-        "stumbling": lambda: [Stumbling(dice), LookupGuesser()],
+    drafters: dict[str, Callable[[], list[Drafter]]] = {
+        "lookup": lambda: [LookupDrafter()],
+        "model": lambda: [LookupDrafter(), ModelDrafter(draft, Pace(24, 250))],
+        "stumbling": lambda: [Stumbling(dice), LookupDrafter()],
     }
     plain = engine_model(network, slots=8)
     cost = draft.cost if name == "model" else None
-    drafting = Drafting(6, guessers[name], cost=cost)
+    drafting = Drafting(6, drafters[name], cost=cost)
     model = engine_model(network, slots=8, drafting=drafting)
     for seed in range(SCHEDULES):
         check_schedule(model, seed, plain)
-    failed = [one for one in caplog.messages if one.startswith("a guesser failed")]
+    failed = [one for one in caplog.messages if one.startswith("a drafter failed")]
     assert bool(failed) is (name == "stumbling")
 
 
@@ -256,7 +256,7 @@ def test_steps_without_guesses_seldom_need_a_new_plan(
 
     monkeypatch.setattr(Planner, "_decide", noted)
     model = random_model("full")
-    drafting = Drafting(8, lambda: [LookupGuesser()])
+    drafting = Drafting(8, lambda: [LookupDrafter()])
     answers = []
     for served in (engine_model(model), engine_model(model, drafting=drafting)):
         decided.clear()

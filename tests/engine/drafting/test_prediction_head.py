@@ -17,12 +17,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.engine.caching import kv
-from backend.engine.drafting import head_weights
-from backend.engine.drafting.batch_guesser import Choices
+from backend.engine.drafting import heads
+from backend.engine.drafting.batch_drafter import Choices
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import GuessRequest
-from backend.engine.drafting.head_weights import HeadError
-from backend.engine.drafting.state_guesser import HeadGuesser
+from backend.engine.drafting.drafter import DraftRequest
+from backend.engine.drafting.heads import HeadError
+from backend.engine.drafting.state_drafter import HeadDrafter
 from backend.engine.engine import Engine
 from backend.engine.engine_state import DraftReport
 from backend.engine.errors import InvalidRequest, ModelRejected
@@ -76,14 +76,14 @@ def trained(families: Callable[[str], Checkpoint]) -> Checkpoint:
     return families("qwen3_5")
 
 
-class Watched(HeadGuesser):
+class Watched(HeadDrafter):
     """A guesser that notes what it guessed, and after which tokens."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[list[int] | None]:
         found = super().propose(asked)
         self.made += [(list(one.tokens), own) for one, own in zip(asked, found, strict=True) if own]
         return found
@@ -94,9 +94,9 @@ def models(checkpoint: Checkpoint, **changes: Any) -> tuple[EngineModel, EngineM
     model = main_model(checkpoint)
     plain = engine_model(model, **changes)
     head = opened(checkpoint, model)
-    guesser = Watched(head, Choices(plain.head.project, VOCABULARY))
-    drafting = Drafting(6, lambda: [guesser], cost=kv.cost(head), states=plain.head)
-    return plain, engine_model(model, drafting=drafting, head=plain.head, **changes), guesser
+    drafter = Watched(head, Choices(plain.head.project, VOCABULARY))
+    drafting = Drafting(6, lambda: [drafter], cost=kv.cost(head), states=plain.head)
+    return plain, engine_model(model, drafting=drafting, head=plain.head, **changes), drafter
 
 
 def counted(made: Sequence[tuple[list[int], list[int]]], whole: Sequence[list[int]]) -> list[int]:
@@ -128,7 +128,7 @@ def test_most_guesses_are_right_and_counted(
         record(self, one, proposed, accepted)
 
     monkeypatch.setattr(Speculation, "record", noted)
-    plain, drafting, guesser = models(trained)
+    plain, drafting, drafter = models(trained)
     dice = random.Random(5)
     prompts = [text(dice, dice.randrange(3, 20)) for _ in range(6)]
     answers = []
@@ -143,7 +143,7 @@ def test_most_guesses_are_right_and_counted(
         answers.append([rounds.received[ticket].tokens for ticket in range(len(prompts))])
     assert answers[0] == answers[1]
     whole = [[*prompt, *answer] for prompt, answer in zip(prompts, answers[0], strict=True)]
-    right = counted(guesser.made, whole)
+    right = counted(drafter.made, whole)
     assert [sum(counts) for counts in zip(*recorded.values(), strict=True)] == right
     assert right[1] > 0.7 * right[0] > 60
 
@@ -178,11 +178,11 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
     monkeypatch.setattr(
         DraftWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
     )
-    plain, drafting, guesser = models(families(kind), slots=8)
+    plain, drafting, drafter = models(families(kind), slots=8)
     for seed in range(SCHEDULES):
         check_schedule(drafting, seed, plain)
-        assert not guesser.nbytes, "rows that have left are still known"
-    assert len(guesser.made) > 10 * SCHEDULES
+        assert not drafter.nbytes, "rows that have left are still known"
+    assert len(drafter.made) > 10 * SCHEDULES
 
 
 async def answers_of(checkpoint: Path, **settings: Any) -> tuple[str, float]:
@@ -219,15 +219,15 @@ async def test_the_head_of_a_published_model_guesses_right(
     async with seeing(path, mtp=False) as engine:
         plain = await asyncio.gather(*(answer_to(engine, one) for one in requests))
     made: list[tuple[list[int], list[int]]] = []
-    propose = HeadGuesser.propose
+    propose = HeadDrafter.propose
 
-    def noted(self: HeadGuesser, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def noted(self: HeadDrafter, asked: Sequence[DraftRequest]) -> list[list[int] | None]:
         found = propose(self, asked)
         made.extend((list(one.tokens), own) for one, own in zip(asked, found, strict=True) if own)
         return found
 
     async with seeing(path, mtp=True) as engine:
-        monkeypatch.setattr(HeadGuesser, "propose", noted)
+        monkeypatch.setattr(HeadDrafter, "propose", noted)
         answers = await asyncio.gather(*(answer_to(engine, one) for one in requests))
         # The last step's guesses are counted in the one after it, in which all rows leave.
         while (await engine.status()).breakdown["draft_kv_cache"]:
@@ -420,7 +420,7 @@ async def test_a_model_without_a_head_is_loaded_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What only a head needs, such as the model's embedding, may then have any name."""
-    monkeypatch.setattr(head_weights, "_EMBEDDING", re.compile("another name"))
+    monkeypatch.setattr(heads, "_EMBEDDING", re.compile("another name"))
     await answers(write_model(tmp_path / "model"))
     assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
 

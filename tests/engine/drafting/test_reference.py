@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
 
-from backend.engine.drafting.reference import resolve_draft
-from backend.engine.errors import ModelNotFound
+from backend.engine.drafting.reference import naming_draft_model, resolve_draft
+from backend.engine.errors import ModelNotFound, ModelRejected
 from backend.engine.loading.model_reference import HubModel, LocalModel
 
 
@@ -45,3 +46,22 @@ def test_a_missing_folder_elsewhere_is_named_in_the_error(draft: str, models: st
     with pytest.raises(ModelNotFound) as caught:
         resolve_draft(draft, models)
     assert "/" not in str(caught.value)
+
+
+def test_an_error_of_a_load_does_not_keep_what_was_loaded() -> None:
+    class Weights:
+        pass
+
+    def load() -> None:
+        weights = Weights()
+        loaded.append(weakref.ref(weights))
+        raise ModelRejected("it is broken")
+
+    loaded: list[weakref.ref[Weights]] = []
+    with (
+        pytest.raises(ModelRejected, match="DraftModel: it is broken") as caught,
+        naming_draft_model(),
+    ):
+        load()
+    assert caught.value.__context__ is not None
+    assert loaded[0]() is None

@@ -18,7 +18,7 @@ import pytest
 
 from backend.engine.drafting import drafter
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.speculation import Speculation
 from backend.engine.planning.draft_width import DraftWidth
@@ -57,7 +57,7 @@ class Seer:
         self.dice = random.Random(seed)
         self.answers: list[list[int]] = []
 
-    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         return [self.guesses(list(one.tokens), one.most) for one in requests]
 
     def forget(self, sequences: Collection[int]) -> None:

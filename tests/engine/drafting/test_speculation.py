@@ -11,11 +11,12 @@ import pytest
 
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.drafting.drafter import DraftLength, GuessRequest, LookupGuesser
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.drafter import DraftLength, DraftRequest, LookupDrafter
 from backend.engine.model import EngineModel
 from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.planning.pace import Pace
+from backend.engine.planning.plan import Drafted
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
@@ -41,7 +42,7 @@ def right(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(scope="module")
 def models() -> tuple[EngineModel, EngineModel]:
     model = random_model("full")
-    return engine_model(model), engine_model(model, drafting=Drafting(6, lambda: [LookupGuesser()]))
+    return engine_model(model), engine_model(model, drafting=Drafting(6, lambda: [LookupDrafter()]))
 
 
 def test_rows_join_and_leave_while_others_get_guesses(
@@ -95,10 +96,10 @@ def test_a_request_without_drafting_gets_no_guesses_and_is_no_measurement(
     prompt = [3, 4, 5] * 6
     expected = alone(plain, prompt, 20).tokens
     guessed: list[tuple[int, ...]] = []
-    propose, learn = LookupGuesser.propose, DraftWidth.learn
+    propose, learn = LookupDrafter.propose, DraftWidth.learn
     learnt: list[int] = []
 
-    def noted(own: LookupGuesser, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+    def noted(own: LookupDrafter, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         guessed.append(tuple(one.sequence for one in requests))
         return propose(own, requests)
 
@@ -106,7 +107,7 @@ def test_a_request_without_drafting_gets_no_guesses_and_is_no_measurement(
         learnt.append(measured[0])
         learn(own, *measured)
 
-    monkeypatch.setattr(LookupGuesser, "propose", noted)
+    monkeypatch.setattr(LookupDrafter, "propose", noted)
     monkeypatch.setattr(DraftWidth, "learn", counted)
     rounds = Rounds(drafting)
     rounds.submit(1, prompt, 20, n_draft=0)
@@ -157,16 +158,15 @@ def test_a_draft_model_is_not_judged_while_it_reads_a_long_prompt(
 ) -> None:
     network = random_model("full")
     draft = DraftModel("draft", network, VOCABULARY, VOCABULARY, 4096, 0, kv.cost(network))
-    guesser = partial(ModelGuesser, draft, Pace(16, 250), 0)
-    model = engine_model(network, drafting=Drafting(4, lambda: [guesser()], cost=draft.cost))
+    drafter = partial(ModelDrafter, draft, Pace(16, 250), 0)
+    model = engine_model(network, drafting=Drafting(4, lambda: [drafter()], cost=draft.cost))
     judged: list[tuple[int, int]] = []
     learn = DraftWidth.learn
 
-    def noted(own: DraftWidth, *measured: Any) -> None:
-        width, proposed, behind = measured[2], measured[3], measured[6]
-        if width:
-            judged.append((proposed, behind))
-        learn(own, *measured)
+    def noted(own: DraftWidth, step: Drafted) -> None:
+        if step.width:
+            judged.append((step.proposed, step.behind))
+        learn(own, step)
 
     monkeypatch.setattr(DraftWidth, "learn", noted)
     rounds = Rounds(model)

@@ -18,9 +18,9 @@ from backend.engine.caching import kv
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.device import detect
 from backend.engine.drafting.draft_loading import Drafting, load_drafting
-from backend.engine.drafting.drafter import GuessRequest
-from backend.engine.drafting.state_guesser import StateGuesser
-from backend.engine.drafting.unread_states import UnreadStates
+from backend.engine.drafting.drafter import DraftRequest
+from backend.engine.drafting.hidden_states import UnreadStates
+from backend.engine.drafting.state_drafter import StateDrafter
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected
 from backend.engine.load_request import LoadRequest
@@ -54,15 +54,15 @@ class Noted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[list[int], list[int]]] = []
-        propose = StateGuesser.propose
+        propose = StateDrafter.propose
 
-        def noted(of: StateGuesser, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+        def noted(of: StateDrafter, asked: Sequence[DraftRequest]) -> list[list[int] | None]:
             found = propose(of, asked)
             pairs = zip(asked, found, strict=True)
             self.made += [(list(one.tokens), own) for one, own in pairs if own]
             return found
 
-        monkeypatch.setattr(StateGuesser, "propose", noted)
+        monkeypatch.setattr(StateDrafter, "propose", noted)
 
     def counted(self, whole: Sequence[list[int]]) -> list[int]:
         """How many guesses were made, and how many of them are in the whole texts."""
@@ -239,7 +239,7 @@ def _changed(drafter: Path, directory: Path, config: dict[str, Any], **tensors: 
             {},
             "its files do not describe a head that can be built (ZeroDivisionError)",
         ),
-        ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to guess"),
+        ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to draft"),
         (
             "dflash",
             {"hidden_size": 16},
@@ -307,8 +307,8 @@ def _first_guess(drafter: Path, model: Path) -> list[int] | None:
     with drafting.states.watched() as seen:
         network(mx.array([prompt[:-1]]), cache=kv.new_row(network))
     unread.add(seen[-1][0])
-    (guesser,) = drafting.new_guessers()
-    (found,) = guesser.propose([GuessRequest(1, prompt, 3, unread)])
+    (new,) = drafting.new_drafters()
+    (found,) = new.propose([DraftRequest(1, prompt, 3, unread)])
     return found
 
 
@@ -318,13 +318,13 @@ def test_guesses_are_the_same_in_a_batch_as_alone(kind: str, form: str) -> None:
     drafter = drafter_of(kind, form)
     _, drafting = _drafting(drafter, drafter.parent / "model")
 
-    def new() -> StateGuesser:
-        (guesser,) = drafting.new_guessers()
-        assert isinstance(guesser, StateGuesser)
-        guesser._least_probability = 0
-        return guesser
+    def new() -> StateDrafter:
+        (made,) = drafting.new_drafters()
+        assert isinstance(made, StateDrafter)
+        made._least_probability = 0
+        return made
 
-    guesser, dice = new(), random.Random(3)
+    long_lived, dice = new(), random.Random(3)
     size = 32 * (3 if form == "eagle" else 2)
     texts: dict[int, list[int]] = {}
     unread: dict[int, UnreadStates] = {}
@@ -344,18 +344,18 @@ def test_guesses_are_the_same_in_a_batch_as_alone(kind: str, form: str) -> None:
         if texts and dice.random() < 0.15:
             gone = dice.choice(list(texts))
             del texts[gone]
-            guesser.forget([gone])
+            long_lived.forget([gone])
         asked = [
-            GuessRequest(number, texts[number], dice.randint(1, 4), unread[number])
+            DraftRequest(number, texts[number], dice.randint(1, 4), unread[number])
             for number in texts
             if dice.random() < 0.8
         ]
-        found = guesser.propose(asked)
+        found = long_lived.propose(asked)
         together += len(asked) > 1
         for one, own in zip(asked, found, strict=True):
             whole = UnreadStates()
             whole.add(mx.concatenate(known[one.sequence]))
-            alone = GuessRequest(one.sequence, one.tokens, one.most, whole)
+            alone = DraftRequest(one.sequence, one.tokens, one.most, whole)
             assert [own] == new().propose([alone])
             assert own is not None
             right = own[: dice.randint(0, len(own))]

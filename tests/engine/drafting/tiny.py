@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx_lm
 
 from backend.engine.caching import kv
-from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
+from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.planning.pace import Pace
 from tests.models import tiny_dialogues
 from tests.models.tiny_batches import prompt_of
@@ -55,8 +55,8 @@ def _small() -> Any:
     return load("tiny_draft")[0]
 
 
-def model_guesser(most_tokens: int = 512) -> ModelGuesser:
-    return ModelGuesser(draft_model(), Pace(most_tokens, 250))
+def model_drafter(most_tokens: int = 512) -> ModelDrafter:
+    return ModelDrafter(draft_model(), Pace(most_tokens, 250))
 
 
 @cache

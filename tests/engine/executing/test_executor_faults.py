@@ -25,7 +25,7 @@ from backend.engine import device
 from backend.engine.caching import kv
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
 from backend.engine.executing import choosing, prefill_passes
@@ -448,7 +448,7 @@ IN_GUESSING = [
     Action(Chooser, "choose", BATCH, caller="_launch_checked"),
     Action(kv.BatchCache, "begin", BATCH, caller="_launch_checked"),
     Action(kv.BatchCache, "end", BATCH, caller="_settle"),
-    Action(LookupGuesser, "propose", NOBODY),
+    Action(LookupDrafter, "propose", NOBODY),
 ]
 
 
@@ -464,7 +464,7 @@ def test_a_fault_in_guessing_costs_only_the_guesses(
     plain.drain()
     for at in calls(action, message):
         with monkeypatch.context() as patch:
-            drafting = Drafting(6, lambda: [LookupGuesser()])
+            drafting = Drafting(6, lambda: [LookupDrafter()])
             rounds = Rounds(replace(model_of("full"), drafting=drafting))
             trap = Trap(at, message)
             action.rig(patch, trap)
@@ -508,7 +508,7 @@ def test_looking_ahead_counts_as_masking_and_may_fail(
 
     original = Strides.look_ahead
     monkeypatch.setattr(Strides, "look_ahead", look_ahead)
-    drafting = Drafting(6, lambda: [LookupGuesser()])
+    drafting = Drafting(6, lambda: [LookupDrafter()])
     rounds = Rounds(replace(model_of("full"), drafting=drafting))
     rounds.submit(1, prompt, 40, ignore_eos=True, grammar=Strides(0, 40))
     masked: list[float] = []

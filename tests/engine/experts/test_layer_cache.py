@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import ExpertsUnreadable
 from backend.engine.experts.read_ahead import Payoff
 from backend.engine.model import EngineModel
@@ -107,7 +107,7 @@ def test_tokens_depend_neither_on_slots_nor_on_who_shares_them(
 
     dice: decide which passes read ahead.
     """
-    drafting = Drafting(3, lambda: [LookupGuesser()]) if drafts else None
+    drafting = Drafting(3, lambda: [LookupDrafter()]) if drafts else None
     rounds = Rounds(replace(_cached(folder, slots), drafting=drafting))
     waiting, expected = sorted(arrivals), dict[int, str]()
     with _reading_ahead(lambda: dice.random() < 0.7):

@@ -17,7 +17,7 @@ from backend.engine.executing.executor import Executor
 from backend.engine.loading import traits
 from backend.engine.loading.weights import load_model
 from backend.engine.planning.plan import PlannerEvent, StepPlan
-from backend.engine.ranks import followed_model
+from backend.engine.ranks import follower
 
 POISON = 77
 REFUSES = "TEST_RANK_REFUSES"
@@ -46,7 +46,7 @@ def launch(executor: Executor, plan: StepPlan) -> list[PlannerEvent]:
 
 if __name__ == "__main__":
     with ExitStack() as faults:
-        faults.enter_context(patch.object(followed_model, "load_model", load))
+        faults.enter_context(patch.object(follower, "load_model", load))
         faults.enter_context(patch.object(Executor, "launch", launch))
         if REFUSES in os.environ:
             faults.enter_context(patch.object(traits, "pass_cost", refuse))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from backend.engine.engine import Engine
 from backend.engine.errors import (
     Cancelled,
+    EngineError,
     InvalidRequest,
     ModelRejected,
     RankLost,
@@ -130,7 +136,7 @@ def test_a_load_that_times_out_says_why_a_rank_was_refused(ranks: Ranks) -> None
         (["a:5000", "b:5001"], "jaccl", "distributed_backend is jaccl, .+ use ring: leave"),
         (["a:5000", "b:5001", "c:5002"], "", "hostfile names 3 ranks, which are not the 2 of"),
         (["a:5000", "b:6001"], "", "hostfile names 2 ranks, which are not the 2 of"),
-        (["a:5000"], "", "option hostfile: .+ names 1 ranks: it must name two or more"),
+        (["a:5000"], "", "the hostfile .+ names 1 ranks: it must name two or more"),
     ],
 )
 def test_a_later_load_may_not_name_other_ranks(
@@ -156,6 +162,44 @@ def test_a_load_may_not_name_ranks_where_the_process_was_started_with_its_own(
     leader.require_named("", "")
     with pytest.raises(InvalidRequest, match="are not the 2 of this process"):
         leader.require_named(str(hostfile), "")
+
+
+async def test_a_slow_name_server_delays_nothing_but_its_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the load is cancelled, the next one can listen on the same port."""
+    hostfile = tmp_path / "hosts.json"
+    port = free_ports(1)[0] - 1000  # the ranks connect to the port plus 1000
+    hostfile.write_text(json.dumps([f"localhost:{port}", "localhost:1"]))
+    asked, answers = threading.Event(), threading.Event()
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, *others: Any, **named: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.set()
+        assert answers.wait(WAIT)
+        return resolve(host, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    engine = Engine()
+    engine.start()
+    try:
+        request = LoadRequest("none", "", settings={"hostfile": str(hostfile)})
+        first = asyncio.create_task(engine.load(request))
+        await asyncio.to_thread(asked.wait, WAIT)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        answers.set()
+        while True:  # until the port is free again
+            with pytest.raises(EngineError) as refusal:
+                await engine.load(request)
+            if "cannot listen" not in str(refusal.value):
+                break
+        assert engine._leader is not None
+    finally:
+        await engine.stop(10)
 
 
 def test_a_rank_that_leaves_just_before_the_group_is_formed_is_waited_for(ranks: Ranks) -> None:
@@ -226,8 +270,7 @@ def test_a_refusal_while_rank_0_computes_ends_the_group(ranks: Ranks) -> None:
     """Rank 0 waits in a collective for the rank that has left the load."""
     other = ranks.joined()
     ranks.form(other)
-    other.timeout = 0.5  # so that its heartbeats are as frequent as rank 0 expects
-    ranks.leader.begin(LoadRequest("m"), 7, 0.5, threading.Event())
+    ranks.leader.begin(LoadRequest("m"), 7, 2.0, threading.Event())
     assert isinstance(other.receive(), LoadShard)
     other.send(LoadReport(7, refusal="its disk is on fire"))
     ranks.until(lambda: ranks.causes)

@@ -23,7 +23,7 @@ from safetensors.numpy import load, save_file
 from backend.engine.planning.prefix_index import PrefixKey
 
 
-class BadEntry(Exception):
+class BadFile(Exception):
     """A file cannot be used. The error's text is a clause for the log, without a path."""
 
 
@@ -69,7 +69,7 @@ class StoredPrefix:
         return sum(array.nbytes for array in self.arrays)
 
 
-def write_entry(path: Path, identity: str, stored: StoredPrefix) -> None:
+def write_file(path: Path, identity: str, stored: StoredPrefix) -> None:
     """Write a file. Raises OSError, SafetensorError."""
     facts = {
         "identity": identity,
@@ -80,8 +80,8 @@ def write_entry(path: Path, identity: str, stored: StoredPrefix) -> None:
     arrays = map(np.ascontiguousarray, map(np.asarray, stored.arrays))
     tensors = {str(at): array for at, array in enumerate(arrays)}
     tensors["tokens"] = stored.prefix.key.tokens
-    entry = json.dumps(facts)
-    save_file(tensors, path, {"entry": entry, "check": _check(entry, tensors)})
+    written = json.dumps(facts)
+    save_file(tensors, path, {"facts": written, "check": _check(written, tensors)})
 
 
 def read_prefix(path: Path, identity: str) -> Prefix:
@@ -91,37 +91,37 @@ def read_prefix(path: Path, identity: str) -> Prefix:
         return Prefix(PrefixKey(file.get_tensor("tokens")), facts["trimmable"])
 
 
-def read_entry(path: Path, identity: str) -> StoredPrefix:
+def read_file(path: Path, identity: str) -> StoredPrefix:
     """Read a whole file. Raises the same exceptions as `read_prefix`.
 
     The file is not mapped into memory, because a disk that fails would then kill the process.
     """
-    facts, entry, check = _metadata(path, identity)
+    facts, written, check = _metadata(path, identity)
     tensors = load(path.read_bytes())
-    if check != _check(entry, tensors):
-        raise BadEntry("it is damaged")
+    if check != _check(written, tensors):
+        raise BadFile("it is damaged")
     prefix = Prefix(PrefixKey(tensors.pop("tokens")), facts["trimmable"])
     arrays = [tensors[str(at)] for at in range(len(tensors))]
     numbers = facts["numbers"]
     if any(array.dtype.kind != "u" for array in arrays) or any(type(n) is not int for n in numbers):
-        raise BadEntry("its arrays or numbers have a wrong type")
+        raise BadFile("its arrays or numbers have a wrong type")
     return StoredPrefix(prefix, arrays, numbers)
 
 
 def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
     """Return the facts, their JSON and the checksum. Only regular files are opened."""
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise BadEntry("it is not a regular file")
+        raise BadFile("it is not a regular file")
     with safe_open(path, "np") as file:
         metadata = file.metadata()
-    facts: dict[str, Any] = json.loads(metadata["entry"])
+    facts: dict[str, Any] = json.loads(metadata["facts"])
     if facts["identity"] != identity:
-        raise BadEntry("it has the KV of another model")
-    return facts, metadata["entry"], metadata["check"]
+        raise BadFile("it has the KV of another model")
+    return facts, metadata["facts"], metadata["check"]
 
 
-def _check(entry: str, tensors: Mapping[str, NDArray[Any]]) -> str:
-    check = zlib.crc32(entry.encode())
+def _check(facts: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+    check = zlib.crc32(facts.encode())
     for name in sorted(tensors):
         check = zlib.crc32(tensors[name].reshape(-1).view(np.uint8).data, check)
     return f"{check:08x}"

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from backend.engine.caching import kv
-from backend.engine.disk_cache.entry_file import (
+from backend.engine.disk_cache.prefix_file import (
     Prefix,
     StoredPrefix,
     _check,
     _metadata,
-    read_entry,
-    write_entry,
+    read_file,
+    write_file,
 )
 from backend.engine.planning.prefix_index import PrefixKey
 from tests.engine.disk_cache.rows import (
@@ -77,8 +77,8 @@ def test_a_written_entry_can_be_read_here_and_by_mlx(tmp_path: Path) -> None:
     array = mx.arange(6, dtype=mx.uint16).reshape(1, 2, 3)
     mx.eval(array)
     prefix = Prefix(PrefixKey([5, 6, 7]), False)
-    write_entry(path, IDENTITY, StoredPrefix(prefix, [array], [3]))
-    stored = read_entry(path, IDENTITY)
+    write_file(path, IDENTITY, StoredPrefix(prefix, [array], [3]))
+    stored = read_file(path, IDENTITY)
     (back,) = stored.arrays
     assert stored.numbers == [3]
     assert stored.prefix.key.tokens.tolist() == [5, 6, 7]
@@ -95,7 +95,7 @@ NAME = f"{IDENTITY}-{'f' * 32}.safetensors"
 
 def write(path: Path, tensors: dict[str, Any], facts: str) -> None:
     """Write a file with a right checksum."""
-    save_file(tensors, path, {"entry": facts, "check": _check(facts, tensors)})
+    save_file(tensors, path, {"facts": facts, "check": _check(facts, tensors)})
 
 
 def stored(folder: Path) -> tuple[Path, bytes]:

@@ -1,12 +1,17 @@
-"""Loads a checkpoint's tensors into a head: a few layers, not a complete model."""
+"""Heads: a few layers, not a complete model, that draft from a model's hidden states.
+
+This module has their base, and loads the tensors of a checkpoint into them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.quantized import QuantizedEmbedding, quantize
 from mlx.utils import tree_flatten
@@ -23,6 +28,32 @@ _EMBEDDING = re.compile(
 
 class HeadError(Exception):
     """Why there is no usable head: a clause for the message to the user."""
+
+
+class Head(Module):
+    """The base of heads. Its KV is a cache for each layer of `inner`.
+
+    embed: returns the vectors of tokens.
+    size: of the states that the head reads.
+    """
+
+    inner: Any
+    embed: Callable[[mx.array], mx.array]
+
+    def __init__(self, inner: Any, embedding: Callable[[mx.array], mx.array], size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inner = inner
+        # A function, because a module would count as a part of the head.
+        self.embed = lambda tokens: embedding(tokens)
+        self.size = size
+
+    @property
+    def layers(self) -> list[Any]:
+        return list(self.inner.layers)
+
+    def no_states(self, embedded: mx.array) -> mx.array:
+        """Return zeros instead of states, to measure what the head costs."""
+        return mx.zeros((*embedded.shape[:-1], self.size), embedded.dtype)
 
 
 def read_weights(path: Path) -> Weights:
@@ -44,10 +75,10 @@ def load_weights(
 ) -> None:
     """Load a head's weights, after quantising the layers whose weights are quantised.
 
-    form: the name of the kind of head, for errors.
-    exact: no other weights may be there.
+    Raises HeadError if one is missing or has another shape.
 
-    Raises HeadError if one is missing, superfluous, or has another shape.
+    form: the name of the kind of head, for errors.
+    exact: whether to raise HeadError if there are other weights too.
     """
     quantize(head, class_predicate=lambda path, layer: _quantisation(path, layer, weights))
     names = dict(tree_flatten(head.parameters()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from backend.engine.drafting.unread_states import MOST, PassedStates, UnreadStates, latest
+from backend.engine.drafting.hidden_states import MOST, PassedStates, UnreadStates, latest
 
 
 def test_states_are_taken_once_in_the_order_in_which_they_came() -> None:
@@ -42,7 +42,7 @@ def test_states_of_steps_without_guesses_are_handed_out_in_order() -> None:
     for step in range(100):
         passed.add(mx.array([[[float(step), float(row)]] for row in range(3)]), rows)
     assert passed.nbytes + sum(own.nbytes for own in rows) == 100 * 3 * 8
-    passed.hand_out(rows)
+    passed.flush(rows)
     assert passed.nbytes == 0
     for row, own in enumerate(rows):
         found = own.take()
@@ -59,7 +59,7 @@ def test_states_hold_no_more_than_is_counted_after_others_have_left() -> None:
         states = mx.full((16, 1, 16384), step, dtype=mx.float32)
         mx.eval(states)
         passed.add(states, rows)
-    passed.hand_out(rows)
+    passed.flush(rows)
     own = rows[3]
     del rows, states
     mx.synchronize()

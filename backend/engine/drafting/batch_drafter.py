@@ -1,4 +1,4 @@
-"""The base of guessers that run a model or a head for all sequences of a batch together."""
+"""The base of drafters that run a model or a head for all sequences of a batch together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 
-LEAST_PROBABILITY = 0.5  # lowest probability, by the model or head itself, at which a guess is made
+LEAST_PROBABILITY = 0.5  # by the model or head itself, of the tokens that it drafts
 NEAR = 32  # tokens that a sequence may be behind and still be fed together with the others
 
 
@@ -30,15 +30,15 @@ class Choices:
     def best(self, states: mx.array) -> tuple[Any, Any]:
         """Return the best token after each state [...], and its probability, as nested lists."""
         logits = self.project(states)[..., : self.vocabulary].astype(mx.float32)
-        guesses = mx.argmax(logits, axis=-1)
+        drafts = mx.argmax(logits, axis=-1)
         shares = mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
         if self.tokens is not None:
-            guesses = self.tokens[guesses]
-        mx.eval(guesses, shares)
-        return guesses.tolist(), shares.tolist()
+            drafts = self.tokens[drafts]
+        mx.eval(drafts, shares)
+        return drafts.tolist(), shares.tolist()
 
 
-class BatchGuesser:
+class BatchDrafter:
     """Stores the KV of the sequences that are in its batch, and feeds them together.
 
     head: a model or head with KV that `kv.new_row` makes.
@@ -52,7 +52,7 @@ class BatchGuesser:
         self._least_probability = least_probability
         self._cache = kv.BatchCache()
         self._sequences: list[int] = []  # in the order of the cache
-        self._guessed: dict[int, list[int]] = {}  # by sequence, draft tokens at the end of its KV
+        self._drafted: dict[int, list[int]] = {}  # by sequence, draft tokens at the end of its KV
 
     @property
     def nbytes(self) -> int:
@@ -60,11 +60,10 @@ class BatchGuesser:
 
     def forget(self, sequences: Collection[int]) -> None:
         gone = set(sequences)
-        places = [at for at, number in enumerate(self._sequences) if number in gone]
+        self._cache.leave([at for at, number in enumerate(self._sequences) if number in gone])
         self._sequences = [number for number in self._sequences if number not in gone]
-        self._cache.leave(places)
         for number in gone:
-            self._guessed.pop(number, None)
+            self._drafted.pop(number, None)
 
     @property
     def _layers(self) -> list[Any]:
@@ -81,26 +80,30 @@ class BatchGuesser:
         self._sequences += rows
 
     def _take_out(self, sequence: int) -> kv.RowCache:
-        """Remove the KV of a sequence from the batch, and return it."""
-        place = self._sequences.index(sequence)
-        row = self._cache.extract(place)
-        self._cache.leave([place])
+        """Remove the KV of a sequence from the batch, and return it; for a new sequence, empty KV.
+
+        So a sequence that is far behind the others catches up alone.
+        """
+        if sequence not in self._sequences:
+            return kv.new_row(self._head)
+        at = self._sequences.index(sequence)
+        row = self._cache.extract(at)
+        self._cache.leave([at])
         self._sequences.remove(sequence)
         return row
 
-    def _guess_in_turn(
+    def _draft_in_turn(
         self,
         fed: Sequence[Sequence[int]],
         most: Mapping[int, int],
         run: Callable[[Sequence[Sequence[int]]], mx.array],
     ) -> dict[int, list[int]]:
-        """Guess one token after another, each from those before it.
+        """Draft one token after another, each from those before it.
 
-        A sequence has enough at its number in `most`, or when a guess is too improbable. Guesses
-        that are fed remain in its KV, and in `_guessed`, until the next call.
+        A sequence has enough at its number in `most`, or when a token is too improbable. Draft
+        tokens that are fed remain in its KV, and in `_drafted`, until the next call.
 
-        fed: what each sequence of the batch is fed first.
-        run: feeds, and returns what `_run` does.
+        fed: what each sequence of the batch is fed first, by `run`.
         """
         found: dict[int, list[int]] = {number: [] for number in most}
         active = set(most)
@@ -115,7 +118,7 @@ class BatchGuesser:
                     own.append(best[at])
                 if sure and len(own) < most[number]:
                     following[at] = [best[at]]
-                    self._guessed.setdefault(number, []).append(best[at])
+                    self._drafted.setdefault(number, []).append(best[at])
                 else:
                     active.remove(number)
             fed = following

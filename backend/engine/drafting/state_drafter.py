@@ -1,4 +1,4 @@
-"""Guessers that read the model's hidden states and store KV of them."""
+"""Drafters that read the model's hidden states and store KV of them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.batch_guesser import NEAR, BatchGuesser, padded
-from backend.engine.drafting.block_head import BlockHead
-from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.batch_drafter import NEAR, BatchDrafter, padded
+from backend.engine.drafting.drafter import DraftRequest
+from backend.engine.drafting.trained_heads import BlockHead
 
 
-class StateGuesser(BatchGuesser, ABC):
-    """A `Guesser` with a head.
+class StateDrafter(BatchDrafter, ABC):
+    """A `Drafter` with a head.
 
     The head reads hidden states that the model computed anyway, so it needs no pass of the model.
     Its KV begins with the latest tokens of the prompt, and lacks those whose states are not known
-    (`UnreadStates`), which only makes guesses worse.
+    (`UnreadStates`), so fewer of the draft tokens are right.
     """
 
-    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        able: dict[int, GuessRequest] = {}
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
+        able: dict[int, DraftRequest] = {}
         unread: dict[int, mx.array] = {}
         for request in requests:
             states = request.states.take() if request.states is not None else None
@@ -30,17 +30,16 @@ class StateGuesser(BatchGuesser, ABC):
                 able[request.sequence], unread[request.sequence] = request, states
         if not able:
             return [None for _ in requests]
-        self._cache.drop([len(self._guessed.pop(number, ())) for number in self._sequences])
+        self._cache.drop([len(self._drafted.pop(number, ())) for number in self._sequences])
         for number, states in unread.items():
             if number not in self._sequences or states.shape[0] > NEAR:
                 unread[number] = self._catch_up(able[number], states)
-        found = self._guess(able, [unread.get(number) for number in self._sequences])
+        found = self._next_drafts(able, [unread.get(number) for number in self._sequences])
         return [found.get(request.sequence) for request in requests]
 
-    def _catch_up(self, request: GuessRequest, states: mx.array) -> mx.array:
+    def _catch_up(self, request: DraftRequest, states: mx.array) -> mx.array:
         """Read all but the last state of a sequence, which then joins; returns the last one."""
-        known = request.sequence in self._sequences
-        row = self._take_out(request.sequence) if known else kv.new_row(self._head)
+        row = self._take_out(request.sequence)
         count = states.shape[0]
         if count > 1:
             self._read(request.tokens[-count:-1], states[:-1], row)
@@ -52,27 +51,24 @@ class StateGuesser(BatchGuesser, ABC):
         """Append tokens, and the states that they were chosen from, to the KV of one sequence."""
 
     @abstractmethod
-    def _guess(
-        self, able: dict[int, GuessRequest], unread: list[mx.array | None]
+    def _next_drafts(
+        self, able: dict[int, DraftRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
-        """Read the states, in the order of the sequences, and guess for those in `able`."""
+        """Read the states, in the order of the sequences, and draft for those in `able`."""
 
 
-class HeadGuesser(StateGuesser):
-    """A `Guesser` with a head that predicts one token at a time: the model's own, or EAGLE-3.
+class HeadDrafter(StateDrafter):
+    """A `Drafter` with a head that predicts one token at a time: the model's own, or EAGLE-3.
 
     The head reads tokens with the model's states, and its draft tokens with the head's own states.
-
-    The head is called like `PredictionHead` and `EagleHead`.
     """
 
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
         self._head(mx.array([list(tokens)]), states[None], cache=row)
 
-    def _guess(
-        self, able: dict[int, GuessRequest], unread: list[mx.array | None]
+    def _next_drafts(
+        self, able: dict[int, DraftRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
-        """Return the guesses, each from the head's state after the token before it."""
         first: list[Sequence[int]] = [
             [] if own is None else able[number].tokens[-own.shape[0] :]
             for number, own in zip(self._sequences, unread, strict=True)
@@ -87,13 +83,13 @@ class HeadGuesser(StateGuesser):
             latest = self._run(fed, states)
             return latest
 
-        return self._guess_in_turn(first, {n: sequence.most for n, sequence in able.items()}, run)
+        return self._draft_in_turn(first, {n: sequence.most for n, sequence in able.items()}, run)
 
 
-class BlockGuesser(StateGuesser):
-    """A `Guesser` with DFlash (https://arxiv.org/abs/2602.06036): a block of tokens in one pass.
+class BlockDrafter(StateDrafter):
+    """A `Drafter` with DFlash (https://arxiv.org/abs/2602.06036): a block of tokens in one pass.
 
-    The KV of its `BlockHead` contains states of the model but no guesses.
+    The KV of its `BlockHead` contains states of the model but no draft tokens.
     """
 
     _head: BlockHead
@@ -101,14 +97,14 @@ class BlockGuesser(StateGuesser):
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:  # noqa: ARG002, it reads states alone
         self._head.read(states[None], row)
 
-    def _guess(
-        self, able: dict[int, GuessRequest], unread: list[mx.array | None]
+    def _next_drafts(
+        self, able: dict[int, DraftRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
         counts = [0 if own is None else own.shape[0] for own in unread]
         width = max(counts)
         self._head.read(padded(unread, width), self._layers)
         self._cache.drop([width - count for count in counts])
-        # As many as in training: a shorter block would get worse guesses.
+        # As many as in training: fewer tokens of a shorter block would be right.
         size = self._head.longest
         last = [able[n].tokens[-1] if n in able else 0 for n in self._sequences]
         best, shares = self._choices.best(self._head.fill(last, size, self._layers))
