@@ -133,9 +133,9 @@ class Preparer:
         storable = prompt.media is None and not bare.adapter and bare.prompt_logprobs is None
         if storable and served.disk is not None and served.disk.has_files(bare.disk.path):
             yield "disk"
-            in_memory, room = self._worker.known(key)
+            in_memory, free = self._worker.known(key)
             stored = served.disk.find(
-                prompt.tokens, path=bare.disk.path, in_memory=in_memory, room=room
+                prompt.tokens, path=bare.disk.path, in_memory=in_memory, free=free
             )
         if (generation := self._owners.get(ticket)) is None:
             return

@@ -100,7 +100,7 @@ class CallTags:
         return self._end_forms(self.parameter_close)
 
     def _end_forms(self, closing: str) -> tuple[str, ...]:
-        """Return a closing tag and its forms, without its brackets if no opening tag has it then."""
+        """Return a closing tag and its forms; without brackets if the call opens without them."""
         return forms(closing) if self.call.endswith(">") else bare_forms(closing)
 
     @cached_property

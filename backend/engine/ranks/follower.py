@@ -27,7 +27,6 @@ from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.gated_delta import use_chunks
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.loader import find
 from backend.engine.loading.recurrent_layers import use_chunks
@@ -209,7 +208,6 @@ def _load_part(order: LoadOrder, member: Member) -> Stages[_FollowedModel]:
         order.checkpoint, settings, here, dtype=request.dtype, member=member
     )
     fit_row_masks(loaded.model)
-    use_chunks()
     use_chunks()
     limit = device.memory_limit(here, settings)
     traits = yield from measure(loaded, order.cache_kind, limit, member)
