@@ -50,29 +50,29 @@ class ChatFormat:
         Raises ValueError for an unknown name, with a message that suggests a similar known name.
         """
         tool, reasoning = folded(tool_parser or ""), folded(reasoning_parser or "")
-        if tool and tool not in families.TOOLS:
-            raise ValueError(_unknown("tool_parser", tool_parser or "", families.TOOLS))
+        if tool and tool not in families.BY_NAME:
+            raise ValueError(_unknown("tool_parser", tool_parser or "", families.BY_NAME))
         if reasoning and reasoning not in families.REASONING:
             raise ValueError(
                 _unknown("reasoning_parser", reasoning_parser or "", families.REASONING)
             )
         if not tool and reasoning in families.HARMONY_REASONING:
             tool = "openai"
-        return cls(tool or "plain", families.TOOLS[tool or "plain"])._with_tags(
+        return cls(tool or "plain", families.grammar_of(tool or "plain"))._with_tags(
             families.REASONING[reasoning] if reasoning else ()
         )
 
     @staticmethod
     def knows_tool_parser(name: str) -> bool:
         """Return whether there is a format of this name."""
-        return folded(name) in families.TOOLS
+        return folded(name) in families.BY_NAME
 
     @classmethod
     def detect(cls, chat_template: str | None, vocabulary: Collection[str]) -> ChatFormat:
         """Return the format whose markers occur in the template, or else in the vocabulary."""
         tool = detection.tool_parser(chat_template or "", vocabulary)
         tags = detection.reasoning_tags(chat_template or "", vocabulary)
-        return cls(tool, families.TOOLS[tool])._with_tags(tags)
+        return cls(tool, families.grammar_of(tool))._with_tags(tags)
 
     def with_reasoning_of(self, other: ChatFormat) -> ChatFormat:
         """Return a format with the tool calls of this format and the reasoning tags of `other`."""

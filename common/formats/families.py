@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from common.formats import addressed, gemma, mistral, qwen
@@ -548,16 +549,10 @@ def lenient(family: Family) -> TaggedText | Harmony:
     return replace(grammar, foreign=foreign_calls(grammar.calls, _MARKED, family.shape))
 
 
-TOOLS: Mapping[str, TaggedText | Harmony] = {
-    name: grammar
-    for family in FAMILIES
-    for grammar in [lenient(family)]
-    for name in family.names.split()
-}
-"""The grammar for each value of `tool_parser:`."""
 BY_NAME: Mapping[str, Family] = {
     name: family for family in FAMILIES for name in family.names.split()
 }
+"""The family for each value of `tool_parser:`."""
 REASONING: Mapping[str, tuple[Tags, ...]] = {
     name: () if isinstance(family.grammar, Harmony) else family.grammar.tags
     for family in FAMILIES
@@ -570,3 +565,9 @@ HARMONY_REASONING = frozenset(
     if isinstance(family.grammar, Harmony)
     for name in family.reasoning.split()
 )
+
+
+@cache
+def grammar_of(name: str) -> TaggedText | Harmony:
+    """Return the grammar for a value of `tool_parser:`. Raises KeyError if there is none."""
+    return lenient(BY_NAME[name])

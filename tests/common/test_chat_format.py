@@ -161,7 +161,7 @@ def test_prose_about_thinking_in_a_template_is_not_reasoning() -> None:
 
 
 def test_every_name_has_a_grammar_that_accepts_plain_text() -> None:
-    for name in families.TOOLS:
+    for name in families.BY_NAME:
         assert parse_chat("Nine.", ChatFormat.named(name), tools=TOOLS).content == "Nine."
 
 

@@ -20,7 +20,7 @@ from tests.common.chat_replay import is_whole, parse_every_split, plain, splits,
 from tests.common.corpus import TOOLS
 from tests.long import examples
 
-FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
+FORMATS = sorted({id(family): name for name, family in families.BY_NAME.items()}.values())
 WORDS = [
     *(
         "a",

@@ -31,7 +31,7 @@ from backend.rpc.requests import generation_request
 from common.chat_events import ChatMessage, message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
-from common.formats.families import TOOLS
+from common.formats.families import BY_NAME
 from common.formats.reading import FinishReason
 from common.gbnf import GbnfError, gbnf_to_lark
 from common.tools import parse_tool_choice, parse_tools
@@ -98,7 +98,7 @@ def chat(given: bytes) -> None:
     """
     if len(given) < 3:
         return
-    format_ = ChatFormat.named(sorted(TOOLS)[given[0] % len(TOOLS)])
+    format_ = ChatFormat.named(sorted(BY_NAME)[given[0] % len(BY_NAME)])
     reason = _REASONS[given[1] % len(_REASONS)]
     text = _text(given[3:])
     cut = given[2] % (len(text) + 1)

@@ -14,7 +14,7 @@ from backend.engine.errors import InvalidRequest
 from common.call_grammar.build import FAMILIES
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
-from common.formats.families import TOOLS
+from common.formats.families import BY_NAME
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
 from tests.engine.constraints.walks import byte_walk, compiler_for
 from tests.long import TEST_LONG
@@ -192,7 +192,7 @@ def test_keywords_that_are_null_count_as_absent(name: str) -> None:
 
 
 def test_every_name_of_a_format_has_a_grammar() -> None:
-    assert set(FAMILIES) == set(TOOLS) - {"plain", "none"}
+    assert set(FAMILIES) == set(BY_NAME) - {"plain", "none"}
 
 
 def test_only_one_call_if_several_are_not_allowed() -> None:
