@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from common.field_names import BadField, named
@@ -40,7 +40,36 @@ class WireMessage(Protocol):
 
 def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
     """Return one dict per message. Raises BadField with the index of a wrong message."""
-    return tuple(_template_message(index, message) for index, message in enumerate(messages))
+    names: dict[str, str] = {}  # of the functions called so far, by the id of the call
+    entries = []
+    for index, message in enumerate(messages):
+        entry = _template_message(index, message)
+        if entry["role"] in ("tool", "function"):
+            _complete(entry, names)
+        entries.append(entry)
+        names.update(_names_by_id(entry.get("tool_calls", ())))
+    return tuple(entries)
+
+
+def _complete(result: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Add the id of the call that a result answers and the function's name, if one is missing.
+
+    Some templates read one of them, some the other. Clients send the id. LocalAI passes it on, or,
+    in its Responses API, sends the id as the name.
+    """
+    answered = result.get("tool_call_id") or result.get("name", "")
+    if answered in names:
+        result["tool_call_id"] = answered
+        if result.get("name", answered) == answered:
+            result["name"] = names[answered]
+
+
+def _names_by_id(calls: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for call in calls:
+        function = call.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and isinstance(call.get("id"), str):
+            yield call["id"], name
 
 
 def _template_message(index: int, message: WireMessage) -> dict[str, Any]:

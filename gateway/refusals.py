@@ -7,6 +7,7 @@ furthest, with a path that exists in its own body.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -157,8 +158,13 @@ def invalid(problems: Sequence[Problem]) -> ApiError:
         return bad_field(f"{place} is missing: send it", "missing_required_parameter")
     words = unmarked(str(problem["msg"])).removeprefix("Value error, ")
     if words.startswith("Input "):  # pydantic's own messages, which do not name the field
-        return bad_field(f"{place}{words.removeprefix('Input')}")
+        return bad_field(f"{place}{words.removeprefix('Input')}{_but_it_is(problem.get('input'))}")
     return bad_field(f"{place}: {words}" if param else words)
+
+
+def _but_it_is(value: object) -> str:
+    """Return the end of a message about a value: numbers, because other values may be private."""
+    return f", but it is {json.dumps(value):.40}" if isinstance(value, int | float) else ""
 
 
 def param_of(place: tuple[str | int, ...]) -> str | None:

@@ -46,6 +46,25 @@ def test_every_field_keeps_its_own_name() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("sent", "name", "identifier"),
+    [
+        (Wire("tool", tool_call_id="c1"), "f", "c1"),  # OpenAI's API: results have no name
+        (Wire("tool", name="c1"), "f", "c1"),  # LocalAI's Responses: the id is the name
+        (Wire("tool", name="g", tool_call_id="c1"), "g", "c1"),
+        (Wire("tool", name="f"), "f", None),
+        (Wire("tool", tool_call_id="c2"), None, "c2"),
+        (Wire("tool"), None, None),
+        (Wire("user", name="c1"), "c1", None),
+    ],
+)
+def test_a_result_has_the_id_and_the_name_of_its_call(
+    sent: Wire, name: str | None, identifier: str | None
+) -> None:
+    *_, result = template_messages([Wire("assistant", tool_calls=calls("{}")), sent])
+    assert (result.get("name"), result.get("tool_call_id")) == (name, identifier)
+
+
 @pytest.mark.parametrize("content", ["", "So."])
 @pytest.mark.parametrize("called", ["", calls("{}")])
 def test_templates_get_reasoning_under_their_own_name(content: str, called: str) -> None:

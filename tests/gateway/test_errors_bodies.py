@@ -55,8 +55,14 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/v1/chat/completions", {"messages": [5]}, "messages[0] should be an object"),
-        ("/v1/responses", {"input": 5}, "input should be a string or a list"),
+        ("/v1/chat/completions", {"messages": [5]}, "messages[0] should be an object, but it is 5"),
+        ("/v1/responses", {"input": 5}, "input should be a string or a list, but it is 5"),
+        ("/v1/completions", {"prompt": "x", "n": True}, "n should be an integer, but it is true"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "temperature": -1},
+            "temperature should be greater than or equal to 0, but it is -1",
+        ),
         (
             "/v1/completions",
             {"prompt": "x", "logit_bias": {"a": 1}},
@@ -71,7 +77,7 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
         (
             "/v1/messages",
             {"max_tokens": 9, "messages": [{"role": "user", "content": 5}]},
-            "messages[0].content should be a string or a list",
+            "messages[0].content should be a string or a list, but it is 5",
         ),
     ],
 )

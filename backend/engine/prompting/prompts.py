@@ -21,7 +21,7 @@ from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations
 from backend.engine.prompting.quoted_text import QuotedText
-from backend.engine.prompting.roles import Roles
+from backend.engine.prompting.roles import Roles, shows_instructions
 from backend.engine.prompting.template_limits import CostlyTemplate
 from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
@@ -229,8 +229,7 @@ class PromptBuilder:
             )
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # No BOS is added, because templates write it.
-            roles = Roles(self._tokenizer.chat_template)
-            messages = roles.replaced(prompt.messages)
+            messages = prompt.messages
             if attachments is not None and self._media is not None:
                 messages, items = self._media.placed(messages, attachments, shown)
             quoted = self._control.quote(messages)
@@ -246,7 +245,7 @@ class PromptBuilder:
             if items and self._media is not None:
                 marked = self._media.surrounded(marked, items)
             self._require_short(len(marked), most)
-            roles.require_shown(messages, marked)
+            Roles(self._tokenizer.chat_template).require_shown(messages, marked)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:
                 tokens = self._encode(text, special=False)
@@ -316,6 +315,7 @@ class PromptBuilder:
         if prompt.tools is not None:
             arguments["tools"] = [dict(tool) for tool in prompt.tools]
         templates = self._tokenizer.chat_template
+        prompt = replace(prompt, messages=Roles(templates).replaced(prompt.messages))
         if isinstance(templates, dict) and not templates.keys() & {
             "default",
             *(("tool_use",) if prompt.tools is not None else ()),
@@ -350,20 +350,27 @@ class PromptBuilder:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
-        """Render the prompt. If the template refuses its turns, merge or move them."""
+        """Render the prompt. If the template refuses or omits turns, merge or move them."""
+        text = ""
+        refusal: Exception | None = None
         try:
-            return self._apply(prompt, arguments)
+            text = self._apply(prompt, arguments)
+            if shows_instructions(prompt.messages, text):
+                return text
         except (CostlyTemplate, TemplateSyntaxError):
             raise
-        except (TemplateError, *_TEMPLATE_FAULTS) as refusal:
-            tried = [prompt.messages]
-            for system in (True, False):
-                strict = in_strict_turns(prompt.messages, system=system)
-                if strict not in tried:
-                    tried.append(strict)
-                    with suppress(TemplateError, *_TEMPLATE_FAULTS):
-                        return self._apply(replace(prompt, messages=strict), arguments)
+        except (TemplateError, *_TEMPLATE_FAULTS) as fault:
+            refusal = fault
+        tried = [prompt.messages]
+        for system in (True, False):
+            strict = in_strict_turns(prompt.messages, system=system)
+            if strict not in tried:
+                tried.append(strict)
+                with suppress(TemplateError, *_TEMPLATE_FAULTS):
+                    return self._apply(replace(prompt, messages=strict), arguments)
+        if refusal is not None:
             raise refusal from None
+        return text
 
     def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render the prompt without arguments that the template does not accept.

@@ -51,6 +51,15 @@ class Roles:
         return role in _COMMON or f"'{role}'" in self._source or f'"{role}"' in self._source
 
 
+def shows_instructions(messages: Sequence[Mapping[str, Any]], prompt: str) -> bool:
+    """Return whether a rendered prompt has all system messages after the first message.
+
+    gpt-oss's template and others read only the first. Some change its text, so it is not compared.
+    """
+    later = (message["content"] for message in messages[1:] if message["role"] == "system")
+    return all(text in prompt for content in later for text in _texts(content))
+
+
 def _texts(content: Any) -> Iterator[str]:
     parts = content if isinstance(content, list) else [{"text": content}]
     yield from (str(part.get("text") or "").strip() for part in parts)

@@ -18,6 +18,11 @@ NO_SYSTEM = (  # Gemma 2
     "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
     "{% endif %}"
 )
+FIRST_ONLY = (  # gpt-oss
+    "{% set ns = namespace(shown=[]) %}{% for m in messages %}{% if loop.first or m.role !="
+    " 'system' %}{% set ns.shown = ns.shown + [m] %}{% endif %}{% endfor %}"
+    "{% set messages = ns.shown %}"
+)
 ALTERNATING = (
     "{% set ns = namespace(at=0) %}{% for m in messages %}{% if m.role == 'user' or (m.role =="
     " 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.at % 2 == 0) %}"
@@ -38,6 +43,8 @@ TWICE = {**HISTORY[1], "tool_calls": [CALL, {**CALL, "id": "c2"}]}
     [
         (SYSTEM_FIRST, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.", "Hi", "Hello.", "late.\n\nSo"]),
         (SYSTEM_FIRST, [SYSTEM, LATE, HI], ["Be brief.\n\nIt is late.", "Hi"]),
+        (FIRST_ONLY, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.", "Hi", "Hello.", "late.\n\nSo"]),
+        (FIRST_ONLY, [SYSTEM, LATE, HI], ["Be brief.\n\nIt is late.", "Hi"]),
         (ALTERNATING, [SYSTEM, HI, SO], ["Be brief.", "Hi\n\nSo?"]),
         (ALTERNATING, [HI, HELLO, HELLO, SO], ["Hi", "Hello.\n\nHello.", "So?"]),
         (ALTERNATING, [*HISTORY, SO], ["-3°", "\n\nSo?"]),
