@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Piece
@@ -48,15 +48,6 @@ if TYPE_CHECKING:
 
 Stage = Literal["text", "long", "media", "video", "grammar", "slow_grammar", "disk"]
 
-_THREADS: dict[Stage, int] = {
-    "text": 2,
-    "long": 2,
-    "media": 2,
-    "video": 2,
-    "grammar": 2,
-    "slow_grammar": 2,
-    "disk": 1,
-}
 _LONG = 1 << 15  # characters; rendering and tokenising longer texts takes a noticeable time
 
 # A generator that yields the name of the threads on which its next stage must run.
@@ -80,7 +71,8 @@ class Preparer:
         self._owners = owners
         self._publish = publish
         self._threads = {
-            stage: reserved_threads(count, f"prompt-{stage}") for stage, count in _THREADS.items()
+            stage: reserved_threads(1 if stage == "disk" else 2, f"prompt-{stage}")
+            for stage in get_args(Stage)
         }
 
     def start(self, work: Work, served: ServedModel, ticket: int) -> None:

@@ -251,14 +251,11 @@ class Scheduler:
             self.step()
         for ticket in self._outputs:
             self._publish(ticket, error)
-        self._outputs.clear()
-        self._events.clear()
-        self._generated.clear()
+        for kept in (self._outputs, self._events, self._generated, self._decoded):
+            kept.clear()
+        for tickets in (self._retried, self._unstarted, self._watched):
+            tickets.clear()
         self._deliveries = 0
-        self._decoded.clear()
-        self._retried.clear()
-        self._unstarted.clear()
-        self._watched.clear()
         self.executor.clear()
         self.planner = Planner(self.planner.limits, self.planner.pace)
         self._settle()
@@ -467,18 +464,15 @@ class Scheduler:
                 " disk first, and the disk does not finish that: check the disk of"
                 " prompt_cache_dir, or send a shorter prompt"
             )
-        elif output.generated:
-            error = Overloaded(
-                f"the KV cache is full after {len(output.generated)} generated tokens: it needs"
-                f" {(refusal.needed + self._model.weights_bytes) // MIB} MiB with the model, but"
-                f" the limit is {limit} MiB: ask for fewer tokens, or raise memory_limit_mib"
-            )
         else:
+            what = f"a prompt of {len(output.sequence.prompt)} tokens with its output"
+            advice = "shorten the prompt, ask for fewer tokens"
+            if output.generated:
+                what = f"the KV cache is full after {len(output.generated)} generated tokens: it"
+                advice = "ask for fewer tokens"
             error = Overloaded(
-                f"a prompt of {len(output.sequence.prompt)} tokens with its output needs"
-                f" {(refusal.needed + self._model.weights_bytes) // MIB} MiB with the model, but"
-                f" the limit is {limit} MiB: shorten the prompt, ask for fewer tokens, or raise"
-                " memory_limit_mib"
+                f"{what} needs {(refusal.needed + self._model.weights_bytes) // MIB} MiB with the"
+                f" model, but the limit is {limit} MiB: {advice}, or raise memory_limit_mib"
             )
         self._publish(refusal.sequence, error)
 
@@ -530,7 +524,7 @@ class Scheduler:
     def lend(self, nbytes: int) -> int:
         """Return the bytes that a batch of texts to embed may use now.
 
-        If the batch needs more, later steps free memory for it: `nbytes`.
+        nbytes: bytes that the batch needs, for which later steps free memory.
         """
         free_for_texts = self.planner.free_for_texts
         self.executor.lacking_bytes = nbytes if nbytes > free_for_texts else 0

@@ -11,7 +11,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import cast
 
 from backend.engine.engine import Asked, Engine
@@ -81,12 +80,7 @@ class FakeGeneration(Generation):
         self._engine.running.append(self)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._engine.running.remove(self)
         self._engine.left.set()
 

@@ -77,7 +77,7 @@ class ExecutorSequence:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An action that failed, by its name for the log.
+    """An action that failed, with its name for the log.
 
     sequences: numbers of the sequences that lost their KV.
     """

@@ -125,8 +125,9 @@ class _TrackedDrafter:
         self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
 
     def propose(self, wanting: dict[int, DraftRequest]) -> dict[int, list[int] | None]:
-        """Return the draft tokens of the sequences that have any, by the same keys; None if it is
-        behind.
+        """Return the draft tokens of the sequences that have any, by the same keys.
+
+        None for those that the drafter has yet to catch up with.
         """
         draft_requests = {
             at: replace(sequence, most=most)

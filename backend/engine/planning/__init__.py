@@ -13,10 +13,4 @@ The package is plain Python without MLX. Each question has a module that answers
 
 `planner` calls these modules, admits and preempts sequences, and forms batches. Its state is in two
 tables: `sequence_state` for sequences, and `stored_entries` for cached prefixes.
-
-When prompts with a common prefix arrive together, the prefix is computed once: the later prompts
-wait for its KV and copy it from the running sequence. If more short prompts wait than slots are
-free, and another sequence is about to reach its maximum length, free slots stay unused for a few
-steps, because the prompts can then share their passes. This happens only if the wait takes less
-time than a pass.
 """

@@ -107,7 +107,7 @@ class Pace:
         return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:
-        """Return the maximum seconds of a step, for which streams wait if any is running."""
+        """Return the maximum seconds of a step, which are fewer while streams are running."""
         return self._stall if running or not self.known else self._stall * _IDLE_PAUSE
 
     def tokens(self, *, running: bool, behind: int = 0) -> int:

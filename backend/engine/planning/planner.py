@@ -256,11 +256,12 @@ class Planner:
     # Learning from events.
 
     def _learn(self, event: PlannerEvent, now: float) -> None:
+        sequence = self.sequences.by_number.get(getattr(event, "sequence", 0))
         match event:
             case Generated(tokens):
                 for number, own in tokens.items():
-                    if sequence := self.sequences.by_number.get(number):
-                        sequence.generated += own
+                    if generating := self.sequences.by_number.get(number):
+                        generating.generated += own
             case Arrived():
                 self.sequences.by_number[event.sequence] = SequenceState(
                     event, now, event.width, on_disk=event.on_disk
@@ -268,20 +269,18 @@ class Planner:
                 self._arrived.append(event.sequence)
                 if event.on_disk:
                     self._files = self._read  # files may have been dropped during the read
-            case Started(number, reused) if sequence := self.sequences.by_number.get(number):
+            case Started(_, reused) if sequence:
                 # A file has disappeared, so fewer tokens than planned have KV. The executor has
                 # skipped the rest of the plan for this sequence, so that is planned again.
                 sequence.filled = reused
                 sequence.snapshots = {at for at in sequence.snapshots if at <= reused}
-            case Prefilled(number, filled, snapshot) if sequence := self.sequences.by_number.get(
-                number
-            ):
+            case Prefilled(_, filled, snapshot) if sequence:
                 sequence.filled = filled
                 if snapshot:
                     sequence.snapshots.add(filled)
-            case Ended(number, failed) if sequence := self.sequences.by_number.get(number):
+            case Ended(_, failed) if sequence:
                 self._ended(sequence, failed=failed)
-            case Lost(number) if sequence := self.sequences.by_number.get(number):
+            case Lost() if sequence:
                 self.sequences.preempt(sequence, self._steps)
                 sequence.lost = True
             case Stored():
@@ -295,9 +294,9 @@ class Planner:
                 self._step_seconds = seconds
                 self.masks.decoded(seconds)
                 self._turns.decoded(seconds)
-            case Masked(number, seconds, postponed):
+            case Masked(_, seconds, postponed):
                 self.masks.masked(seconds)
-                if sequence := self.sequences.by_number.get(number):
+                if sequence:
                     sequence.mask_seconds, sequence.postponed = seconds, postponed
             case Drafted():
                 self.widths.learn(event)

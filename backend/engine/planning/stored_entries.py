@@ -35,7 +35,7 @@ class StoredEntries:
 
     @property
     def storing_bytes(self) -> int:
-        """Bytes of entries that are being stored, for which others are evicted first."""
+        """Bytes of entries that are being stored; no sequence is preempted for them."""
         return sum(
             self._charges.entry(sequence, filled) for sequence, filled in self.storing.values()
         )
