@@ -177,7 +177,6 @@ def _follow(info: RankInfo, secret: str, environ: Mapping[str, str]) -> int:
 
     It ends when rank 0 tells it to, and ignores signals to the process group.
     """
-    from backend.engine.ranks.follower import follow
     from backend.rpc import parent_watch
 
     def end(code: int) -> NoReturn:
@@ -187,6 +186,11 @@ def _follow(info: RankInfo, secret: str, environ: Mapping[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent_watch.arm(environ)
+    from backend.engine.mlx_lm_import import import_mlx_lm
+
+    import_mlx_lm()  # before the modules that import mlx-lm themselves
+    from backend.engine.ranks.follower import follow
+
     follow(info, secret, end)
 
 

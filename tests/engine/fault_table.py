@@ -450,7 +450,7 @@ def _inside() -> Iterator[str]:
     for action in actions:
         who = _WHO[action.most]
         if action in executor.IN_GUESSING and action.most == executor.NOBODY:
-            who = "none; the sequences get no more guesses"
+            who = "none; the sequences get no more draft tokens"
         yield f"| {_place(action)} | {who} |"
     for name in executor.PASSES:
         yield f"| the model, {name} | {_WHO[executor.BATCH]} |"

@@ -119,10 +119,8 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     model, draft = kv_model("attention", **WIDE["attention"]), _draft_model()
     # Both sequences decode together: each prompt takes a pass or two, and the first answer is long
     # enough for them. With shorter passes, it might end before the second answer begins.
-    pace = Pace(512, HOUR)
-    drafting = Drafting(
-        4, lambda: [ModelDrafter(draft, pace, least_probability=0.0)], cost=draft.cost
-    )
+    pace, cost = Pace(512, HOUR), kv.cost(draft.model)
+    drafting = Drafting(4, lambda: [ModelDrafter(draft, pace, least_probability=0.0)], cost=cost)
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
@@ -137,7 +135,7 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
         held = mx.get_active_memory() - before
         assert held == pytest.approx(sum(parts.values()), rel=0.05), parts
         most = max(most, parts["draft_kv_cache"])
-    assert most >= 2 * draft.cost.of(300)
+    assert most >= 2 * cost.of(300)
     assert parts["draft_kv_cache"] == 0
 
 
@@ -164,7 +162,7 @@ def test_kv_of_a_draft_model_moves_array_by_array(monkeypatch: pytest.MonkeyPatc
 def _draft_model(**changes: int) -> DraftModel:
     model = kv_model("attention", **WIDE["attention"], **changes)
     mx.eval(model.parameters())
-    return DraftModel("draft", model, VOCABULARY, VOCABULARY, 1000, 0, kv.cost(model))
+    return DraftModel(model, VOCABULARY, VOCABULARY, 1000)
 
 
 _CONSTANTS = 1 << 18  # bytes of small arrays that a model makes in its first passes

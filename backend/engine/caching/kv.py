@@ -419,7 +419,6 @@ class BatchCache:
         return alone
 
     def snapshot(self, index: int) -> Snapshot:
-        """Return copies of a sequence's layers that cannot be truncated; see `snapshot`."""
         return _snapshot(self._layers, self._rows[index])
 
     def own_states(self) -> None:
@@ -465,8 +464,7 @@ class BatchCache:
     ) -> None:
         """Hold exactly these sequences, a single one as a row cache.
 
-        present: the layers whose buffers may be used.
-        rows: as in `rearranged`.
+        present: the layers whose buffers may be used, of `rows` rows at most.
         """
         layers, _ = members[-1]
         depth = max(rows, len(members))

@@ -313,8 +313,7 @@ def _indices(
 def visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:
     """Return the attention mask, [rows, 1, new tokens, columns].
 
-    positions: position of the token in each column, [rows or 1, columns].
-    now: positions of the new tokens, [rows, new tokens].
+    positions, now: of the token in each column, [rows or 1, columns], and of the new tokens.
     """
     there, here = positions[:, None, None], now[:, None, :, None]
     mask: mx.array = there <= here

@@ -23,7 +23,7 @@ What happens to wrong draft tokens depends on the layer:
   a load that asks for drafting is refused.
 
 The heads (the model's own, EAGLE-3 and DFlash) read hidden states that the model has computed
-anyway. A sequence's states are stored until its drafter reads them (`unread_states`). For a
+anyway. A sequence's states are stored until its drafter reads them (`hidden_states`). For a
 sequence that starts from stored KV, the states of the stored tokens are missing, so its first draft
 tokens are less often right.
 """

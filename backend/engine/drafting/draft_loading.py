@@ -303,23 +303,16 @@ def _draft_model(
             "it cannot remove wrong draft tokens: its cache has a sliding window or a recurrent"
             " state",
         )
-    draft = DraftModel(
-        name=loaded.name,
-        model=loaded.model,
-        vocabulary=vocabulary,
-        main_vocabulary=main_vocabulary,
-        longest=min(loaded.context_size, context_size),
-        weights_bytes=loaded.weights_bytes,
-        cost=cost,
-    )
-    _refuse_when_full(main, draft.weights_bytes, settings, device)
+    longest = min(loaded.context_size, context_size)
+    draft = DraftModel(loaded.model, vocabulary, main_vocabulary, longest)
+    _refuse_when_full(main, loaded.weights_bytes, settings, device)
     _log.info("draft model %s: %s, %s", shown(loaded.name), loaded.model_type, loaded.arithmetic)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
     return Drafting(
         settings.n_draft,
         lambda: [ModelDrafter(draft, pace)],
-        draft.weights_bytes,
-        draft.cost,
+        loaded.weights_bytes,
+        cost,
         names="draft model",
     )
 

@@ -13,7 +13,6 @@ from backend.engine.caching import kv
 from backend.engine.drafting.batch_drafter import LEAST_PROBABILITY, NEAR, BatchDrafter, Choices
 from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.planning.pace import Pace
-from backend.engine.planning.plan import CacheCost
 from common.prefixes import common_prefix
 
 
@@ -25,13 +24,10 @@ class DraftModel:
     longest: the draft model's own context, in tokens.
     """
 
-    name: str
     model: Any
     vocabulary: int
     main_vocabulary: int
     longest: int
-    weights_bytes: int
-    cost: CacheCost
 
 
 class ModelDrafter(BatchDrafter):

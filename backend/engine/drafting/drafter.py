@@ -41,7 +41,7 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Draft tokens for the sequences of one batch. They affect speed, never output."""
+    """Drafts tokens for the sequences of one batch, which affects speed, never output."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         """Return each sequence's draft tokens; [] for none, None while the drafter catches up.
@@ -50,13 +50,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def forget(self, sequences: Collection[int]) -> None:
-        """Drop what is stored for these sequences."""
-        ...
+    def forget(self, sequences: Collection[int]) -> None: ...
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of MLX arrays that the drafter stores between steps."""
+        """Bytes of MLX arrays that the drafter stores between steps."""
         ...
 
 

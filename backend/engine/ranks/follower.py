@@ -34,7 +34,6 @@ from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import load_model
-from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.model import EngineModel
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import versions
@@ -200,7 +199,6 @@ def _load_followed(
 
 
 def _load_part(order: LoadOrder, member: Member) -> Stages[_FollowedModel]:
-    import_mlx_lm()
     here = device.detect()
     device.prepare(here)
     settings, request = order.settings, order.request

@@ -184,8 +184,7 @@ def _shares(logits: mx.array) -> mx.array:
 def _typical(share: mx.array, most: mx.array) -> mx.array:
     """Return a mask of the tokens whose information is nearest to the entropy.
 
-    share: the tokens' probabilities, [rows, n].
-    most: [rows, 1]; tokens are added until the sum of their probabilities reaches this number.
+    share: the tokens' probabilities; the sum of those that are kept reaches `most`.
     """
     information = -mx.log(mx.maximum(share, 1e-38))
     entropy = mx.sum(share * information, axis=-1, keepdims=True)
@@ -210,9 +209,7 @@ def _nucleus(
     Logits that are not in order are copied and sorted without their ids, which would take twice the
     memory. The mask then has the logits above the worst that is kept, and the first of those that
     are equal to the worst.
-    left: the logits to choose from, [rows, n].
-    top: the highest of them, [rows, 1], if it is known.
-    most: [rows, 1].
+    top: the highest of the logits, [rows, 1], if it is known.
     total: the sum of the weights of all tokens, if `left` has only the best tokens.
     in_order: whether `left` has the best token first.
     """

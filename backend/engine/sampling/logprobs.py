@@ -36,8 +36,6 @@ class BatchLogprobs:
         alternatives] uint32, for n rows with log-probabilities. The columns are the log-probability
         of the sampled token, the likeliest tokens, not sorted, and their log-probabilities.
         Log-probabilities are the bits of float32 numbers.
-        logits: [rows, vocabulary], as returned by the model.
-        tokens: [rows], the sampled tokens.
         """
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)

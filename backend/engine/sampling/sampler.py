@@ -120,7 +120,6 @@ class BatchSampler:
     ) -> mx.array:
         """Return the next tokens, shape [rows] uint32.
 
-        logits: [rows, vocabulary], any float type.
         fed: [rows], the input tokens of this step.
         steps: tokens generated so far, per row.
         allowed: masks of the constrained rows, in their order, [constrained, words] uint32.
@@ -135,11 +134,7 @@ class BatchSampler:
         return tokens
 
     def checked(self, logits: mx.array, tokens: mx.array) -> mx.array:
-        """Return the tokens, [rows] uint32, with UNFIT for rows whose logits are not all finite.
-
-        logits: the input of a call.
-        tokens: the result of that call.
-        """
+        """Return the result of a call, with UNFIT for rows whose logits are not all finite."""
         return _checked(logits, tokens, self._most, self._unfit)
 
     def _changed(
@@ -234,11 +229,7 @@ def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx
 
 
 def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> mx.array:
-    """Sample one token per row by weight, [rows] uint32.
-
-    weights: [rows, vocabulary] float32, not all 0.
-    of_blocks, inside_blocks: random factors, [rows, blocks, 1] and [rows, 1, _BLOCK].
-    """
+    """Sample one token per row by weight, [rows] uint32; the weights of a row are not all 0."""
     blocks = in_blocks(weights, _BLOCK, 0)
     block = mx.argmax(mx.sum(blocks, axis=-1, keepdims=True) * of_blocks, axis=1, keepdims=True)
     inside = mx.take_along_axis(blocks, block, axis=1)

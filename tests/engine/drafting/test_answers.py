@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import Drafter, DraftLength, LookupDrafter
 from backend.engine.request import Sampling
@@ -38,7 +39,7 @@ def test_answers_with_guesses(
 
     original = DraftLength.record
     monkeypatch.setattr(DraftLength, "record", record)
-    cost = draft_model().cost if names != "lookup" else None
+    cost = kv.cost(draft_model().model) if names != "lookup" else None
     drafting = Drafting(8, lambda: [make() for make in GUESSERS[names]], cost=cost)
     assert answers(temperature, rows, drafting) == plain(temperature)
     assert counts[1] > COUNT

@@ -216,14 +216,14 @@ def test_every_row_gets_the_answer_that_it_gets_without_guesses(
         DraftWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
     )
     network = random_model("full")
-    draft = DraftModel("draft", network, VOCABULARY - 6, VOCABULARY, 120, 0, kv.cost(network))
+    draft = DraftModel(network, VOCABULARY - 6, VOCABULARY, 120)
     drafters: dict[str, Callable[[], list[Drafter]]] = {
         "lookup": lambda: [LookupDrafter()],
         "model": lambda: [LookupDrafter(), ModelDrafter(draft, Pace(24, 250))],
         "stumbling": lambda: [Stumbling(dice), LookupDrafter()],
     }
     plain = engine_model(network, slots=8)
-    cost = draft.cost if name == "model" else None
+    cost = kv.cost(network) if name == "model" else None
     drafting = Drafting(6, drafters[name], cost=cost)
     model = engine_model(network, slots=8, drafting=drafting)
     for seed in range(SCHEDULES):

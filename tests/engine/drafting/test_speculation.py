@@ -157,9 +157,9 @@ def test_a_draft_model_is_not_judged_while_it_reads_a_long_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = random_model("full")
-    draft = DraftModel("draft", network, VOCABULARY, VOCABULARY, 4096, 0, kv.cost(network))
+    draft = DraftModel(network, VOCABULARY, VOCABULARY, 4096)
     drafter = partial(ModelDrafter, draft, Pace(16, 250), 0)
-    model = engine_model(network, drafting=Drafting(4, lambda: [drafter()], cost=draft.cost))
+    model = engine_model(network, drafting=Drafting(4, lambda: [drafter()], cost=kv.cost(network)))
     judged: list[tuple[int, int]] = []
     learn = DraftWidth.learn
 

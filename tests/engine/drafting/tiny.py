@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 
-from backend.engine.caching import kv
 from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.planning.pace import Pace
 from tests.models import tiny_dialogues
@@ -38,13 +37,10 @@ def draft_model(model: Any = None, **changes: Any) -> DraftModel:
     model = model or _small()
     return DraftModel(
         **{
-            "name": "tiny_draft",
             "model": model,
             "vocabulary": VOCABULARY,
             "main_vocabulary": VOCABULARY,
             "longest": 8192,
-            "weights_bytes": 0,
-            "cost": kv.cost(_small()),
         }
         | changes
     )
