@@ -11,7 +11,6 @@ import re
 
 from common.gbnf.syntax import (
     ANY,
-    EMPTY,
     LAST_CODE_POINT,
     CharClass,
     Expr,
@@ -146,7 +145,7 @@ class _Parser:
             if 0xD800 <= code <= 0xDFFF:
                 raise GbnfError("a surrogate is not a character", self._text, at)
             characters.append(chr(code))
-        return Literal("".join(characters)) if characters else EMPTY
+        return Literal("".join(characters))
 
     def _class(self) -> Expr:
         start = self._at
