@@ -14,8 +14,9 @@ from common.gbnf.edges import EdgesOf, meet
 from common.gbnf.productions import Productions, successors
 from common.gbnf.syntax import CharClass, Expr, Literal
 
-_MAX_PAIRS = 100_000
-"""Maximum number of pairs of lexemes that are compared: about a second."""
+_MAX_LEXEMES = 2000
+_MAX_PAIRS = 300_000
+"""Maximum number of pairs of lexemes that may be compared: about a second."""
 
 
 class _TooLarge(Exception):
@@ -50,7 +51,12 @@ def _clashes(productions: Productions) -> set[str]:
     lexemes, terminals = productions.lexemes, productions.terminals
     of = {name: productions.edges.of(expr) for name, expr in lexemes.items()}
     long = {name for name, expr in lexemes.items() if not _is_one_character(expr)}
+    if len(lexemes) > _MAX_LEXEMES:
+        raise _TooLarge
     start, following = successors(productions)
+    pairs = sum(map(len, following.values()))
+    if pairs > _MAX_PAIRS:
+        raise _TooLarge
     found = {
         name for name in long if any(meet(of[name].onward, of[at].first) for at in following[name])
     }
@@ -63,11 +69,12 @@ def _clashes(productions: Productions) -> set[str]:
         if terminals[one] != terminals[other] and not long.isdisjoint((one, other)):
             found |= long & {one, other}
             continue
+        pairs += len(following[one]) * len(following[other])
+        if pairs > _MAX_PAIRS:
+            raise _TooLarge
         fresh = [pair for pair in product(following[one], following[other]) if pair not in seen]
         seen.update(fresh)
         waiting += fresh
-        if len(seen) > _MAX_PAIRS:
-            raise _TooLarge
     return found
 
 

@@ -108,8 +108,10 @@ class Productions:
 
     def _new_lexeme(self, expr: Expr) -> str:
         name = f"T{len(self.lexemes)}"
-        self.lexemes[name] = expr
-        self.terminals[name] = self._names.setdefault(("terminal", expr), name)
+        terminal = self._names.setdefault(("terminal", expr), name)
+        if expr == Literal(""):  # has no characters that its position could distinguish
+            name = terminal
+        self.lexemes[name], self.terminals[name] = expr, terminal
         return name
 
     def _opened(self, expr: Expr) -> list[Item]:

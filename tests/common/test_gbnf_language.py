@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import product
 
@@ -22,6 +23,7 @@ from common.gbnf.syntax import (
     ranges_of,
 )
 from tests.common.grammar_walks import byte_tokenizer, texts_of
+from tests.engine.constraints.gbnf_corpus import TREE
 from tests.long import examples
 
 LETTERS = "abc"
@@ -126,6 +128,11 @@ def test_any_grammar(bodies: list[list[str]]) -> None:
     expected = language(grammar)
     if expected:
         assert accepted(grammar) == expected, gbnf_to_lark(grammar)
+
+
+def test_strings_are_lexemes_also_where_alternatives_begin_alike() -> None:
+    """A grammar of single characters would take many times as long for each token in a string."""
+    assert re.search(r'^R\d+: \("\\"" \(.*\)\* "\\"" R\d+\)$', gbnf_to_lark(TREE), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

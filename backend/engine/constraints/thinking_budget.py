@@ -25,10 +25,11 @@ _ALL = 0xFFFFFFFF
 def openings(
     chat_format: ChatFormat, encode: Callable[[str], list[int]], control: Collection[int]
 ) -> dict[tuple[int, ...], tuple[int, Tags]]:
-    """Return the distinguishing token and the tags, by the opening tag's tokens before that token.
+    """Return the tokens that must not come next if reasoning is to stay closed, with their tags.
 
-    The distinguishing token is the first token in which the opening tag differs from all other
-    markers.
+    Such a token is the first one in which the tag that begins reasoning differs from all other
+    markers. The keys are the tag's tokens before that token.
+
     encode: tokenises a marker.
     control: the ids of control tokens. A tag that begins with any other token is ordinary text,
         which cannot be forbidden.

@@ -28,20 +28,20 @@ _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """The part of the files from which one parameter of a layer is made.
 
     spans: the bytes for each expert.
     dtype: the data type in the files.
     form: `whole` for values as they are, `even` or `odd` for every other row, `turned` for the
         transposed matrix, `turned first` or `turned second` for a half of that.
-    scales: the place of the scales of an FP8 matrix, one for each block; None if there are none.
+    scales: the location of the scales of an FP8 matrix, one for each block; None if there are none.
     """
 
     spans: tuple[Span, ...]
     dtype: mx.Dtype
     form: str
-    scales: Place | None = None
+    scales: Location | None = None
 
     @property
     def sources(self) -> list[tuple[Span, ...]]:
@@ -76,7 +76,7 @@ class Place:
         return values.astype(like.dtype)
 
 
-class PlaceFinder:
+class LocationFinder:
     """Finds the parameters of one model in its weight files."""
 
     def __init__(self, files: WeightFiles) -> None:
@@ -98,31 +98,31 @@ class PlaceFinder:
                 numbers = tuple(_NUMBER.findall(".".join(parts[:-1]) + "."))
                 self._single[numbers].append([members[at] for at in range(len(members))])
 
-    def find(self, path: str, weight: mx.array) -> Stages[Place | None]:
+    def find(self, path: str, weight: mx.array) -> Stages[Location | None]:
         """Return where a parameter is; None if no tensor holds its values. Ends on `engine`.
 
         path: the parameter's path in the model.
         weight: the parameter as the model's own code has loaded it, [experts, …].
         """
-        for place in self._candidates(tuple(_NUMBER.findall(path)), weight):
-            if self._equal(place, weight, slice(0, 1)):
-                step = max(_COMPARED_BYTES // max(place.spans[0].size, 1), 1)
+        for location in self._candidates(tuple(_NUMBER.findall(path)), weight):
+            if self._equal(location, weight, slice(0, 1)):
+                step = max(_COMPARED_BYTES // max(location.spans[0].size, 1), 1)
                 for start in range(1, weight.shape[0], step):
                     yield "engine"
-                    if not self._equal(place, weight, slice(start, start + step)):
+                    if not self._equal(location, weight, slice(start, start + step)):
                         break
                 else:
-                    return place
+                    return location
         return None
 
-    def _equal(self, place: Place, weight: mx.array, experts: slice) -> bool:
-        sources = [spans[experts] for spans in place.sources]
+    def _equal(self, location: Location, weight: mx.array, experts: slice) -> bool:
+        sources = [spans[experts] for spans in location.sources]
         raw = self._files.finish([self._files.begin(sources)])
         word = _WORDS[weight.dtype.size]  # compared as words, because NaN differs from itself
-        found = place.values(raw, weight)
+        found = location.values(raw, weight)
         return bool(mx.array_equal(found.view(word), weight[experts].view(word)))
 
-    def _candidates(self, numbers: tuple[str, ...], weight: mx.array) -> Iterator[Place]:
+    def _candidates(self, numbers: tuple[str, ...], weight: mx.array) -> Iterator[Location]:
         experts, size = weight.shape[0], math.prod(weight.shape[1:])
         for tensors in (*self._stacked[numbers], *self._single[numbers]):
             first = tensors[0]
@@ -137,29 +137,29 @@ class PlaceFinder:
                 blocks = math.prod(-(-size // _BLOCK) for size in weight.shape[1:])
                 found = own and own[0].size == blocks * scales[0].dtype.size
                 if found and weight.ndim == 3 and spans[0].size == size:
-                    scale_place = Place(own, scales[0].dtype, "whole")
-                    yield Place(tuple(spans), first.dtype, "whole", scale_place)
+                    scale_location = Location(own, scales[0].dtype, "whole")
+                    yield Location(tuple(spans), first.dtype, "whole", scale_location)
                 continue
             stored = first.dtype if _both_floating(first.dtype, weight.dtype) else weight.dtype
             elements = spans[0].size / stored.size
             if elements == size:
-                yield from _places(spans, first.dtype, ["whole"], weight, ["turned"])
+                yield from _locations(spans, first.dtype, ["whole"], weight, ["turned"])
             elif elements == 2 * size:
                 for half in range(2):
                     part = [_divided(span, 2)[half] for span in spans]
-                    yield Place(tuple(part), first.dtype, "whole")
+                    yield Location(tuple(part), first.dtype, "whole")
                 turned = ["turned first", "turned second"]
-                yield from _places(spans, first.dtype, ["even", "odd"], weight, turned)
+                yield from _locations(spans, first.dtype, ["even", "odd"], weight, turned)
 
 
-def _places(
+def _locations(
     spans: Sequence[Span], dtype: mx.Dtype, forms: list[str], weight: mx.array, turned: list[str]
-) -> Iterator[Place]:
-    """Return places with these forms, and for matrices also with the forms `turned`."""
+) -> Iterator[Location]:
+    """Return locations with these forms, and for matrices also with the forms `turned`."""
     if weight.ndim == 1:
         forms = [form for form in forms if form == "whole"]
     for form in (*forms, *(turned if weight.ndim == 3 else ())):
-        yield Place(tuple(spans), dtype, form)
+        yield Location(tuple(spans), dtype, form)
 
 
 def _dequantised(raw: mx.array, scales: mx.array, like: mx.array) -> mx.array:

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.engine_state import ExpertCounts
-from backend.engine.experts.expert_tensors import Place
+from backend.engine.experts.expert_tensors import Location
 from backend.engine.experts.read_ahead import Payoff, Router
 from backend.engine.experts.weight_files import Reading, WeightFiles
 
@@ -31,7 +31,7 @@ class Parameter:
 
     projection: Any
     name: str
-    place: Place
+    location: Location
 
     @property
     def slots(self) -> mx.array:
@@ -79,9 +79,9 @@ class LayerCache:
         self._counts = counts
         # Several parameters may be made from the same bytes, which are read once.
         self._sources = list(
-            dict.fromkeys(source for each in parameters for source in each.place.sources)
+            dict.fromkeys(source for each in parameters for source in each.location.sources)
         )
-        experts, slots = len(parameters[0].place.spans), parameters[0].slots.shape[0]
+        experts, slots = len(parameters[0].location.spans), parameters[0].slots.shape[0]
         self._slot = np.full(experts, -1)  # the slot of each expert; -1 if it is not in memory
         self._expert = np.full(slots, -1)  # the expert in each slot; -1 if the slot is empty
         self._worth = np.zeros(experts)
@@ -166,7 +166,7 @@ class LayerCache:
         """
         rows, flat = x.reshape(-1, x.shape[-1]), selected.reshape(-1)
         parts: list[mx.array] = []
-        places: list[np.ndarray] = []
+        positions: list[np.ndarray] = []
         for group in self._groups(experts):
             self._bring(group, after=parts[-1:])
             at = np.flatnonzero(np.isin(flat, group))
@@ -174,8 +174,8 @@ class LayerCache:
             part = self._switch(own, mx.array(self._slots_of(flat[at][:, None])))[:, 0]
             mx.async_eval(part)
             parts.append(part)
-            places.append(at)
-        order = mx.array(np.argsort(np.concatenate(places)))
+            positions.append(at)
+        order = mx.array(np.argsort(np.concatenate(positions)))
         return mx.concatenate(parts)[order].reshape(*selected.shape, -1)
 
     def _groups(self, experts: np.ndarray) -> Iterator[np.ndarray]:
@@ -232,7 +232,7 @@ class LayerCache:
     def _write(
         self, experts: np.ndarray, slots: np.ndarray, readings: list[Reading], *, wait: bool
     ) -> None:
-        """Write experts to slots, in place. Raises ExpertsUnreadable before anything changes.
+        """Write experts into the slots' arrays. Raises ExpertsUnreadable before anything changes.
 
         wait: whether to return only once the slots are written.
         """
@@ -243,8 +243,8 @@ class LayerCache:
         try:
             read = dict(zip(self._sources, raw, strict=True))
             for parameter in self._parameters:
-                own = [read[source] for source in parameter.place.sources]
-                parameter.slots[at] = parameter.place.values(own, parameter.slots)
+                own = [read[source] for source in parameter.location.sources]
+                parameter.slots[at] = parameter.location.values(own, parameter.slots)
             evaluate = mx.eval if wait else mx.async_eval  # both allocate memory at once
             evaluate([parameter.slots for parameter in self._parameters])
         except Exception:

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from backend.engine.engine_state import ExpertCounts
-from backend.engine.experts.expert_tensors import PlaceFinder
+from backend.engine.experts.expert_tensors import LocationFinder
 from backend.engine.experts.layer_cache import LayerCache, Link, Parameter
 from backend.engine.experts.read_ahead import Payoff, Router
 from backend.engine.experts.weight_files import WeightFiles
@@ -110,15 +110,15 @@ def offload(
         )
     counts = ExpertCounts(slots=slots, experts=experts, layers=len(switches))
     files = WeightFiles(folder, counts)
-    finder = PlaceFinder(files)
+    finder = LocationFinder(files)
     caches: dict[str, LayerCache] = {}
     for path, switch in switches.items():
         parameters: list[Parameter] = []
         for part, projection, key, values in _parameters(switch):
             yield "engine"
             mx.eval(values)
-            place = yield from finder.find(f"{path}.{part}.{key}", values)
-            if place is None:
+            location = yield from finder.find(f"{path}.{part}.{key}", values)
+            if location is None:
                 raise NotOffloadedError(
                     f"the checkpoint's files do not hold {path}.{part}.{key} in the form in which"
                     " the model uses it"
@@ -126,7 +126,7 @@ def offload(
             own = min(slots, values.shape[0])
             projection[key] = mx.zeros((own, *values.shape[1:]), values.dtype)
             mx.eval(projection[key])
-            parameters.append(Parameter(projection, key, place))
+            parameters.append(Parameter(projection, key, location))
         caches[path] = LayerCache(switch, parameters, files, portion, counts)
     _link(model, caches)
     layers = [(path, _SlotLayer(cache)) for path, cache in caches.items()]

@@ -1,7 +1,7 @@
 """Reads parts of a checkpoint's weight files on several threads.
 
 The files stay open, so a file that is deleted or replaced by another can still be read. A file that
-is changed in place is noticed after each read, before anything is computed with its content.
+is overwritten is noticed after each read, before anything is computed with its content.
 """
 
 from __future__ import annotations

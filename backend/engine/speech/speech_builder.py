@@ -94,7 +94,7 @@ def build(order: LoadOrder) -> Stages[Built]:
 def open_model(path: Path, model_type: str) -> Any:
     """Return a model with its weights still lazy, and its tokenizer.
 
-    mlx-audio's own function also guesses the type from the folder's name, and lets Qwen3-ASR run
+    mlx-audio's own function also derives the type from the folder's name, and lets Qwen3-ASR run
     code of the checkpoint.
     """
     from mlx_audio.utils import apply_quantization, load_config
@@ -211,7 +211,7 @@ def _no_text(_: bool) -> Any:
 
 
 class _NoTokenizer:
-    """In place of the tokenizer: its tokens are only those of transcripts."""
+    """Refuses to tokenise, because the tokens of the model are only those of transcripts."""
 
     def __init__(self, name: str, words: str) -> None:
         self._refusal = f"the loaded model {shown(name)} {words}"

@@ -43,8 +43,8 @@ _CHANNELS, _FLOAT = 3, 4  # values of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # a token whose embedding is replaced by the encoder's
 _KINDS = {DecodedImage: IMAGE, Video: VIDEO, DecodedAudio: AUDIO}
-# DeepSeek-VL2's output with the tiles of each image. mlx-vlm reads as many entries as there are
-# tiles, beyond the array's end, unless it finds an entry of 0.
+# DeepSeek-VL2's output with the tiles of each image. mlx-vlm reads as many rows as there are
+# tiles, beyond the array's end, unless it finds a row of 0.
 _CROPS = "images_spatial_crop"
 _TILED = 2  # DeepSeek-VL2 divides images into tiles only if a prompt has at most so many
 # Outputs that belong to the marker's text and not to the item.

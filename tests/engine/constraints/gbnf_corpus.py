@@ -68,6 +68,17 @@ root ::= "{" space "\"age\"" space ":" space integer "," space "\"c\"" space ":"
     + SPACE
     + STRING
 )
+TREE = (
+    r"""root ::= "{" space "\"items\"" space ":" space list "}" space
+list ::= "[" space (node ("," space node)*)? "]" space
+node ::= leaf | branch
+leaf ::= "{" space "\"name\"" space ":" space string "}" space
+branch ::= "{" space "\"name\"" space ":" space string "," space "\"of\"" space ":" space
+ list "}" space
+"""
+    + SPACE
+    + STRING
+)
 CALL = '{"arguments": {"city":"Rome"}, "name":"weather"}'
 
 
@@ -91,6 +102,12 @@ SHAPES = [
         SCHEMA,
         ('{"age":3,"c":"red","tags":[]}', '{ "age": -12, "c": "blue","tags": ["a", "b"] } '),
         ('{"age":3}', '{"age":3,"c":"pink","tags":[]}', '{"age":3,"c":"red","tags":[]}  '),
+    ),
+    Shape(
+        "tree",
+        TREE,
+        ('{"items": []}', '{"items": [{"name": "a b"}, {"name": "c", "of": [{"name":""}] } ]} '),
+        ('{"items": [{"of": []}]}', '{"items": [{"name": "a", "name": "b"}]}'),
     ),
     Shape(
         "one call",

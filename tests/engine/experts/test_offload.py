@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
 from backend.engine.engine_state import ExpertCounts
-from backend.engine.experts.expert_tensors import PlaceFinder
+from backend.engine.experts.expert_tensors import LocationFinder
 from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload, slots_of
 from backend.engine.experts.weight_files import WeightFiles
 from backend.engine.loading.weights import cast
@@ -197,8 +197,8 @@ def test_values_that_are_not_numbers_are_found(folders: dict[str, Path], tmp_pat
     values = mx.random.normal((4, 6, 8))
     values[2, 3] = mx.nan
     mx.save_safetensors(str(folder / "model.safetensors"), {"layers.1.up": values})
-    finder = PlaceFinder(WeightFiles(folder, ExpertCounts(1, 4, 1)))
-    place = at_once(finder.find("layers.1.experts.up.weight", values))
-    assert place is not None
-    assert place.form == "whole"
+    finder = LocationFinder(WeightFiles(folder, ExpertCounts(1, 4, 1)))
+    location = at_once(finder.find("layers.1.experts.up.weight", values))
+    assert location is not None
+    assert location.form == "whole"
     assert at_once(finder.find("layers.2.experts.up.weight", values)) is None
