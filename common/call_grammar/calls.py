@@ -31,7 +31,8 @@ def json_call(shape: JsonShape, book: RuleBook, tool: CallableTool, *, first: bo
         name = check_name("tool's", tool.name, r"[\w.:/-]+")
     if shape.in_string:
         raise ValueError(
-            "arguments in a JSON string, as this model writes them, cannot be enforced"
+            "tool calls cannot be enforced with this model, because it writes arguments in a JSON"
+            " string: require no call and mark no tool as strict"
         )
     values = {"{index}": _FIRST if first else _LATER, "{arguments}": book.json(tool.schema)}
     parts = _PLACE.split(shape.call.replace("{name}", name))

@@ -64,8 +64,9 @@ class Place:
 
 
 def at_key(cursor: Cursor) -> Wait[bool]:
-    """Return whether a key without quotes comes next."""
-    return bool((yield from cursor.follow(_WORD_RUN, (":", "="))))
+    """Read a word; returns whether it is a key without quotes."""
+    word = yield from cursor.run(_WORD_RUN)
+    return bool(word) and bool((yield from cursor.at([":", "="])))
 
 
 def read_raw(cursor: Cursor, place: Place) -> Wait[str | None]:
@@ -225,9 +226,10 @@ def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
     with cursor.ahead():
         head = yield from cursor.peek()
         if head == ",":
-            found = yield from cursor.accept_all(",", SPACE, _WORD_RUN, (":", "="), SPACE)
-            known = found and place.keys.get(found[2]) is False
-            if known or (found and (yield from cursor.at([place.fence]))):
+            yield from cursor.accept_all(",", SPACE)
+            key = yield from cursor.run(_WORD_RUN)
+            signed = key and (yield from cursor.accept_all((":", "="), SPACE))
+            if signed and (place.keys.get(key) is False or (yield from cursor.at([place.fence]))):
                 return 0, 1
             yield from _expect_more(cursor, (place.fence,))
             return -1, 1

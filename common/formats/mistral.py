@@ -10,7 +10,7 @@ from common.formats.sections import Section
 
 _CALLS = "[TOOL_CALLS]"
 _BROKEN = ("[TOOL_CALLS", "TOOL_CALLS]", "TOOL_CALLS", "[TOOL_CALL]")
-_ARGUMENTS = ("[ARGS]", "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=", ":")
+_ARGUMENTS = ("[ARGS]", "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=")
 """The marker before the arguments, and what models write instead."""
 _SECTION = Section((), (), (_CALLS, *_BROKEN, f"{_CALLS}:"), (), between=_ARGUMENTS)
 

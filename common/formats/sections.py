@@ -180,10 +180,13 @@ class Section:
         words += yield from reading.accept_all('"', _NAME, '"')
         calls = self.calls if self.between else ()  # other families' names may contain the marker
         yield from reading.until(markers_of(*ends, *calls), words.append)
-        name, identity = _named("".join(words).strip('"'), reading.tools)
-        if self.between and not _NAME.fullmatch(name):
+        written = "".join(words).strip().strip('"')
+        text = written.rstrip(":") if self.between else written
+        name, identity = _named(text, reading.tools)
+        single = len(text.split()) == 1 or _CALL_ID in text
+        if self.between and not (single and _NAME.fullmatch(name)):
             name = ""
-        marked = False
+        marked = text != written  # a colon is a mark of arguments too
         while (yield from reading.accept(*self.between, *(f"{name}{b}" for b in self.between))):
             marked = True
             yield from reading.space()

@@ -23,6 +23,8 @@ _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
     rf"""\\(?:x{_HEX}{{2}}|u{_HEX}{{4}}|U00(?:0{_HEX}|10){_HEX}{{4}}|[0-7]{{1,3}}|[\n\\'"abfnrtv])"""
 )
+_JSON_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|u{_HEX}{{4}})')
+_CUT_ESCAPE = re.compile(rf"\\(?:u{_HEX}*)?")
 _LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
 
 
@@ -51,35 +53,26 @@ def read_quoted(cursor: Cursor, add: Send, loose: bool = False) -> Wait[None]:
     while True:
         yield from cursor.run(_STRING_RUN, add)
         head = yield from cursor.peek()
-        if head == '"':
-            if loose and (yield from _is_inner_quote(cursor)):
-                add(escaped(cursor.take(1)))
-                continue
-            add(cursor.take(1))
-            return
         if head == "\\":
             add((yield from _read_escape(cursor)))
-        elif head:
+        elif not head:
+            raise cursor.unreadable()
+        elif head != '"' or (loose and (yield from _is_inner_quote(cursor))):
             add(escaped(cursor.take(1)))
         else:
-            raise cursor.unreadable()
+            add(cursor.take(1))
+            return
 
 
 def _read_escape(cursor: Cursor) -> Wait[str]:
     """Return an escape unchanged, or as two literal characters if it is not valid in JSON."""
-    pair = yield from cursor.peek(2)
-    if len(pair) < 2:
+    length = 6 if (yield from cursor.peek(2))[1:] == "u" else 2
+    whole = yield from cursor.peek(length)
+    if _JSON_ESCAPE.fullmatch(whole):
+        return cursor.take(length)
+    if len(whole) < length and _CUT_ESCAPE.fullmatch(whole):
         cursor.rest()
         raise cursor.unreadable()
-    if pair[1] == "u":
-        whole = yield from cursor.peek(6)
-        if re.fullmatch(r"\\u[0-9a-fA-F]{4}", whole):
-            return cursor.take(6)
-        if len(whole) < 6 and re.fullmatch(r"\\u[0-9a-fA-F]*", whole):
-            cursor.rest()
-            raise cursor.unreadable()
-    elif pair[1] in '"\\/bfnrt':
-        return cursor.take(2)
     cursor.take(1)
     return "\\\\"
 

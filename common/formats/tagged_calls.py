@@ -494,8 +494,6 @@ class CallTags:
 
         Raises Cut if the length limit leaves that open.
         """
-        call_ends = self._call_ends
-        following = [t for t in (*call_ends, self.block_close, self.block, *self._calls) if t]
         if marker in self._parameters:
             key = yield from self._next_key(reading)
             return key in value.declared and key not in value.given
@@ -508,14 +506,13 @@ class CallTags:
             ends = marker not in value.ends and not value.quotes
             if not (yield from reading.more()) and (ends or not reading.was_cut()):
                 return True
+            following = [self.block]
+            if marker in value.ends or marker == self.call_close:
+                following += [self.block_close, *self._calls]
             if marker in value.ends:
-                following += self._parameters
+                following += [*self._call_ends, *self._parameters]
                 following += [f"<{key}>" for key in value.declared if key not in value.given]
-            elif marker == self.call_close:
-                following = [t for t in following if t not in call_ends]
-            else:
-                following = [t for t in (self.block,) if t]
-            found = yield from self._follows(reading, following)
+            found = yield from self._follows(reading, list(filter(None, following)))
             if found not in self._parameters:
                 return bool(found)
             key = yield from self._next_key(reading)

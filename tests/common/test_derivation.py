@@ -487,7 +487,7 @@ def test_arguments_in_a_string_are_read_but_not_enforced() -> None:
         message = parse_every_split(format_, calls.text(made), tools=TOOLS)
         assert plain(message) == ("", "", [(each, dict(given)) for each, given in made])
     spec = ConstraintSpec("calls", tools=tuple(TOOLS[:2]))
-    with pytest.raises(InvalidRequest, match="in a JSON string"):
+    with pytest.raises(InvalidRequest, match="in a JSON string: require no call"):
         compiler_for(byte_tokenizer(), format_).compile(spec)
 
 
