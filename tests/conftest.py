@@ -75,6 +75,16 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def searched_for_garbage_once() -> None:
+    """Keep what earlier modules have left out of all further garbage collections.
+
+    The engine collects garbage at each load, and the heap of a worker grows with each module.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers more than processors, because many tests wait for processes to start or end."""
@@ -89,10 +99,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Keep what collection imports out of all garbage collections.
-
-    The engine collects garbage at each load, which would take a quarter of a second.
-    """
+    """Keep what collection imports out of all garbage collections."""
     gc.disable()
     try:
         return (yield)

@@ -85,33 +85,6 @@ def write_family(path: Path, family: str) -> Path:
     return path
 
 
-def write_qwen2_5_vl(path: Path) -> None:
-    """Multimodal RoPE, windows in the tower, and the text's configuration on the top level."""
-    base = read(path, "config.json")
-    text = {key: base["text_config"][key] for key in (*TEXT, "vocab_size", "eos_token_id")}
-    ids = {key: value for key, value in base.items() if key.endswith("_token_id")}
-    tower = {
-        "model_type": "qwen2_5_vl",
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": text["hidden_size"],
-        "num_heads": 2,
-        "patch_size": 14,
-        "window_size": 56,
-        "fullatt_block_indexes": [1],
-    }
-    rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
-    config = text | ids | {"model_type": "qwen2_5_vl", "rope_scaling": rope, "vision_config": tower}
-    write(path, "config.json", config)
-    pixels = read(path, "preprocessor_config.json")
-    del pixels["size"]
-    pixels |= {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12544}
-    pixels["processor_class"] = "Qwen2_5_VLProcessor"
-    write(path, "preprocessor_config.json", pixels)
-    (path / "video_preprocessor_config.json").unlink()
-
-
 def write_qwen3_5(path: Path) -> None:
     """Multimodal RoPE beside layers with recurrent state."""
     config = read(path, "config.json") | {"model_type": "qwen3_5"}

@@ -19,25 +19,33 @@ _EXPERTS = {
 
 def write_qwen2_vl(path: Path) -> None:
     """Full attention in the tower, and the text's configuration on the top level."""
+    tower = {"embed_dim": 32, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2}
+    _write_flat(path, "qwen2_vl", "Qwen2VLProcessor", tower)
+
+
+def write_qwen2_5_vl(path: Path) -> None:
+    """Windows in the tower, and the text's configuration on the top level."""
+    _write_flat(path, "qwen2_5_vl", "Qwen2_5_VLProcessor", {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": TEXT["hidden_size"],
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    })  # fmt: skip
+
+
+def _write_flat(path: Path, family: str, processor: str, tower: dict[str, Any]) -> None:
     base = read(path, "config.json")
     text = {key: base["text_config"][key] for key in (*TEXT, "vocab_size", "eos_token_id")}
     ids = {key: value for key, value in base.items() if key.endswith("_token_id")}
-    tower = {
-        "model_type": "qwen2_vl",
-        "depth": 2,
-        "embed_dim": 32,
-        "hidden_size": text["hidden_size"],
-        "num_heads": 2,
-        "patch_size": 14,
-        "mlp_ratio": 2,
-    }
     rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
-    config = text | ids | {"model_type": "qwen2_vl", "rope_scaling": rope, "vision_config": tower}
+    tower = {"model_type": family, "depth": 2, "num_heads": 2, "patch_size": 14} | tower
+    config = text | ids | {"model_type": family, "rope_scaling": rope, "vision_config": tower}
     write(path, "config.json", config)
     pixels = read(path, "preprocessor_config.json")
     del pixels["size"]
     pixels |= {"patch_size": 14, "min_pixels": 3136, "max_pixels": 12544}
-    write(path, "preprocessor_config.json", pixels | {"processor_class": "Qwen2VLProcessor"})
+    write(path, "preprocessor_config.json", pixels | {"processor_class": processor})
     (path / "video_preprocessor_config.json").unlink()
 
 

@@ -142,8 +142,8 @@ def test_no_list_shows_what_another_key_sent(keyed: GatewayProcess) -> None:
     asked = {"model": f"{SECRET} model", "messages": told(SECRET), "user": SECRET}
     ask(keyed, ALICE, "POST", "/v1/chat/completions", asked)
     ask(keyed, ALICE, "GET", f"/v1/{SECRET}")
-    own = (each.router for each in (ollama, lm_studio, page))
-    routers = (*ROUTERS, *own, models.page_router)
+    routers = [*ROUTERS, models.page_router]
+    routers += [each.router for each in (ollama, lm_studio, page, models)]
     paths = {
         route.path
         for router in routers
