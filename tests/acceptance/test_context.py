@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, refusal
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 OWN = 8192  # tokens; the model's maximum
@@ -37,7 +38,7 @@ def test_the_longest_prompt_that_memory_holds_is_served(
 ) -> None:
     context = load(bare, "memory_limit_mib:8", *options)
     assert 512 < context < OWN
-    assert any("tokens, because" in line for line in bare.log)
+    until(lambda: any("tokens, because" in line for line in bare.log))
     reply = bare.stub.Predict(asked(context - 1), timeout=WAIT)
     assert (reply.prompt_tokens, reply.tokens) == (context - 1, 1)
     assert f"{context}" in refusal(bare, asked(context + 1))

@@ -320,7 +320,7 @@ def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
         _, alive = psutil.wait_procs(processes, WAIT)
         assert not alive
         assert not folder.exists()
-        assert any("event=stopped" in line for line in backend.log)
+        until(lambda: any("event=stopped" in line for line in backend.log))
     finally:
         backend.close()
 

@@ -12,6 +12,7 @@ import pytest
 from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, refusal
 from tests.acceptance.test_chat import TOOLS, WEATHER
 from tests.acceptance.test_constraints import TIME
+from tests.polling import until
 from tests.rpc.localai_host import Seen, streamed, unary
 from wire import backend_pb2 as pb
 
@@ -151,7 +152,7 @@ def test_metadata_names_the_format_of_calls(toolless: Backend) -> None:
 
 def test_a_configured_format_without_calls_is_kept(model: Path, bare: Backend) -> None:
     assert bare.load(model, Options=["tool_parser:plain"]).success
-    assert any("does not render tools" in line for line in bare.log)
+    until(lambda: any("does not render tools" in line for line in bare.log))
     sentence = refusal(bare, chat("Hi", Tools=TOOLS, ToolChoice="required"))
     assert "another tool_parser" in sentence
     assert "auto" not in sentence
