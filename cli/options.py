@@ -42,7 +42,7 @@ MODEL_OPTIONS = (
     ),
     ModelOption(
         *("--parallel", "engine_args.parallel", "COUNT"),
-        "Maximum number of answers at a time. [default: 16]",
+        "Maximum number of answers at a time. [default: 32]",
         int,
     ),
     ModelOption(

@@ -23,7 +23,7 @@ _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte 
 class Settings:
     """The settings of one loaded model. An empty string means: not set."""
 
-    parallel: int = number(16, (1, 256), "Maximum number of requests decoded together.")
+    parallel: int = number(32, (1, 256), "Maximum number of requests decoded together.")
     max_queue: int = number(
         256, (0, 100_000), "Maximum number of requests that wait for a slot; others are refused."
     )

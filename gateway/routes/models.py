@@ -26,7 +26,7 @@ from gateway.models.config import DEFAULTS, OWN_BACKENDS, ModelConfig
 from gateway.responses import codex_models
 from gateway.supervisor.instance import ModelStatus, State
 
-DEFAULT_SLOTS = 16  # the default of our own backend's option `parallel`
+DEFAULT_SLOTS = 32  # the default of our own backend's option `parallel`
 
 page_router = APIRouter(tags=["page"])
 router = APIRouter(tags=["models"], route_class=JsonRoute)

@@ -494,6 +494,6 @@ def test_a_load_prepares_the_requested_cache() -> None:
         engine, _, _ = at_once(load(request, 1, threading.Event()))
         assert engine is not None
         costs[names] = engine.cost.per_token
-        assert engine.slots == 16
+        assert engine.slots == 32
     # 4 layers, 2 heads, keys and values of 32 numbers: float32, or packed with scale and bias
     assert list(costs.values()) == [16 * 128, 16 * (32 + 8), 16 * (16 + 8), 16 * (24 + 8)]

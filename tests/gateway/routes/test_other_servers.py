@@ -123,7 +123,7 @@ def test_llama_cpp_lists_adapters() -> None:
 def test_llama_cpp_lists_its_slots(unlimited: GatewayProcess) -> None:
     """Before the model is loaded, and while it answers."""
     idle: Any = get(unlimited, "/slots?model=tiny")
-    assert [slot["id"] for slot in idle] == list(range(16))
+    assert [slot["id"] for slot in idle] == list(range(32))
     assert {slot["is_processing"] for slot in idle} == {False}
     (card,) = get(unlimited, "/v1/models")["data"]
     assert {slot["n_ctx"] for slot in idle} == {card["context_length"]}
