@@ -122,7 +122,13 @@ Place = tuple[str | int, ...]
 DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
 MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
-_FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
+_FORMS: set[Place] = {  # where a request says what the answer must look like
+    ("response_format",),
+    ("structured_outputs",),
+    ("output_format",),
+    ("text", "format"),
+    ("output_config", "format"),
+}
 _UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
     "dict_type list_type model_type model_attributes_type string_too_short literal_error"
     " blocks_type string_type int_type float_type bool_type unsupported".split()
@@ -145,9 +151,6 @@ def without_refused(body: Any, table: FieldTable) -> Any:
         message = f"{named(name)} is not supported with this value: {table.refused[name].instead}"
         raise bad_field(message, "unsupported_parameter")
     return {name: value for name, value in body.items() if name not in table.refused}
-
-
-_FORMS |= {("text", "format"), ("output_config", "format")}
 
 
 def tolerable(
