@@ -21,7 +21,7 @@ from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations
 from backend.engine.prompting.quoted_text import QuotedText
-from backend.engine.prompting.roles import Roles, shows_instructions
+from backend.engine.prompting.roles import Roles, shows_instructions, without_halves
 from backend.engine.prompting.template_limits import CostlyTemplate
 from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
@@ -345,9 +345,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {unmarked(str(fault))}"
             ) from None
-        # The JSON of a call's arguments may contain half of a surrogate pair, if an agent has cut a
-        # text in the middle of an emoji.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return without_halves(text)
 
     def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render the prompt. If the template refuses or omits turns, merge or move them."""

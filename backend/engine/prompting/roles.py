@@ -41,7 +41,7 @@ class Roles:
         for index, message in enumerate(messages):
             if self._knows(message["role"]):
                 continue  # its template may quote the text, or read a setting from it
-            if any(text not in prompt for text in _texts(message["content"])):
+            if any(without_halves(text) not in prompt for text in _texts(message["content"])):
                 raise InvalidRequest(
                     f"{named(f'Messages[{index}]')} has the role {shown(message['role'])}, which"
                     " the model's chat template leaves out: use system, user, assistant or tool"
@@ -63,3 +63,11 @@ def shows_instructions(messages: Sequence[Mapping[str, Any]], prompt: str) -> bo
 def _texts(content: Any) -> Iterator[str]:
     parts = content if isinstance(content, list) else [{"text": content}]
     yield from (str(part.get("text") or "").strip() for part in parts)
+
+
+def without_halves(text: str) -> str:
+    """Return the text with U+FFFD in place of each half of a surrogate pair.
+
+    Agents send such halves if they cut a text in the middle of an emoji.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

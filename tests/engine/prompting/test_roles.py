@@ -48,6 +48,23 @@ def test_a_message_that_the_template_leaves_out_is_refused(role: str) -> None:
         _tokens(role)
 
 
+@pytest.mark.parametrize("role", ["developer", "function"])
+def test_half_a_surrogate_pair_does_not_hide_a_message(role: str) -> None:
+    def tokens(text: str) -> list[int]:
+        return _builder().build(ChatPrompt((QUESTION, {"role": role, "content": text}))).tokens
+
+    assert tokens("cut \ud83d off") == tokens("cut \ufffd off")
+
+
+def test_a_later_system_message_with_half_a_surrogate_pair_stays_where_it_is() -> None:
+    prompts = [
+        _builder().render(ChatPrompt((QUESTION, {"role": "system", "content": f"cut {end}"})))
+        for end in ("\ud83d", "\ufffd")
+    ]
+    assert prompts[0] == prompts[1]
+    assert prompts[0].index("Who are you?") < prompts[0].index("cut")
+
+
 def test_an_empty_message_may_be_left_out() -> None:
     empty = {"role": "my role", "content": " "}
     assert _builder().build(ChatPrompt((empty, QUESTION))).tokens
