@@ -14,12 +14,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from backend.rpc import logs
 from common import inherited_signals
+from common.child_environment import restore_libraries
 from common.log_lines import stamp, traceback_of
 from common.machine_memory import return_large_blocks
 from common.standard_streams import open_closed_streams
@@ -194,19 +195,9 @@ def _follow(info: RankInfo, secret: str, environ: Mapping[str, str]) -> int:
     follow(info, secret, end)
 
 
-def _restore(environ: MutableMapping[str, str]) -> None:
-    """Undo what run.sh changed to preload OpenBLAS, which is meant for this process only."""
-    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
-        before = environ.pop(f"MLX_BACKEND_{name}_BEFORE", None)
-        if before:
-            environ[name] = before
-        elif before is not None:
-            environ.pop(name, None)
-
-
 if __name__ == "__main__":
     open_closed_streams()
-    _restore(os.environ)
+    restore_libraries(os.environ)
     code = main(sys.argv[1:], os.environ)
     if sys.stdout is not None:
         sys.stdout.flush()

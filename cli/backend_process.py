@@ -15,9 +15,9 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from cli import default_model
+from common.child_environment import backend_environ
 from common.launch import command
 from common.process_end import end_of, wait_or_kill
-from gateway.supervisor.process import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 

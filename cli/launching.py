@@ -12,8 +12,8 @@ import click
 
 from cli.agents import AGENTS, Agent, Served, Setup, folder, placed, script
 from cli.client import Client
+from common.child_environment import backend_environ
 from common.wording import did_you_mean
-from gateway.supervisor.process import backend_environ
 
 
 def agent(word: str) -> Agent:

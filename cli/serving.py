@@ -20,10 +20,11 @@ from cli import default_model, local_models
 from cli.options import gateway_flags
 from cli.progress import Progress
 from common import launch
+from common.child_environment import SETTINGS, backend_environ
 from common.process_end import wait_or_kill
 from common.wording import did_you_mean
 from gateway.arguments import BadArgument, settings_from
-from gateway.supervisor.process import DOWNLOAD, DOWNLOADED, SETTINGS, backend_environ
+from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
 _REASON = re.compile(r"gateway: (.+)")

@@ -12,10 +12,11 @@ from typing import Any
 
 import grpc
 
+from common.child_environment import backend_environ
 from gateway.calls import Stub, is_cancelled
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess, backend_environ
+from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 

@@ -25,7 +25,6 @@ from gateway import logs
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.warden_process import BLOCKED, signal_group
 
-SETTINGS = "MLX_GATEWAY_"
 _ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("warden_process.py")
 _KILLED = json.dumps("the process that starts it was killed")
@@ -39,25 +38,6 @@ DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 DOWNLOADED = "downloaded model "
 _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
-
-
-def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the gateway's environment without its own variables, and with `extra`.
-
-    Its own are those of its start script, and its settings: these include keys, which code in a
-    checkpoint must not read.
-    """
-    found = {name: value for name, value in environ.items() if not name.startswith(SETTINGS)}
-    if found.get("PYTHONPATH") == str(_ROOT):
-        for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
-            found.pop(name, None)
-    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
-        before = found.pop(f"MLX_BACKEND_{name}_BEFORE", None)
-        if before:
-            found[name] = before
-        elif before is not None:
-            found.pop(name, None)
-    return found | dict(extra)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""The command starts fast."""
+"""Programs import only what they need: the command starts fast, the demo needs no gateway."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import cli
@@ -16,3 +18,24 @@ def test_the_help_and_the_shell_wait_for_no_large_library() -> None:
     command = [str(ROOT / "scripts" / "python"), "-c", script]
     loaded = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     assert not {"fastapi", "grpc", "httpx", "huggingface_hub", "mlx", "pydantic"} & set(loaded)
+
+
+def _packages(lock: str) -> set[str]:
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+    return set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
+
+
+def test_the_demo_needs_only_the_packages_that_are_installed_for_it() -> None:
+    """Those of the gateway are missing then."""
+    missing = _packages("gateway") - _packages("linux-cpu")
+    distributions = packages_distributions()
+    modules = [name for name, of in distributions.items() if set(of) <= missing]
+    assert {"fastapi", "httpx", "psutil"} <= set(modules)
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
+        "import backend.engine.loading.loader, backend.rpc.lifetime\n"
+        "import cli.demo, cli.gguf_to_mlx"
+    )
+    command = [str(ROOT / "scripts" / "python"), "-c", script]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr

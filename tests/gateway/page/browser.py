@@ -17,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from gateway.supervisor.process import backend_environ
+from common.child_environment import backend_environ
 from tests.clients.environments import Browser, packaged_browser
 from tests.long import TEST_LONG
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.child_environment import backend_environ
 from gateway.supervisor import process as warden_module
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.process import PROGRAM, BackendProcess, backend_environ
+from gateway.supervisor.process import PROGRAM, BackendProcess
 from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,
