@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from common.log_lines import traceback_of
@@ -37,7 +37,7 @@ _FAULT = ApiError(500, "the gateway failed during this answer", SERVER, "interna
 class Answer(ABC, Generic[T]):
     """An answer in the form of one API. Pass every event of its generation to `take`, in order.
 
-    What `take`, `beat` and `fail` return is for a stream, and `write` returns its text.
+    `take`, `beat` and `fail` return parts of a stream: JSON objects, or the text of events.
     """
 
     media_type: ClassVar[str] = "text/event-stream"
@@ -54,16 +54,25 @@ class Answer(ABC, Generic[T]):
     def beat(self) -> list[Any]:
         """Return a sign of progress, after the start of the answer if that has not been sent."""
 
-    @abstractmethod
     def fail(self, error: ApiError) -> list[Any]:
-        """Return the last parts of an answer that failed."""
+        """Return the last parts of an answer that failed: by default, OpenAI's error object."""
+        return [error.body()]
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """Return the complete answer, available after its last event."""
+    def whole(self) -> dict[str, Any] | str:
+        """Return the complete answer as JSON or as plain text, after its last event."""
 
     def write(self, parts: Iterable[Any]) -> str:
-        """Return events named by their `type`, as in Anthropic's API and in Responses."""
+        """Return the text of parts, by default as server-sent events without names."""
+        return "".join(
+            part if isinstance(part, str) else f"data: {json.dumps(part)}\n\n" for part in parts
+        )
+
+
+class NamedEvents(Answer[T]):
+    """An answer whose events are named by their `type`, as in Anthropic's API and in Responses."""
+
+    def write(self, parts: Iterable[Any]) -> str:
         return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in parts)
 
 
@@ -72,52 +81,34 @@ async def respond(
 ) -> Response:
     """Return the answer to a request, in one piece or as a stream."""
     if streams:
-        return EventStream(
-            events,
-            lambda event: answer.write(answer.take(event)),
-            settings,
-            lambda: answer.write(answer.beat()),
-            lambda error: answer.write(answer.fail(error)),
-            answer.media_type,
-        )
+        return EventStream(events, answer, settings)
     async with aclosing(events):
         async for event in events:
             answer.add(event)
+    whole = answer.whole()
+    if isinstance(whole, str):
+        return PlainTextResponse(whole)
     # The arguments of a call may contain half of a surrogate pair, which UTF-8 cannot represent.
-    whole = json.dumps(answer.whole(), ensure_ascii=False, separators=(",", ":"))
-    return Response(whole.encode(errors="replace"), media_type="application/json")
-
-
-def openai_error(error: ApiError) -> str:
-    """Return the event on which OpenAI's clients raise an error; nothing follows it."""
-    return f"data: {json.dumps(error.body())}\n\n"
+    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode(errors="replace"), media_type="application/json")
 
 
 class EventStream(Response, Generic[T]):
-    """The response that streams events; `write` gives the text of each, '' for none.
+    """The response that streams an answer.
 
-    beat: returns the text of an event for times of silence, which may be the first event.
-    on_error: returns the event for a failure after the stream has begun; an earlier failure is
-        raised.
+    During silence it sends what `Answer.beat` returns, perhaps as its first event. A failure after
+    the stream has begun becomes what `Answer.fail` returns; an earlier failure is raised.
     """
 
     def __init__(
-        self,
-        events: AsyncGenerator[T, None],
-        write: Callable[[T], str],
-        settings: GatewaySettings,
-        beat: Callable[[], str],
-        on_error: Callable[[ApiError], str] = openai_error,
-        media_type: str = "text/event-stream",
+        self, events: AsyncGenerator[T, None], answer: Answer[T], settings: GatewaySettings
     ) -> None:
-        super().__init__(headers=_HEADERS, media_type=media_type)
+        super().__init__(headers=_HEADERS, media_type=answer.media_type)
         del self.headers["content-length"]
         self._events = events
-        self._write = write
+        self._answer = answer
         self._interval = settings.keepalive_interval
         self._limit = settings.request_timeout
-        self._beat = beat
-        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the stream (ASGI). Raises the error of the events if nothing was sent yet."""
@@ -132,7 +123,7 @@ class EventStream(Response, Generic[T]):
             if error is _FAULT:
                 logs.error("stream failed", traceback=traceback_of(fault))
             exchange.current().broken = error.code or error.type
-            await writer.write(self._on_error(error).encode())
+            await writer.write(self._encoded(self._answer.fail(error)))
         finally:
             keeper.cancel()
         await writer.write(b"", more=False)
@@ -143,10 +134,16 @@ class EventStream(Response, Generic[T]):
         try:
             async with aclosing(self._events) as events, asyncio.timeout(left):
                 async for event in events:
-                    if text := self._write(event):
-                        await writer.write(text.encode(errors="replace"))
+                    if body := self._encoded(self._answer.take(event)):
+                        await writer.write(body)
         except TimeoutError:
             raise too_slow(self._limit) from None
+
+    def _beat(self) -> bytes:
+        return self._encoded(self._answer.beat())
+
+    def _encoded(self, parts: list[Any]) -> bytes:
+        return self._answer.write(parts).encode(errors="replace")
 
 
 class _Writer:
@@ -172,16 +169,16 @@ class _Writer:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._last = self._clock()
 
-    async def keep_alive(self, interval: float, beat: Callable[[], str]) -> None:
+    async def keep_alive(self, interval: float, beat: Callable[[], bytes]) -> None:
         """Send a beat when the model has to load, and per `interval` s of silence (0: never)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(interval or None):
                 await exchange.current().waits.wait()
-            await self.write(beat().encode())
+            await self.write(beat())
         while interval > 0:
             async with self._lock:  # a client that reads slowly is not in silence
                 silence = self._clock() - self._last
                 if silence >= interval:
-                    await self._write(beat().encode())
+                    await self._write(beat())
                     silence = 0
             await asyncio.sleep(interval - silence)

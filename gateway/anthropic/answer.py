@@ -19,7 +19,7 @@ from gateway.calls import Done, Event, Progress, Usage
 from gateway.errors import ApiError
 from gateway.openai.messages import SEAL
 from gateway.refusals import TEXT, ErrorForm, schema_of
-from gateway.sse import Answer
+from gateway.sse import NamedEvents
 
 Json = dict[str, Any]
 # For each kind of block: the name of its type, of its deltas, and of their field.
@@ -43,7 +43,7 @@ _ERRORS: Mapping[int, str] = {
 _ERROR = schema_of(type=TEXT, message=TEXT) | {"additionalProperties": {"type": "object"}}
 
 
-class MessageAnswer(Answer[Event]):
+class MessageAnswer(NamedEvents[Event]):
     """The message so far."""
 
     def __init__(self, request: MessagesRequest, model: str) -> None:

@@ -17,13 +17,12 @@ from typing import Any, TypeAlias
 
 from gateway.blocks import Block, Blocks, Step, consume
 from gateway.calls import Done, Event, Piece, Progress, Usage
-from gateway.errors import ApiError
 from gateway.fields import TextRequest
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion import CompletionPlan
 from gateway.openai.tools import CustomTool, is_legacy
-from gateway.sse import DONE, Answer, openai_error
+from gateway.sse import DONE, Answer
 
 Json = dict[str, Any]
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -121,15 +120,9 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
         begun = [entry for choice in self._choices for entry in choice.begin()]
         return [*map(self._chunk, begun or [self._choices[0].nothing()])]
 
-    def fail(self, error: ApiError) -> list[str]:
-        return [openai_error(error)]
-
     def whole(self) -> Json:
         choices = [choice.whole() for choice in self._choices]
         return {**self._whole, "choices": choices, "usage": self._used()}
-
-    def write(self, parts: Iterable[str]) -> str:
-        return "".join(parts)
 
     def _used(self) -> Json:
         ends = [self._ends[index].usage for index in range(len(self._choices))]

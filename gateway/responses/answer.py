@@ -20,7 +20,7 @@ from gateway.openai.answer import token_logprob
 from gateway.openai.messages import SEAL
 from gateway.responses.items import CustomTool, FunctionTool, Offered, offered
 from gateway.responses.request import ResponsesRequest
-from gateway.sse import Answer
+from gateway.sse import NamedEvents
 
 Json = dict[str, Any]
 # For each kind of call: the field that has its input.
@@ -35,7 +35,7 @@ _AS_SENT = (
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
-class ResponseAnswer(Answer[Event]):
+class ResponseAnswer(NamedEvents[Event]):
     """The response so far."""
 
     def __init__(

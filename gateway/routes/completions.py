@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
-from pydantic_core import to_json
 
 from gateway import exchange, fields
-from gateway.calls import Done, Piece, Usage
-from gateway.context import Gateway, GatewayDep
+from gateway.calls import Done, Event, Piece, Usage
+from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.fields import Strict
 from gateway.limits import JsonRoute, apart
@@ -22,7 +20,7 @@ from gateway.openai.answer import completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
 from gateway.openapi import streamed
-from gateway.sse import EventStream, respond
+from gateway.sse import Answer, respond
 from gateway.tagged import MOST_ENTRIES
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
@@ -83,44 +81,62 @@ async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
     """Return the text after `prompt`, in one piece or as a stream."""
     if body.stream_options is not None:
         exchange.current().ignore("stream_options")
-    answer = _answer(body, gateway)
-    if body.stream:
-        return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
-    async with aclosing(answer):
-        parts = [part async for part in answer]
-    shown = [token for part in parts for token in part.pop("completion_probabilities", ())]
-    whole = parts[-1] | ({"completion_probabilities": shown} if shown else {})
-    whole["content"] = "".join(part["content"] for part in parts)
-    return Response(to_json(whole), media_type="application/json")
-
-
-async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
-    """Yield parts of the text: an empty part when the request is accepted, totals at the end."""
     config = gateway.supervisor.resolve(body.model)
-    model = body.model or config.name
     plan = await apart(completion_plan, body, config)
-    limit = (body.t_max_predict_ms or 0) / 1000
-    first, pieces, begun = 0.0, 0, False
-    async with aclosing(events_of(body, plan.wanted, gateway)) as events:
-        async for _, event in events:
-            if isinstance(event, Done):
-                yield _end(event, model)
-            elif isinstance(event, Piece):
+    events = _limited(events_of(body, plan.wanted, gateway), (body.t_max_predict_ms or 0) / 1000)
+    answer = _NativeAnswer(body.model or config.name, shows_progress=body.return_progress is True)
+    return await respond(events, answer, gateway.settings, streams=body.stream is True)
+
+
+async def _limited(
+    events: AsyncGenerator[tuple[int, Event], None], seconds: float
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """Yield the events of one answer, which ends `seconds` after its first text; 0: no limit."""
+    first, pieces = 0.0, 0
+    async with aclosing(events):
+        async for index, event in events:
+            yield index, event
+            if isinstance(event, Piece):
                 first, pieces = first or time.monotonic(), pieces + 1
-                shown = {"completion_probabilities": event.logprobs} if event.logprobs else {}
-                yield _part(event.content) | shown
-                if limit > 0 and time.monotonic() - first > limit:
-                    yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
+                if seconds > 0 and time.monotonic() - first > seconds:
+                    yield index, Done("length", Usage(event.prompt_tokens, pieces))
                     return
-            elif body.return_progress:
-                yield _part("") | {"prompt_progress": progress_of(event)}
-            elif not begun:
-                begun = True
-                yield _part("")
 
 
-def _event(part: Json) -> str:
-    return f"data: {json.dumps(part)}\n\n"
+class _NativeAnswer(Answer[tuple[int, Event]]):
+    """llama.cpp's answer: the parts of a text, the last of which is empty and has the totals."""
+
+    def __init__(self, model: str, *, shows_progress: bool) -> None:
+        self._model = model
+        self._shows_progress = shows_progress
+        self._begun = False
+        self._pieces: list[Piece] = []
+        self._end: Json = {}
+
+    def take(self, event: tuple[int, Event]) -> list[Json]:
+        _, arrived = event
+        if isinstance(arrived, Done):
+            self._end = _end(arrived, self._model)
+            return [self._end]
+        if isinstance(arrived, Piece):
+            self._pieces.append(arrived)
+            return [_part(arrived.content) | _probabilities(arrived.logprobs)]
+        if self._shows_progress:
+            return [_part("") | {"prompt_progress": progress_of(arrived)}]
+        begun, self._begun = self._begun, True
+        return [] if begun else self.beat()
+
+    def beat(self) -> list[Json]:
+        return [_part("")]
+
+    def whole(self) -> Json:
+        text = "".join(piece.content for piece in self._pieces)
+        shown = [entry for piece in self._pieces for entry in piece.logprobs]
+        return self._end | {"content": text} | _probabilities(shown)
+
+
+def _probabilities(entries: Sequence[Json]) -> Json:
+    return {"completion_probabilities": entries} if entries else {}
 
 
 def _part(content: str) -> Json:

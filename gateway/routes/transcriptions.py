@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field
 
 from gateway import exchange, fields
@@ -22,7 +20,7 @@ from gateway.forms import Part, form_of
 from gateway.limits import apart
 from gateway.openapi import streamed
 from gateway.refusals import validated
-from gateway.sse import DONE, EventStream
+from gateway.sse import DONE, Answer, respond
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -86,12 +84,9 @@ async def transcriptions(request: Request, gateway: GatewayDep) -> Response:
         language=asked.language or "",
         timestamp_granularities=asked.timestamp_granularities,
     )
+    answer = _Transcript(asked.response_format, "transcribe", asked.timestamp_granularities)
     pieces = _pieces(asked, wanted, gateway)
-    if asked.stream:
-        detailed = asked.response_format == "verbose_json"
-        events = _events(pieces, detailed, asked.timestamp_granularities)
-        return EventStream(events, str, gateway.settings, lambda: ": \n\n")
-    return await _answer(pieces, asked, "transcribe", asked.timestamp_granularities)
+    return await respond(pieces, answer, gateway.settings, streams=asked.stream is True)
 
 
 @router.post("/audio/translations", openapi_extra=_described(TranslationRequest))
@@ -99,7 +94,8 @@ async def translations(request: Request, gateway: GatewayDep) -> Response:
     """Return the text of a recording in English."""
     asked = await _read(TranslationRequest, request)
     pieces = _pieces(asked, pb.TranscriptRequest(translate=True), gateway)
-    return await _answer(pieces, asked, "translate", ())
+    answer = _Transcript(asked.response_format, "translate")
+    return await respond(pieces, answer, gateway.settings, streams=False)
 
 
 async def _read(schema: type[Asked], request: Request) -> Asked:
@@ -167,53 +163,36 @@ async def _pieces(
             yield part
 
 
-async def _answer(
-    pieces: AsyncGenerator[pb.TranscriptStreamResponse, None],
-    asked: TranslationRequest,
-    task: str,
-    granularities: Sequence[str],
-) -> Response:
-    """Return the whole transcript in the requested form."""
-    result = pb.TranscriptResult()
-    async with aclosing(pieces) as parts:
-        async for part in parts:
-            if part.HasField("final_result"):
-                result = part.final_result
-    match asked.response_format:
-        case "json":
-            return JSONResponse({"text": result.text, "usage": usage_of(result)})
-        case "verbose_json":
-            return JSONResponse(verbose(result, task, granularities))
-        case "srt":
-            return PlainTextResponse(srt(result))
-        case "vtt":
-            return PlainTextResponse(vtt(result))
-    return PlainTextResponse(f"{result.text}\n")
+class _Transcript(Answer[pb.TranscriptStreamResponse]):
+    """A transcript in the requested form, or as OpenAI's events."""
 
+    def __init__(self, form: str, task: str, granularities: Sequence[str] = ()) -> None:
+        self._form = form
+        self._task = task
+        self._granularities = granularities
+        self._result = pb.TranscriptResult()
 
-async def _events(
-    pieces: AsyncGenerator[pb.TranscriptStreamResponse, None],
-    detailed: bool,
-    granularities: Sequence[str],
-) -> AsyncGenerator[str, None]:
-    """Yield OpenAI's events.
+    def take(self, event: pb.TranscriptStreamResponse) -> list[Json | str]:
+        """Return events. The last one also has the fields of verbose_json, if that is requested."""
+        if not event.HasField("final_result"):
+            return [{"type": "transcript.text.delta", "delta": event.delta}]
+        self._result = event.final_result
+        return [{"type": "transcript.text.done"} | self._fields(), DONE]
 
-    detailed: the last event also has what verbose_json has, as in LocalAI.
-    """
-    async with aclosing(pieces) as parts:
-        async for part in parts:
-            if not part.HasField("final_result"):
-                yield _event({"type": "transcript.text.delta", "delta": part.delta})
-                continue
-            result = part.final_result
-            done = {"type": "transcript.text.done", "text": result.text, "usage": usage_of(result)}
-            more = verbose(result, "transcribe", granularities) if detailed else {}
-            yield _event(more | done)
-    yield DONE
+    def beat(self) -> list[str]:
+        return [": \n\n"]
 
+    def whole(self) -> Json | str:
+        if self._form in ("json", "verbose_json"):
+            return self._fields()
+        if self._form == "text":
+            return f"{self._result.text}\n"
+        return srt(self._result) if self._form == "srt" else vtt(self._result)
 
-def _event(value: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(value)}\n\n"
+    def _fields(self) -> Json:
+        if self._form == "verbose_json":
+            return verbose(self._result, self._task, self._granularities)
+        return {"text": self._result.text, "usage": usage_of(self._result)}
 
 
 def usage_of(result: pb.TranscriptResult) -> Json:

@@ -15,7 +15,7 @@ from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.errors import ApiError
 from gateway.ollama.answer import OllamaAnswer, chat_part
 from gateway.settings import GatewaySettings
-from gateway.sse import EventStream, respond
+from gateway.sse import Answer, EventStream, respond
 from tests.gateway.requests_begun import begun
 
 SETTINGS = GatewaySettings(Path("models"), keepalive_interval=0)
@@ -26,6 +26,19 @@ SCOPE: dict[str, Any] = {"type": "http"}
 @pytest.fixture(autouse=True)
 def _a_request_of_its_own() -> None:
     begun()
+
+
+class Text(Answer[str]):
+    """An answer whose events are their own text."""
+
+    def take(self, event: str) -> list[str]:
+        return [event]
+
+    def beat(self) -> list[str]:
+        return [BEAT]
+
+    def whole(self) -> str:
+        return ""
 
 
 class Client:
@@ -62,7 +75,7 @@ async def test_events_are_sent_as_they_arrive() -> None:
         yield "data: 2\n\n"
 
     client = Client()
-    await EventStream(events(), str, SETTINGS, str)(SCOPE, client.receive, client.send)
+    await EventStream(events(), Text(), SETTINGS)(SCOPE, client.receive, client.send)
     assert client.status == 200
     assert client.bodies == [b"data: 1\n\n", b"data: 2\n\n", b""]
     assert client.ended
@@ -78,7 +91,7 @@ async def test_a_failure_before_the_first_event_keeps_its_status() -> None:
 
     client = Client()
     with pytest.raises(ApiError, match="no"):
-        await EventStream(events(), str, SETTINGS, str)(SCOPE, client.receive, client.send)
+        await EventStream(events(), Text(), SETTINGS)(SCOPE, client.receive, client.send)
     assert client.status == 0
 
 
@@ -89,10 +102,10 @@ async def test_a_failure_during_the_stream_is_the_last_event(failure: Exception)
         raise failure
 
     client = Client()
-    stream = EventStream(events(), str, SETTINGS, str, lambda error: f"event: {error}\n\n")
+    stream = EventStream(events(), Text(), SETTINGS)
     await stream(SCOPE, client.receive, client.send)
     assert client.bodies[0] == b"data: 1\n\n"
-    assert client.bodies[1].startswith(b"event: ")
+    assert client.bodies[1].startswith(b'data: {"error"')
     assert b"secret" not in client.bodies[1]
     assert client.bodies[2:] == [b""]
 
@@ -105,7 +118,7 @@ async def test_an_endless_stream_ends_with_an_error_event() -> None:
         await asyncio.Event().wait()
 
     client = Client()
-    stream = EventStream(events(), str, replace(SETTINGS, request_timeout=0.05), str)
+    stream = EventStream(events(), Text(), replace(SETTINGS, request_timeout=0.05))
     await stream(SCOPE, client.receive, client.send)
     assert client.bodies[0] == b"data: 1\n\n"
     assert b"took longer than 0.05 s" in client.bodies[1]
@@ -122,7 +135,7 @@ async def test_silence_is_filled_before_and_between_events() -> None:
         await client.until(BEAT.encode())
         raise ApiError(503, "gone")
 
-    stream = EventStream(events(), str, replace(SETTINGS, keepalive_interval=0.001), lambda: BEAT)
+    stream = EventStream(events(), Text(), replace(SETTINGS, keepalive_interval=0.001))
     await stream(SCOPE, client.receive, client.send)
     assert client.status == 200
     assert client.bodies[-2].startswith(b'data: {"error": {"message": "gone"')
@@ -140,7 +153,7 @@ async def test_a_disconnect_closes_the_events_at_once() -> None:
             closed.append("events")
 
     client = Client()
-    response = EventStream(events(), str, SETTINGS, str)
+    response = EventStream(events(), Text(), SETTINGS)
     running = asyncio.ensure_future(response(SCOPE, client.receive, client.send))
     await client.until(b"data: 1\n\n")
     running.cancel()
