@@ -133,16 +133,12 @@ def serve(reference: str, **given: Any) -> None:
     flags = list(gateway_flags(given))
     serving.require_settings(given, os.environ)
     if reference:
-        _only_one(reference, given["model"])
-        given_model = [f"--model={serving.reference_of(reference)}"]
-        flags = [*given_model, *flags]
+        if given["model"]:
+            both = f"both {reference} and --model {given['model']} say what to serve"
+            raise click.UsageError(both)
+        flags.insert(0, f"--model={serving.reference_of(reference)}")
     arguments = _fetching(lambda: serving.arguments_for(flags, os.environ))
     serving.become_gateway([*arguments, *model_settings(given)])
-
-
-def _only_one(reference: str, model: str | None) -> None:
-    if model:
-        raise click.UsageError(f"both {reference} and --model {model} say what to serve")
 
 
 @COMMAND.command(short_help="Load a model and talk to it.")
@@ -204,9 +200,9 @@ def _converse(client: Any, model: str, prompt: tuple[str, ...], system: str) -> 
 def pull(reference: str) -> None:
     """Download a model from the hub."""
     _require_build()
-    from cli import downloads
+    from cli import local_models
 
-    click.echo(_fetching(lambda: downloads.pull(reference)))
+    click.echo(_fetching(lambda: local_models.pull(reference)))
 
 
 @COMMAND.command(name="list")
@@ -242,7 +238,7 @@ def show(reference: str) -> None:
     """Describe a model on this machine."""
     from cli import local_models
 
-    for name, value in _known(lambda: local_models.description(_local(reference))).items():
+    for name, value in local_models.description(local_models.named(reference)).items():
         click.echo(f"{name:<14}{value}")
 
 
@@ -253,7 +249,7 @@ def rm(reference: str, yes: bool) -> None:
     """Delete a downloaded model."""
     from cli import local_models
 
-    model = _local(reference)
+    model = local_models.named(reference)
     if Path(reference).expanduser().exists() and model.name not in {
         each.name for each in local_models.found()
     }:
@@ -263,22 +259,6 @@ def rm(reference: str, yes: bool) -> None:
         click.confirm(f"Delete {model.name} ({size})?", abort=True, err=True)
     freed = local_models.remove(model)
     click.echo(f"deleted {model.name}, {local_models.size(freed)} freed")
-
-
-def _local(reference: str) -> Any:
-    from cli import local_models
-
-    return _known(lambda: local_models.named(reference))
-
-
-def _known(action: Any) -> Any:
-    """Return the result of an action on a local model. Raises ClickException if there is none."""
-    from cli.local_models import NoSuchModel
-
-    try:
-        return action()
-    except NoSuchModel as problem:
-        raise click.ClickException(str(problem)) from None
 
 
 @COMMAND.command()

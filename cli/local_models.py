@@ -1,15 +1,20 @@
-"""Finds the models on this machine: those in the hub's cache, and the default model."""
+"""Manages the models on this machine: those in the hub's cache, and the default model."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from cli import default_model
+from common import launch
 from common.hub_cache import NoHome, hub_cache
 from common.wording import did_you_mean
 from gateway.models.checkpoint import Checkpoints
@@ -17,7 +22,7 @@ from gateway.models.config import ModelConfig
 from gateway.models.reading import single
 
 
-class NoSuchModel(Exception):
+class NoSuchModel(click.ClickException):
     """This machine has no model of this name; `str()` says what to do."""
 
 
@@ -129,6 +134,37 @@ def description(model: LocalModel) -> dict[str, str]:
         "abilities": ", ".join(checkpoints.abilities(config)) or "unknown",
         "sampling": ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "default",
     }
+
+
+def pull(reference: str) -> str:
+    """Download a model, and check that it can be served.
+
+    Returns a message for the user. Raises ClickException, ModelUnavailable, OSError.
+    """
+    from cli.progress import Progress
+    from gateway.supervisor.process import DOWNLOAD
+
+    if reference.casefold() == default_model.NAME.casefold():
+        return f"{default_model.NAME} is in {default_model.ensure()}"
+    downloading = subprocess.Popen(
+        launch.command("-m", "backend.engine.loading.download", reference),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert downloading.stdout is not None
+    last: deque[str] = deque(maxlen=1)
+    with Progress(f"downloading {reference}") as progress:
+        for line in downloading.stdout:
+            if match := DOWNLOAD.search(line):
+                progress.show(int(match[1]), int(match[2]))
+            elif line.strip():
+                last.append(line.strip())
+    if downloading.wait() != 0:
+        raise click.ClickException(last[0] if last else "the download ended")
+    return f"{named(reference).name} is in {last[0]}"
 
 
 def remove(model: LocalModel) -> int:

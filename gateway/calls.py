@@ -37,17 +37,17 @@ Stub = backend_pb2_grpc.BackendStub
 _MOST_AT_ONCE = 64  # answers of one request; backends run fewer in a batch, and queue the rest
 
 
-async def ask(
+async def unary(
     method: Callable[..., Awaitable[Reply]],
     request: Any,
     seconds: float,
     names: Names = AS_ON_THE_WIRE,
     metadata: Metadata = (),
 ) -> Reply:
-    """Make one call, which is cancelled with its task, and return the reply. Raises ApiError.
+    """Make a unary call, which is cancelled with its task, and return the reply. Raises ApiError.
 
     seconds: the time limit; 0 for none.
-    names: the client's names of the wire's fields, for errors.
+    names: the client's names of the protocol's fields, for errors.
     """
     with as_refusals(names):
         call: Any = method(request, timeout=seconds or None, metadata=metadata)
@@ -58,23 +58,23 @@ async def ask(
         return reply
 
 
-async def ask_all(
+async def unary_all(
     method: Callable[..., Awaitable[Reply]],
     requests: Sequence[Any],
     seconds: float,
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
     metadata: Metadata = (),
 ) -> list[Reply]:
-    """Make calls as `ask` does, and return the replies in order. The first failure ends all calls.
+    """Make calls as `unary` does; return the replies in order. The first failure ends all calls.
 
-    names: the client's names of the wire's fields, by the index of the request.
+    names: the client's names of the protocol's fields, by the index of the request.
     """
     replies: list[Any] = [None] * len(requests)
     waiting = iter(range(len(requests)))
 
     async def work() -> None:
         for index in waiting:
-            replies[index] = await ask(method, requests[index], seconds, names(index), metadata)
+            replies[index] = await unary(method, requests[index], seconds, names(index), metadata)
 
     tasks = [asyncio.ensure_future(work()) for _ in range(_AT_ONCE)]
     try:

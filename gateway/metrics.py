@@ -113,8 +113,9 @@ class Metrics:
             self.prompt_tokens.labels(path).inc(seen.prompt_tokens)
             self.completion_tokens.labels(path).inc(seen.completion_tokens)
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def text(self, models: Sequence[ModelNow]) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry) + generate_latest(_Models(models))
 
 
 class AnswerTimes:
@@ -159,10 +160,6 @@ async def _counts(stub: Stub | None) -> Mapping[str, float]:
             found |= await call.trailing_metadata() or ()
             return {key: float(found[key]) for key in _COUNTED if key in found}
     return {}
-
-
-def text(models: Sequence[ModelNow]) -> bytes:
-    return generate_latest(_Models(models))
 
 
 class _Models(Collector):

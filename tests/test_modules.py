@@ -19,7 +19,7 @@ COVERED = {
     "acceptance/test_transcription.py": "backend/engine/speech/speech_builder",
     "cli/test_agents.py": "cli/launching",
     "cli/test_command_line.py": """
-        cli/__main__ cli/client cli/conversation cli/downloads cli/local_models cli/options
+        cli/__main__ cli/client cli/conversation cli/local_models cli/options
         cli/progress common/progress_bar
     """,
     "cli/test_default_model.py": "common/cache_folder",

@@ -11,8 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from backend.engine.engine import Engine
 from backend.engine.events import Finished, Progress, TextDelta, TokenLogprob
-from backend.engine.generation import Generation
-from backend.engine.request import ChatPrompt, GenerationRequest
+from backend.engine.request import ChatPrompt
 from backend.engine.served_model import ServedModel
 from backend.rpc import replies
 from backend.rpc.call_log import note, note_usage
@@ -23,46 +22,35 @@ from wire import backend_pb2 as pb
 
 
 class Answer:
-    """The answer of one generation. Its parser is created with the first piece of text.
+    """The answer to one request, which is submitted to the engine.
 
     partial_calls: whether calls are reported while they are generated, for streams.
+
+    Raises InvalidRequest, Overloaded and other errors of the engine.
     """
 
     def __init__(
         self,
-        served: ServedModel,
-        request: GenerationRequest,
-        generation: Generation,
-        *,
-        partial_calls: bool,
-    ) -> None:
-        self._facts = served
-        self._request = request
-        self._generation = generation
-        self._partial_calls = partial_calls
-        self._parser: ChatParser | None = None
-        self._unsent: list[TokenLogprob] = []
-        self._sent = 0
-        self._thought = _ReasoningTokens()
-
-    @classmethod
-    def to(
-        cls,
         engine: Engine,
         options: pb.PredictOptions,
         served: ServedModel,
         *,
         partial_calls: bool = False,
-    ) -> Answer:
-        """Submit a request, and return its answer. Raises InvalidRequest, Overloaded, …."""
-        request = generation_request(options, served)
-        note(id=request.request_id)
-        return cls(served, request, engine.submit(request), partial_calls=partial_calls)
+    ) -> None:
+        self._served = served
+        self._request = generation_request(options, served)
+        note(id=self._request.request_id)
+        self._generation = engine.submit(self._request)
+        self._partial_calls = partial_calls
+        self._parser: ChatParser | None = None  # created with the first text of a chat
+        self._unsent: list[TokenLogprob] = []
+        self._sent = 0
+        self._thought = _ReasoningTokens()
 
     async def events(
         self,
     ) -> AsyncGenerator[tuple[Progress | TextDelta | Finished, Sequence[ChatEvent]], None]:
-        """Yield the engine's events with the chat events of each, and note them for the call's log.
+        """Yield the engine's events, each with its chat events, and note usage for the log.
 
         Closing the iterator cancels the generation.
         """
@@ -75,33 +63,26 @@ class Answer:
                     yield event, self._read(event)
 
     def _read(self, event: TextDelta | Finished) -> Sequence[ChatEvent]:
+        parser = self._started()
         if isinstance(event, Finished):
             note(finish=event.reason)
-            return self.finish(event)
-        return self.feed(event)
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Number of reasoning tokens so far; 0 for a raw prompt, whose answer is not parsed."""
-        return self._thought.total
-
-    def feed(self, piece: TextDelta) -> Sequence[ChatEvent]:
-        self._unsent += piece.logprobs
-        parser = self._started()
+            events = [] if parser is None else parser.finish(event.reason)
+            self._thought.add(events, event.usage.completion_tokens)
+            return events
+        self._unsent += event.logprobs
         if parser is None:
-            return [Content(piece.text)]
+            return [Content(event.text)]
         read: list[ChatEvent] = []
-        for text, tokens in piece.pieces:
+        for text, tokens in event.pieces:
             events = parser.feed(text)
             self._thought.add(events, tokens)
             read += events
         return merged(read)
 
-    def finish(self, end: Finished) -> Sequence[ChatEvent]:
-        parser = self._started()
-        events = [] if parser is None else parser.finish(end.reason)
-        self._thought.add(events, end.usage.completion_tokens)
-        return events
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of reasoning tokens so far; 0 for a raw prompt, whose answer is not parsed."""
+        return self._thought.total
 
     def piece_logprobs(self) -> bytes:
         """Return the log-probabilities of the tokens since the previous Reply, if requested.
@@ -112,7 +93,7 @@ class Answer:
             return b""
         entries, self._unsent = self._unsent, []
         self._sent += len(entries)
-        return replies.logprobs_json(entries, self._facts.token_bytes)
+        return replies.logprobs_json(entries, self._served.token_bytes)
 
     async def last_logprobs(self, end: Finished) -> bytes:
         """Return the log-probabilities that were not streamed yet, and those of the prompt."""
@@ -122,30 +103,30 @@ class Answer:
             return await asyncio.to_thread(
                 replies.logprobs_json,
                 rest,
-                self._facts.token_bytes,
+                self._served.token_bytes,
                 end.prompt_logprobs,
-                self._facts.new_text(False),
+                self._served.new_text(False),
             )
         if end.logprobs is None or (self._sent and not rest):
             return b""
-        return replies.logprobs_json(rest, self._facts.token_bytes)
+        return replies.logprobs_json(rest, self._served.token_bytes)
 
     def _started(self) -> ChatParser | None:
         prompt = self._request.prompt
         if not isinstance(prompt, ChatPrompt):
             return None
         if self._parser is None:
-            self._parser = self._facts.parser(
+            self._parser = self._served.parser(
                 prompt, self._generation.prompt_tail, partial_calls=self._partial_calls
             )
         return self._parser
 
 
 class _ReasoningTokens:
-    """Counts reasoning tokens, however the answer was divided into Replies.
+    """A count of reasoning tokens that does not depend on how an answer is divided into Replies.
 
     A token without an event is markup, or its text is withheld until more text arrives. Such a
-    token counts as the same kind, reasoning or content, as the text that follows.
+    token counts as reasoning or content like the text that follows.
     """
 
     def __init__(self) -> None:
@@ -153,7 +134,7 @@ class _ReasoningTokens:
         self._placed = 0
 
     def add(self, events: Sequence[ChatEvent], tokens: int) -> None:
-        """Add the events that became known when the answer had `tokens` tokens."""
+        """Add the events that were read when the answer had `tokens` tokens."""
         if not events:
             return
         if any(isinstance(event, Reasoning) for event in events):

@@ -113,7 +113,7 @@ class Servicer(TextReadings):
         parts: list[ChatEvent] = []
         usage, logprobs = Usage(), b""
         served = self._engine.require_text_model("Predict")
-        answer = Answer.to(self._engine, request, served)
+        answer = Answer(self._engine, request, served)
         del request
         async with aclosing(answer.events()) as events:
             async for event, added in events:
@@ -126,7 +126,7 @@ class Servicer(TextReadings):
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         served = self._engine.require_text_model("Predict")
-        answer = Answer.to(self._engine, request, served, partial_calls=True)
+        answer = Answer(self._engine, request, served, partial_calls=True)
         del request
         async with aclosing(answer.events()) as events:
             async for event, parts in events:

@@ -9,7 +9,6 @@ the Metadata of PredictOptions.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -36,20 +35,12 @@ PROMPT_NAME = "mlx-prompt-name-bin"
 _FLAGS = {"true": True, "false": False}
 
 
-@dataclass(frozen=True, slots=True)
-class InputSwitches:
-    """How a call wants its inputs to be read; None means as the model's options say.
+def _settings(context: Context) -> tuple[bool | None, str | None]:
+    """Return two settings from the metadata of a call. Raises InvalidRequest.
 
-    truncate: whether the end of an input that is too long is cut off.
-    prompt_name: the name of the prompt to put in front of each text.
+    The first is whether an input that is too long loses its end; the second is the name of the
+    prompt to put in front of each text. None means that the model's options decide.
     """
-
-    truncate: bool | None = None
-    prompt_name: str | None = None
-
-
-def _switches(context: Context) -> InputSwitches:
-    """Read the metadata of a call. Raises InvalidRequest."""
     given = dict(context.invocation_metadata() or ())
     truncate, name = given.get(TRUNCATE), given.get(PROMPT_NAME)
     if truncate is not None and truncate not in _FLAGS:
@@ -58,7 +49,7 @@ def _switches(context: Context) -> InputSwitches:
         prompt = name.decode() if isinstance(name, bytes) else name
     except UnicodeDecodeError:
         raise InvalidRequest(f"{PROMPT_NAME} is not UTF-8: send the name of a prompt") from None
-    return InputSwitches(None if truncate is None else _FLAGS[str(truncate)], prompt)
+    return None if truncate is None else _FLAGS[str(truncate)], prompt
 
 
 def _report_truncated(context: Context, tokens: int) -> None:
@@ -103,23 +94,18 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
         self._engine = engine
 
     async def Embedding(self, options: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
-        switches = _switches(context)
+        truncate, prompt_name = _settings(context)
         reader = self._engine.reader(TextReader)
         _require_one_input(options)
         pieces: list[Piece] = []
 
         def read() -> list[Piece]:
             if options.EmbeddingTokens:
-                tokens = options.EmbeddingTokens
-                pieces.extend(reader.read_tokens(tokens, truncate=switches.truncate))
+                found = reader.read_tokens(options.EmbeddingTokens, truncate=truncate)
             else:
-                pieces.extend(
-                    reader.read_text(
-                        options.Embeddings,
-                        prompt_name=switches.prompt_name,
-                        truncate=switches.truncate,
-                    )
-                )
+                text = options.Embeddings
+                found = reader.read_text(text, prompt_name=prompt_name, truncate=truncate)
+            pieces.extend(found)
             return pieces
 
         size = len(options.Embeddings) + len(options.EmbeddingTokens)
@@ -137,14 +123,14 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
         )
 
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
-        switches = _switches(context)
+        truncate, _ = _settings(context)
         reader = self._engine.reader(PairReader)
         _require_rankable(request)
         documents = list(request.documents)
         pieces: list[Piece] = []
 
         def read() -> list[Piece]:
-            pieces.extend(reader.read(request.query, documents, truncate=switches.truncate))
+            pieces.extend(reader.read(request.query, documents, truncate=truncate))
             return pieces
 
         size = len(documents) * len(request.query) + sum(map(len, documents))

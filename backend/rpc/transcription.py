@@ -127,7 +127,7 @@ async def _by_prompts(
         )
         _require_unchanged(engine, served)
         text = ""
-        async with aclosing(Answer.to(engine, options, served).events()) as events:
+        async with aclosing(Answer(engine, options, served).events()) as events:
             async for _, parts in events:
                 for part in parts:
                     if isinstance(part, Content) and part.text:

@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from common.field_names import named
 from gateway import exchange
 from gateway.asking import ask_once
-from gateway.calls import ask_all
+from gateway.calls import unary_all
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import Names, bad_field
@@ -151,7 +151,7 @@ async def vectors_of(
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
         requests = [pb.PredictOptions(ModelIdentity=lease.identity, **each) for each in texts]
         seconds = gateway.settings.request_timeout
-        return await ask_all(lease.stub.Embedding, requests, seconds, names, metadata)
+        return await unary_all(lease.stub.Embedding, requests, seconds, names, metadata)
 
     def names(index: int) -> Names:
         place = f"input[{index}]" if len(asked.input) > 1 else "input"

@@ -36,5 +36,5 @@ async def ready(gateway: GatewayDep, response: Response) -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
     """Return counters of the gateway and of every loaded model, in Prometheus' text format."""
-    models = metrics.text(await metrics.collect(gateway.supervisor))
-    return PlainTextResponse(gateway.metrics.text() + models, media_type=metrics.CONTENT_TYPE)
+    text = gateway.metrics.text(await metrics.collect(gateway.supervisor))
+    return PlainTextResponse(text, media_type=metrics.CONTENT_TYPE)

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from common.rerank_limits import MOST_DOCUMENTS
 from gateway import exchange
 from gateway.asking import ask_once
-from gateway.calls import ask
+from gateway.calls import unary
 from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.fields import Request, Strict
@@ -81,7 +81,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
             top_n=min(most, len(texts)),
         )
         seconds = gateway.settings.request_timeout
-        return await ask(lease.stub.Rerank, request, seconds, metadata=truncation(body.truncate))
+        return await unary(lease.stub.Rerank, request, seconds, metadata=truncation(body.truncate))
 
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank, body)
     read = reply.usage.prompt_tokens

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from common.field_names import named
 from gateway.asking import ask_once
-from gateway.calls import ask, ask_all
+from gateway.calls import unary, unary_all
 from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field
@@ -53,7 +53,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]
     async def cut(lease: Lease) -> tuple[list[int], list[str] | None]:
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
         names = {"Prompt": "prompt" if body.content is None else "content"}
-        found = list((await ask(lease.stub.TokenizeString, request, seconds, names)).tokens)
+        found = list((await unary(lease.stub.TokenizeString, request, seconds, names)).tokens)
         wanted = body.with_pieces or body.return_token_strs
         return found, await _pieces(lease, found, seconds) if wanted else None
 
@@ -75,7 +75,7 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> dict[str, 
 
     async def joined(lease: Lease) -> pb.DetokenizeResponse:
         request = pb.DetokenizeRequest(tokens=body.tokens)
-        return await ask(lease.stub.Detokenize, request, gateway.settings.request_timeout)
+        return await unary(lease.stub.Detokenize, request, gateway.settings.request_timeout)
 
     text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined, body)).content
     return {"content": text, "prompt": text}
@@ -89,6 +89,6 @@ async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
         )
     different = list(dict.fromkeys(tokens))
     requests = [pb.DetokenizeRequest(tokens=[token]) for token in different]
-    replies = await ask_all(lease.stub.Detokenize, requests, seconds)
+    replies = await unary_all(lease.stub.Detokenize, requests, seconds)
     piece_of = {token: reply.content for token, reply in zip(different, replies, strict=True)}
     return [piece_of[token] for token in tokens]

@@ -25,7 +25,6 @@ from gateway import logs
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.warden_process import BLOCKED, signal_group
 
-_ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("warden_process.py")
 _KILLED = json.dumps("the process that starts it was killed")
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none

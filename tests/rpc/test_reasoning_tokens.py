@@ -5,43 +5,58 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import aclosing
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine.engine import Engine
 from backend.engine.events import Finished, TextDelta, Usage
 from backend.engine.generation import Generation
-from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt
+from backend.engine.request import GenerationRequest
 from backend.rpc.answer import Answer
 from common.chat_events import ChatEvent, ChatMessage, message_of
 from tests.rpc.fake_engine import SERVED
+from wire import backend_pb2 as pb
 
-ASKED = ChatPrompt(({"role": "user", "content": "How deep is it?"},))
+ASKED = pb.PredictOptions(
+    Messages=[pb.Message(role="user", content="How deep is it?")], UseTokenizerTemplate=True
+)
+
+
+class _Engine:
+    """Answers its only request with a generation."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def submit(self, _: GenerationRequest) -> Generation:
+        return self._generation
 
 
 def _read(
-    texts: Sequence[str], behind: Sequence[int], prompt: ChatPrompt | RawPrompt = ASKED
+    texts: Sequence[str], behind: Sequence[int], options: pb.PredictOptions = ASKED
 ) -> tuple[int, ChatMessage]:
     """The count and the answer, for a reader who is always `behind` pieces late."""
 
     async def read() -> tuple[int, ChatMessage]:
         generation = Generation(lambda: None)
-        answer = Answer(SERVED, GenerationRequest("depth", prompt), generation, partial_calls=False)
+        answer = Answer(cast(Engine, _Engine(generation)), options, SERVED)
         written = list(enumerate(texts, 1))
         paces = itertools.chain(behind, itertools.repeat(1))
-        arriving = aiter(generation)
-        events: list[ChatEvent] = []
-        while written:
-            now = next(paces)
-            for count, text in written[:now]:
-                generation.push(TextDelta(text, Usage(completion_tokens=count)))
-            del written[:now]
-            event = await anext(arriving)
-            assert isinstance(event, TextDelta)
-            events += answer.feed(event)
-        events += answer.finish(Finished("stop", Usage(completion_tokens=len(texts))))
-        return answer.reasoning_tokens, message_of(events)
+        found: list[ChatEvent] = []
+        async with aclosing(answer.events()) as events:
+            while written:
+                now = next(paces)
+                for count, text in written[:now]:
+                    generation.push(TextDelta(text, Usage(completion_tokens=count)))
+                del written[:now]
+                found += (await anext(events))[1]
+            generation.push(Finished("stop", Usage(completion_tokens=len(texts))))
+            found += (await anext(events))[1]
+        return answer.reasoning_tokens, message_of(found)
 
     return asyncio.run(read())
 
@@ -62,7 +77,7 @@ def test_reasoning_tokens_are_counted(texts: list[str], count: int) -> None:
 
 def test_a_raw_prompt_has_no_reasoning_tokens() -> None:
     texts = ["<think>", "Harbours", "</think>"]
-    assert _read(texts, [], RawPrompt("How deep?"))[0] == 0
+    assert _read(texts, [], pb.PredictOptions(Prompt="How deep?"))[0] == 0
 
 
 WORDS = st.lists(st.sampled_from(["a", " b", "\n", "<", "th"]), max_size=4)
