@@ -49,7 +49,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Describes how to start an agent for a model.
+    """The instructions for starting an agent with a model.
 
     environ: environment variables.
     arguments: arguments of the agent's program.

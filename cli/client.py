@@ -20,7 +20,7 @@ class Refused(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Calls the gateway at `url`, with an API key if the gateway needs one."""
+    """A client of the gateway at `url`, with an API key if the gateway needs one."""
 
     url: str = DEFAULT_URL
     key: str = ""

@@ -352,7 +352,7 @@ def doctor(reference: str, report: str) -> int:
 
 
 class _Backend(click.Command):
-    """Passes all arguments to the backend, which parses them and unblocks SIGINT itself."""
+    """A command whose arguments the backend parses; the backend also unblocks SIGINT itself."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.args = list(args)

@@ -13,7 +13,7 @@ _SECONDS = 0.2
 
 
 class Progress:
-    """Updates a line on standard error until the block ends; prints nothing without a terminal."""
+    """A line on standard error that is updated until the block ends; none without a terminal."""
 
     def __init__(self, what: str) -> None:
         self._what = what

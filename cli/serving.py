@@ -59,7 +59,7 @@ def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]
 
 
 def require_settings(given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Raise UsageError for a setting that the gateway refuses, before a model is fetched for it.
+    """Raise UsageError for a setting that the gateway refuses, before a model is downloaded for it.
 
     given: the values of the command's options. What to serve is not checked.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common import inherited_signals, standard_streams
 
-if __name__ == "__main__":  # here, so that an interrupt need not wait for the imports
+if __name__ == "__main__":  # before the imports, so that an interrupt need not wait for them
     inherited_signals.accept_interrupts()
     standard_streams.open_closed_streams()
 
@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 
-if __name__ == "__main__":  # importing makes no garbage, but searching for it takes time
+if __name__ == "__main__":  # imports create no garbage, but collecting takes time
     gc.disable()
 
 # gRPC reads this when it is imported; its own log lines are about sockets.
@@ -48,7 +48,7 @@ def main() -> int:
     supervisor = Supervisor(settings, folder)
     app = create_app(settings, supervisor, traffic)
     greeting = Greeting(url_of(listener), settings, supervisor)
-    gc.freeze()  # these objects stay, and searching them for garbage would pause every stream
+    gc.freeze()  # these objects stay, and a collection that visits them would pause every stream
     gc.enable()
     Server(app, settings, supervisor, traffic, greeting).run(sockets=[listener])
     return 1 if greeting.failed else 0

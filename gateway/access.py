@@ -33,7 +33,7 @@ _DRAINING = ApiError(
 
 
 class AccessMiddleware:
-    """Counts and logs every request; turns an uncaught exception into a 500 with its id."""
+    """The middleware that counts and logs requests, and answers an uncaught exception with 500."""
 
     def __init__(self, app: ASGIApp, traffic: Traffic, metrics: Metrics, strict: bool) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")  # kept if it is harmless
+        given = Headers(scope=scope).get("x-request-id", "")  # used if it is harmless
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         seen = Exchange(request_id, scope["method"], scope["path"], strict=self._strict)
         exchange.begin(seen)
@@ -64,8 +64,8 @@ class AccessMiddleware:
             if seen.status:
                 # The head has already been sent, so only a cut connection can show the failure.
                 raise ConnectionAbortedError from None
-            sentence = "the gateway failed on this request; its log has details under"
-            error = ApiError(500, f"{sentence} {seen.request_id}", SERVER, "internal_error")
+            message = f"the gateway failed on this request; see {seen.request_id} in its log"
+            error = ApiError(500, message, SERVER, "internal_error")
             await response_of(error, scope)(scope, receive, watched)
         finally:
             self._close(seen, scope)

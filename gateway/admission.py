@@ -37,7 +37,7 @@ _PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # no 
 
 
 class AdmissionMiddleware:
-    """Refuses foreign pages and hosts with 403, and answers CORS preflights.
+    """The middleware that refuses foreign pages and hosts with 403, and answers CORS preflights.
 
     If the gateway has keys, a request without one of them gets a 401.
     """
@@ -78,7 +78,7 @@ class AdmissionMiddleware:
         names = [name for key, name in self._keys if hmac.compare_digest(raw, key)]
         if names:
             seen = exchange.current()
-            # A key that replaces another under the same name reads what the other has stored.
+            # A new key under an old name can read what was stored with the old key.
             seen.key, seen.owner = names[0], names[0] or f"key {sha256(given.encode()).hexdigest()}"
             return None
         message = "an API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
@@ -115,7 +115,7 @@ class AdmissionMiddleware:
     def _preflight(self, headers: Headers, origin: str | None) -> Response:
         response = Response(headers={"allow": f"{_METHODS}, OPTIONS"})
         if origin is not None and self._is_listed(origin):
-            _tell(response.headers, origin)
+            _allow(response.headers, origin)
             response.headers["access-control-allow-methods"] = _METHODS
             # A bare * does not cover Authorization (Fetch standard, "CORS-safelisted").
             asked = headers.get("access-control-request-headers", "*")
@@ -125,6 +125,7 @@ class AdmissionMiddleware:
 
 
 def is_open(path: str) -> bool:
+    """Return whether a path needs no key."""
     bare = path.removeprefix("/v1") or "/"
     return bare in OPEN_PATHS or bare.startswith(OPEN_FOLDERS)
 
@@ -147,20 +148,20 @@ def host_name(host: str) -> str:
 
 def is_same(origin: str, host: str) -> bool:
     """Return whether a page came from this gateway, regardless of TLS added by a proxy."""
-    scheme, _, place = origin.lower().partition("://")
-    return scheme in ("http", "https") and place != "" and place == host.lower()
+    scheme, _, address = origin.lower().partition("://")
+    return scheme in ("http", "https") and address != "" and address == host.lower()
 
 
 def _with_cors(send: Send, origin: str) -> Send:
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            _tell(MutableHeaders(scope=message), origin)
+            _allow(MutableHeaders(scope=message), origin)
         await send(message)
 
     return with_headers
 
 
-def _tell(headers: MutableHeaders, origin: str) -> None:
+def _allow(headers: MutableHeaders, origin: str) -> None:
     headers["access-control-allow-origin"] = origin
     headers["access-control-allow-credentials"] = "true"
     headers["access-control-expose-headers"] = _READABLE

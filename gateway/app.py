@@ -44,7 +44,7 @@ from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.used_prompts import UsedPrompts
 
-# Those that SDKs of Anthropic and Azure add to every request.
+# Query parameters that SDKs of Anthropic and Azure add to every request.
 _NEUTRAL_QUERY = {"beta", "api-version"}
 PREFIXES = ("/v1", "", "/api/v0", "/api/v1", "/v2")  # LM Studio's, Lemonade's, Cohere's
 _APIS = (

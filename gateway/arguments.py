@@ -26,7 +26,7 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class BadArgument(Exception):
-    """A setting that cannot be used; the text says which and why."""
+    """A setting cannot be used; `str()` says which one and why."""
 
 
 def settings_from(
@@ -125,7 +125,7 @@ def _COMMAND(**given: Any) -> dict[str, Any]:
 
 
 def _value(row: Field[Any], given: Any) -> Any:
-    """Return the value of a setting for what the command line has. Raises BadArgument."""
+    """Convert what the command line contains for a setting. Raises BadArgument."""
     rule: Rule = row.metadata["rule"]
     flag = flag_of(row)
     if given is None:

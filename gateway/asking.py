@@ -44,8 +44,8 @@ async def ask(
     for again in (False, True):
         SUSPECTS.check(request)
         try:
-            async with _checked_lease(lend) as lease, aclosing(send(lease)) as sayings:
-                async for event in sayings:
+            async with _checked_lease(lend) as lease, aclosing(send(lease)) as events:
+                async for event in events:
                     silent = False
                     yield event
         except ApiError as error:
@@ -77,10 +77,10 @@ async def ask_once(
 
 
 class Suspects:
-    """Remembers the requests that were running when a backend died.
+    """The requests that were running when a backend died, for ten minutes.
 
-    For the digest of each request it stores how often that happened, until when to remember it, and
-    how the backend ended the last time.
+    `_seen` has, by the digest of a request, how often that happened, when to forget the request,
+    and how the backend ended the last time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

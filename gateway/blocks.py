@@ -19,7 +19,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """One block, as far as it was generated.
+    """A block of an answer that is being generated.
 
     place: its index among the blocks.
     call: the first part of a call, which has its id and name.
@@ -51,9 +51,9 @@ class Block:
         return text
 
     def end(self, *, cut: bool) -> str:
-        """End the block.
+        """End the block. Returns the arguments of a custom call that have another form.
 
-        Returns the arguments of a custom call that are not in the expected form.
+        cut: whether the answer has reached a limit.
         """
         if self.kind == "call":
             self.whole = is_whole(self._arguments if self.custom else self.text)

@@ -1,4 +1,4 @@
-"""Calls a backend: for single replies, and for answers, whose Replies become pieces and one Done.
+"""Calls a backend, and converts the Replies of an answer to pieces and one Done.
 
 All endpoints that generate read these events, whatever their own format is. Closing the iterator
 cancels the call, so the backend frees the slot within one step. Calls have time limits, and their
@@ -106,6 +106,7 @@ def as_refusals(names: Names) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
+    """Return whether the current task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -200,7 +201,7 @@ async def generate(
     If parallel calls are off, the answer ends where a second call begins, because backends
     guarantee a single call only if calls are enforced.
 
-    seconds: that the answer may take.
+    seconds: the time limit of the answer; 0 or None for none.
     names: the client's names for the protocol's fields.
     """
     options.CorrelationId = exchange.current().request_id

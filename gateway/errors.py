@@ -70,7 +70,7 @@ class ApiError(Exception):
         return written(self.marked)
 
     @property
-    def sentence(self) -> str:
+    def full_message(self) -> str:
         """The message with the field at fault, for APIs that have no `param`."""
         named = self.param is None or self.param in self.message
         return self.message if named else f"{self.param}: {self.message}"
@@ -94,7 +94,10 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of a gRPC status; `message` is ours, for statuses whose own would not help."""
+    """The HTTP form of a gRPC status.
+
+    message: replaces the backend's, where that would not help a client.
+    """
 
     status: int
     type: str = INVALID
@@ -134,13 +137,13 @@ def bad_field(message: str, code: str | None = None, *, param: str | None = None
 
 
 def too_slow(seconds: float) -> ApiError:
-    sentence = f"the request took longer than {seconds:g} s, which is this gateway's limit"
-    return ApiError(504, sentence, SERVER, "timeout")
+    message = f"the request took longer than {seconds:g} s, which is this gateway's limit"
+    return ApiError(504, message, SERVER, "timeout")
 
 
-def without_folders(sentence: str) -> str:
+def without_folders(message: str) -> str:
     """Return a message with absolute paths cut to their last part, because clients get none."""
-    return _FOLDERS.sub("…/", sentence)
+    return _FOLDERS.sub("…/", message)
 
 
 def backend_gone(*, died: bool = False) -> ApiError:

@@ -1,4 +1,4 @@
-"""The requests that run: each with its answer, as the log and the metrics see them.
+"""The running requests, each with its answer, for the log and the metrics.
 
 The outermost middleware creates an Exchange, and every layer below records what it learns in
 `current()`, because tokens are counted far from the layer that writes the log line.
@@ -23,6 +23,8 @@ _current: ContextVar[Exchange] = ContextVar("exchange")
 
 @dataclass(slots=True)
 class Exchange:
+    """A request and its answer."""
+
     request_id: str
     method: str
     path: str  # the path that was requested

@@ -45,14 +45,14 @@ NEUTRAL = each(
 )
 _ONE = Refused("ask once for each answer", empty_or(1))
 _WHOLE = Refused("a grammar applies from the start of the answer")
-_FORM = Refused("send response_format, or a grammar")
-_OTHERS = {
+_SEND_FORMAT = Refused("send response_format, or a grammar")
+_REFUSED = {
     "stop_regex": Refused("send texts as stop"),
     "bad_words": Refused("use logit_bias with -100"),
     "allowed_token_ids": Refused("constrain the answer by guided_choice or a grammar"),
     **dict.fromkeys(("grammar_lazy", "grammar_triggers"), _WHOLE),
     "regex": Refused("send guided_regex"),
-    **dict.fromkeys(("ebnf", "structural_tag"), _FORM),
+    **dict.fromkeys(("ebnf", "structural_tag"), _SEND_FORMAT),
     "image_data": Refused("send images as image_url parts of a message"),
     "t_max_predict_ms": Refused("limit an answer by max_tokens", empty_or(-1)),
     "truncate_prompt_tokens": Refused("shorten the prompt", empty_or(-1)),
@@ -62,10 +62,10 @@ _FORMATS = (
     " guided_grammar".split()
 )
 
-COMPLETION = FieldTable(_OTHERS, NEUTRAL)
+COMPLETION = FieldTable(_REFUSED, NEUTRAL)
 CHAT = FieldTable(
     {
-        **_OTHERS,
+        **_REFUSED,
         "modalities": Refused("answers are text; leave it out", empty_or(["text"])),
         "chat_template": Refused("send variables of the model's own as chat_template_kwargs"),
         "documents": Refused("write them into a message"),
@@ -76,7 +76,7 @@ CHAT = FieldTable(
 )
 INFILL = FieldTable(
     {
-        **{name: row for name, row in _OTHERS.items() if name != "t_max_predict_ms"},
+        **{name: row for name, row in _REFUSED.items() if name != "t_max_predict_ms"},
         "suffix": Refused("use /v1/infill with input_suffix"),
         **dict.fromkeys(("n", "best_of"), _ONE),
         "echo": Refused("use /v1/completions"),
@@ -122,7 +122,7 @@ Place = tuple[str | int, ...]
 DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
 MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
-_FORMS: set[Place] = {  # where a request says what the answer must look like
+_FORMAT_PATHS: set[Place] = {  # where a request says what the answer must look like
     ("response_format",),
     ("structured_outputs",),
     ("output_format",),
@@ -212,7 +212,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     if kind == "extra_forbidden":
         # A client's own field name may look like that of an alternative.
         place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
-        forms = any(place[:size] in _FORMS and len(place) > size for size in (1, 2))
+        forms = any(place[:size] in _FORMAT_PATHS and len(place) > size for size in (1, 2))
         may_go = place[-1] in NEUTRAL if strict else not forms
         if not may_go and value:  # programs send empty values for unused fields
             return

@@ -22,10 +22,10 @@ _OFFER = re.compile(rb"[A-Z]{3,7} \S+ HTTP/1\.1\r\n(?:[^\r\n]+\r\n)*?(?=upgrade:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers are too long, or take too long."""
+    """A connection that is closed if its request line and headers are too long or too slow."""
 
     _head = 0  # bytes of the head so far
-    _between = 0  # bytes in a row after the head that are no body: chunk sizes, trailers
+    _between = 0  # bytes since the head or a part of the body: chunk sizes, trailers
     _reading_head = True
     _timer: asyncio.TimerHandle | None = None
     _answered: RequestResponseCycle | None = None
@@ -109,9 +109,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _begin_head(self) -> None:
         if not self._reading_head or self._timer is None:
             self._reading_head, self._head = True, 0
-            sentence = f"the headers took longer than {HEAD_SECONDS:g} s"
+            message = f"the headers took longer than {HEAD_SECONDS:g} s"
             self._timer = self.loop.call_later(
-                HEAD_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, sentence
+                HEAD_SECONDS, self._refuse, HTTPStatus.REQUEST_TIMEOUT, message
             )
 
     def _end_head(self) -> None:
@@ -119,15 +119,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
 
-    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
         self._end_head()
         if self.transport.is_closing():
             return
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: text/plain\r\n"
-            f"content-length: {len(sentence)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(message)}\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write((head + sentence).encode())
+        self.transport.write((head + message).encode())
         self.transport.close()
 
 

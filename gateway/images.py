@@ -34,7 +34,7 @@ _KNOWN: Mapping[Fetched, tuple[Sequence[Signature], str]] = {
     "image": (_IMAGES, "PNG, JPEG, GIF, WebP or BMP"),
     "video": ((*_VIDEOS, _IMAGES[2]), "MP4, WebM, Matroska, AVI or GIF"),
 }
-_SOUNDS: Sequence[Signature] = (
+_AUDIOS: Sequence[Signature] = (
     ("audio/wav", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WAVE"),
     ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
 )
@@ -60,7 +60,7 @@ def type_of(data: object) -> str:
         head = base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError):
         return ""
-    return _kind(head, (*_IMAGES, *_VIDEOS, *_SOUNDS, *_PDFS)) or ""
+    return _kind(head, (*_IMAGES, *_VIDEOS, *_AUDIOS, *_PDFS)) or ""
 
 
 async def media(
@@ -86,7 +86,7 @@ async def media(
 
 async def audio(data: str, form: str, settings: GatewaySettings) -> str:
     """Return the audio of an input_audio part (base64; `form` is wav or mp3), as `media` does."""
-    known = [each for each in _SOUNDS if each[0] == _FORMATS.get(form, each[0])]
+    known = [each for each in _AUDIOS if each[0] == _FORMATS.get(form, each[0])]
     sentence = f"this is not {form[:10]} audio: send base64 of a WAV or MP3 file, and its format"
     return await _converted(data, settings, "the audio", known, invalid("audio", sentence))
 

@@ -2,7 +2,8 @@
 
 A backend's line is passed on with `backend=` in it, at the level that the backend gave it.
 
-They never contain a body, a prompt, an answer or a key: only what was requested, and how it ended.
+Lines never contain a body, a prompt, an answer or a key: only what was requested, and how that
+ended.
 """
 
 from __future__ import annotations

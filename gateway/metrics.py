@@ -59,7 +59,7 @@ _FIELDS = pb.MetricsResponse.DESCRIPTOR.fields
 
 
 class Metrics:
-    """The counters of one gateway, in a registry of their own."""
+    """The counters of one gateway, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -119,7 +119,7 @@ class Metrics:
 
 
 class AnswerTimes:
-    """Records in the histograms when the parts of one answer of a model arrived.
+    """The arrival times of the parts of one answer, for the histograms of its model.
 
     since: when its request began, by `time.monotonic`.
     """

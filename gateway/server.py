@@ -115,7 +115,7 @@ def allow_connections() -> None:
 
 
 class CannotListen(Exception):
-    """An address that cannot be used; the text says which one and why."""
+    """An address cannot be used; `str()` says which one and why."""
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -28,7 +28,7 @@ _KINDS = {
     "text": ("text", "text_delta", "text"),
     "call": ("tool_use", "input_json_delta", "partial_json"),
 }
-_LATE = 60.0  # seconds
+_LATE = 60.0  # seconds since the request, after which pings are not enough
 # By HTTP status (API reference, "Errors").
 _ERRORS: Mapping[int, str] = {
     401: "authentication_error",
@@ -44,7 +44,7 @@ _ERROR = schema_of(type=TEXT, message=TEXT) | {"additionalProperties": {"type": 
 
 
 class MessageAnswer(NamedEvents[Event]):
-    """The message so far."""
+    """A message that is being generated."""
 
     def __init__(self, request: MessagesRequest, model: str) -> None:
         self._request = request
@@ -120,7 +120,7 @@ class MessageAnswer(NamedEvents[Event]):
         return events
 
     def _done(self, block: Block) -> Json:
-        """Return a complete block. Hidden thinking is in the signature of the block."""
+        """Return a complete block. The signature contains thinking that is not shown."""
         text = block.text
         if block.kind == "reasoning":
             # Clients drop thinking without a signature.
@@ -181,7 +181,10 @@ def _usage(used: Usage) -> Json:
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the error object; the message begins with the field at fault."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
-    described: Json = {"type": _ERRORS.get(error.status, other), "message": error.sentence}
+    described: Json = {
+        "type": _ERRORS.get(error.status, other),
+        "message": error.full_message,
+    }
     if error.param == "thread":  # for Anthropic's SDKs, which then send whole conversations
         described["details"] = {"error_code": "thread_unsupported_request"}
     request_id = exchange.current().request_id

@@ -40,7 +40,7 @@ from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, rather
 
 _text = as_text("text", UNREAD)
 Json = dict[str, Any]
-# Names of Anthropic's fields in chat requests.
+# By field of a chat request: the name of Anthropic's field.
 _NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",

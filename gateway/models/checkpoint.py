@@ -1,8 +1,7 @@
-"""Reads from the files of a checkpoint what is known before it is loaded.
+"""Reads a checkpoint's sampling defaults, size and abilities before the model is loaded.
 
-These are its sampling defaults, size and abilities. Values in `generation_config.json` apply if
-neither the request nor the model's file sets them. They are read once the checkpoint has been
-downloaded.
+Values in `generation_config.json` apply if neither the request nor the model's file sets them. They
+are read once the checkpoint has been downloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Stamp = tuple[int, int]
 
 
 class Checkpoints:
-    """Reads the files of checkpoints, each again only if the file has changed."""
+    """A reader of checkpoints; it reads a file again only after the file has changed."""
 
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
@@ -61,7 +60,7 @@ class Checkpoints:
         return max(present, _indexed(folder / "model.safetensors.index.json"))
 
     def abilities(self, config: ModelConfig) -> tuple[str, ...]:
-        """Return what a model does, in Ollama's words."""
+        """Return the abilities of a model, under Ollama's names."""
         flags = "embedding" if config.embeddings else "rerank" if config.reranking else ""
         return abilities(self._folder(config), config.option("type") or flags)
 
@@ -72,7 +71,7 @@ class Checkpoints:
         return min(filter(None, limits), default=None)
 
     def is_text_only(self, config: ModelConfig) -> bool:
-        """Return whether a model surely accepts only text; False for one at an address."""
+        """Return whether a model is known to accept only text; False for one at an address."""
         return not config.address and text_only(self._folder(config), config.option("type") or "")
 
     def is_missing(self, config: ModelConfig) -> bool:

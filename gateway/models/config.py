@@ -114,7 +114,7 @@ class Strict(BaseModel):
 
 
 class Parameters(Strict):
-    """Sampling.
+    """The section `parameters`: the checkpoint, and sampling defaults.
 
     None means not set in the file; then the checkpoint's value applies, else DEFAULTS.
     """
@@ -161,7 +161,7 @@ class Parameters(Strict):
 
 
 class Template(Strict):
-    """LocalAI's `template:`. The checkpoint has its own chat template, so only one key remains."""
+    """The section `template`. The checkpoint has its own chat template, so only one key remains."""
 
     use_tokenizer_template: Literal[True] = about(
         "Must be true: only the checkpoint's template is supported.", True
@@ -171,7 +171,7 @@ class Template(Strict):
 
 
 class Reasoning(Strict):
-    """`reasoning:` whether a model thinks if a request does not set that."""
+    """The section `reasoning`: whether a model thinks if a request does not set that."""
 
     disable: bool | None = about("`true`: no thinking (enable_thinking false); `false`: thinking.")
 

@@ -63,11 +63,11 @@ def read_folder(folder: Path) -> ModelFolder:
             _claim(model, file.name, owners)
             found.models.append(model)
         except ValueError as problem:
-            sentence = f"{file.name}: {problem}"
-            _log.error("%s", sentence)
+            message = f"{file.name}: {problem}"
+            _log.error("%s", message)
             # Names by which requests may refer to a model whose file is invalid.
             name = given.get("name") if isinstance(given, dict) else None
-            found.broken[name if isinstance(name, str) else file.stem] = sentence
+            found.broken[name if isinstance(name, str) else file.stem] = message
     for name in owners:
         found.broken.pop(name, None)
     for place in _checkpoints(folder):
@@ -224,7 +224,7 @@ def _keys(model: type[BaseModel], path: list[str | int]) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML's own loader silently keeps the last."""
+    """A loader that refuses duplicate keys; YAML's own loader silently uses the last one."""
 
 
 def _unique(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

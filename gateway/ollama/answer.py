@@ -31,7 +31,7 @@ def text_part(content: str, thinking: str, _: list[Json]) -> Json:
 
 
 class OllamaAnswer(Answer[Event]):
-    """The answer so far."""
+    """An answer that is being generated."""
 
     media_type = "application/x-ndjson"
 
@@ -72,11 +72,12 @@ class OllamaAnswer(Answer[Event]):
         return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in parts)
 
     def _calls(self) -> list[Json]:
-        called = [(block.call, json.loads(block.text)) for block in self._blocks.calls]
-        return [
-            {"id": it.id, "function": {"index": it.index, "name": it.name, "arguments": arguments}}
-            for it, arguments in called
-        ]
+        calls = []
+        for block in self._blocks.calls:
+            call, arguments = block.call, json.loads(block.text)
+            function = {"index": call.index, "name": call.name, "arguments": arguments}
+            calls.append({"id": call.id, "function": function})
+        return calls
 
     def empty(self, reason: str) -> Json:
         """Return the answer to a request that only loads or unloads a model."""
@@ -109,7 +110,7 @@ def _logprobs(entries: Sequence[Json]) -> Json:
 
 def error_body(error: ApiError) -> Json:
     """Return an error; the message begins with the field at fault."""
-    return {"error": error.sentence}
+    return {"error": error.full_message}
 
 
 ERRORS = ErrorForm("OllamaError", schema_of(error=TEXT), error_body)

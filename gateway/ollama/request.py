@@ -29,7 +29,7 @@ _ToolName = Annotated[str | None, Field(validation_alias=AliasChoices("tool_name
 _NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
 
 
-def _known(role: Any) -> Any:
+def _require_served(role: Any) -> Any:
     if role == "thinking":
         raise tolerable("messages of the role thinking are not served: send thinking", up=1)
     return role
@@ -48,7 +48,7 @@ def _joined(content: Any) -> Any:
 class Turn(Strict):
     """One message; images are in base64, and may include videos."""
 
-    role: Annotated[_Role, BeforeValidator(_known)] = "assistant"
+    role: Annotated[_Role, BeforeValidator(_require_served)] = "assistant"
     content: Annotated[str, BeforeValidator(_joined)] = ""
     images: list[str] | None = Field(default=None, max_length=MOST_ENTRIES)
     thinking: str | None = None
