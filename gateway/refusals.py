@@ -105,16 +105,16 @@ def _refusal(request: Request, error: Exception) -> ApiError:
     if error.status_code == 404:
         return ApiError(
             404,
-            f"there is nothing at {path}: GET /openapi.json lists the endpoints",
+            f"there is no endpoint {path}: GET /openapi.json lists the endpoints",
             code="unknown_url",
         )
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        sentence = f"{path} does not accept {request.method}: it accepts {allowed}"
+        message = f"{path} does not accept {request.method}: it accepts {allowed}"
         # Codex tries WebSockets five times before it uses POST, unless the status is 426.
         status = 426 if "sec-websocket-key" in request.headers else 405
         headers = {"allow": allowed}
-        return ApiError(status, sentence, code="method_not_allowed", extra_headers=headers)
+        return ApiError(status, message, code="method_not_allowed", extra_headers=headers)
     return ApiError(error.status_code, str(error.detail))
 
 

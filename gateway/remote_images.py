@@ -48,9 +48,10 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """The addresses from which media may be fetched; tests allow a local server instead.
+    """A client that fetches media from public addresses only.
 
-    `ports`: of http and of https.
+    may_connect: whether an address is allowed; tests allow a local server.
+    ports: the ports that a URL may have.
     """
 
     may_connect: Callable[[Address], bool] = is_public
@@ -136,8 +137,8 @@ async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:
     return b"".join(parts)
 
 
-def invalid(what: str, sentence: str) -> ApiError:
-    return ApiError(400, sentence, code=f"invalid_{what}")
+def invalid(what: str, message: str) -> ApiError:
+    return ApiError(400, message, code=f"invalid_{what}")
 
 
 def too_large(largest: int, what: str) -> ApiError:

@@ -32,7 +32,7 @@ MOST_ENTRIES = 10_000  # messages of a conversation, parts of a content
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneOf:
-    """Annotates a union of models, or a single one, each with a literal `type`.
+    """An annotation of a union of models, or of a single one, each with a literal `type`.
 
     A literal in the union lists words that may be sent instead of an object.
 
@@ -136,7 +136,7 @@ def drop(_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TextAs:
-    """Annotates a list of blocks that may also be sent as a string.
+    """An annotation of a list of blocks that may also be sent as a string.
 
     block: makes a block of the string.
     """
@@ -178,7 +178,7 @@ def rather(form: Callable[[dict[str, Any]], Any], message: str, *, lossless: boo
 def as_text(kind: str, unread: str = "", *, media: bool = False) -> Callable[[Any], Any]:
     """Return an `otherwise` that keeps the text of a part as a part of this kind.
 
-    A part without text is dropped. A PDF becomes a `gateway.openai.messages`.
+    A part without text is dropped. A PDF becomes a PdfPart of `gateway.openai.messages`.
 
     unread: the text that replaces a document without readable text. If it is empty, the document is
         refused, as any other attachment: the answer would ignore it.

@@ -39,9 +39,9 @@ class _Used:
 
 
 class UsedPrompts:
-    """Counts the beginnings.
+    """The beginnings of prompts, with the number of their uses.
 
-    folder: that of the file; None: nothing is counted or stored.
+    folder: the folder of the file; None: nothing is counted or stored.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -36,6 +36,7 @@ def begin() -> Notes:
 
 
 def note(**fields: object) -> None:
+    """Add fields to the log line of the current call."""
     _notes.get({}).update(fields)
 
 
@@ -63,7 +64,7 @@ def failed(method: str, notes: Notes, started: float, status: Status, error: Exc
     """
     if isinstance(error, Overloaded) and _refusals.counted():
         return
-    reason: Notes = {"why": status.sentence}
+    reason: Notes = {"why": status.message}
     if not status.expected:
         reason = {"traceback": traceback_of(error)}
     level = logging.INFO if status.expected else logging.ERROR
@@ -76,7 +77,7 @@ def _line(level: int, method: str, status: str, notes: Notes, started: float) ->
 
 
 class _Refusals:
-    """Counts the requests that a full queue refuses.
+    """A count of the requests that a full queue refuses.
 
     The first one in a second is logged like any call; one line after that second counts the others.
     """

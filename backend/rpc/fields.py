@@ -30,7 +30,7 @@ def require_neutral(table: FieldTable, message: Any) -> None:
         raise InvalidRequest(f"{named(name)} {given}, but {row.why}: {row.instead}")
 
 
-def _word_of(*words: str) -> Off:
+def _empty_or_word(*words: str) -> Off:
     return Off(
         lambda value: value.strip().lower() in ("", *words),
         " or ".join(("empty", *(f"`{word}`" for word in words))),
@@ -167,11 +167,11 @@ MODEL_OPTIONS = FieldTable(
             "choose a quantised checkpoint", EMPTY, "quantisation is part of an MLX checkpoint"
         ),
         "LoadFormat": Refused(
-            "leave it empty", _word_of("auto", "safetensors"), "only safetensors are read"
+            "leave it empty", _empty_or_word("auto", "safetensors"), "only safetensors are read"
         ),
         "Tokenizer": Refused("leave it empty", EMPTY, "the checkpoint's own tokenizer is used"),
         "Overrides": Refused("edit the checkpoint's config.json", EMPTY, _LATER),
-        "RopeScaling": Refused("leave it empty", _word_of("none"), _ROPE),
+        "RopeScaling": Refused("leave it empty", _empty_or_word("none"), _ROPE),
         "RopeFreqBase": Refused("send 0", one_of(0), _ROPE),
         "RopeFreqScale": Refused("send 0", one_of(0, 1), _ROPE),
         "YarnExtFactor": Refused("send 0", one_of(0, -1), _ROPE),
@@ -279,9 +279,7 @@ def _table(title: str, columns: str, rows: Iterable[tuple[str, str]]) -> str:
     return f"## {title}\n\n| {columns} |\n|---|---|\n{''.join(lines)}"
 
 
-# The author of a model file, or of a request with the same names, does not know the protocol. So
-# messages contain both names: `context_size (ContextSize)`.
-# Fields that a file cannot set belong to a request, or locate the model.
+# Fields that a model file cannot set: they belong to a request, or locate the model.
 _WITHOUT_KEY = frozenset(
     "Prompt Messages UseTokenizerTemplate Metadata Images Videos Audios Tools ToolChoice Grammar"
     " CorrelationId ModelIdentity EmbeddingTokens Model ModelFile ModelPath".split()
@@ -302,6 +300,8 @@ _OTHER_KEYS = {
     "NDraft": "n_draft",
     "TailFreeSamplingZ": "tfz",
 }
+# The author of a model file, or of a request with the same names, does not know the protocol. So
+# messages contain both names: `context_size (ContextSize)`.
 YAML_KEYS: Mapping[str, str] = {
     name: _OTHER_KEYS.get(name, in_snake_case(name))
     for table in (MODEL_OPTIONS, PREDICT_OPTIONS)

@@ -37,7 +37,7 @@ _LONGEST_OTHER = 4096  # bytes of a message: the name of a service, a file or a 
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses every call without the token; no method is exempt, not even Health."""
+    """The interceptor that refuses every call without the token, even of Health."""
 
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}".encode()
@@ -59,11 +59,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         return _REFUSAL
 
 
-def _refusing(code: grpc.StatusCode, sentence: str) -> Handler:
+def _refusing(code: grpc.StatusCode, message: str) -> Handler:
     """Return a handler of bytes, streaming in both directions, which fits every kind of call."""
 
     async def refuse(_requests: Any, context: Context) -> None:
-        await context.abort(code, sentence)
+        await context.abort(code, message)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -75,16 +75,16 @@ def _not_served(path: str) -> Handler:
     """Return a handler that refuses a method of LocalAI's protocol, and None for other methods."""
     if not path.startswith(_PREFIX):
         return None
-    sentence = (
+    message = (
         f"{path.removeprefix(_PREFIX)[:64]} is not served: this backend runs models that generate"
         " text, embed, rank or label it, or turn speech into it; use another backend for this call"
     )
-    status = status_of(NotServed(sentence))
-    return _refusing(status.code, status.sentence)
+    status = status_of(NotServed(message))
+    return _refusing(status.code, status.message)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Parses the request, checks the model identity, and turns exceptions into statuses.
+    """The interceptor that parses requests, checks the model identity, and maps exceptions.
 
     refuse_when_full: raises Overloaded while the queue is full. This is called before the method,
         because there may be far more requests than can be served, and refusing one must take little
@@ -156,7 +156,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             # An exception and the frames in its traceback refer to each other, which would keep a
             # request of up to 50 MiB until the next garbage collection. So the error's traceback is
             # dropped above, and this frame, from which `abort` raises another exception, has none.
-            return await context.abort(status.code, status.sentence, status.trailers)
+            return await context.abort(status.code, status.message, status.trailers)
 
         return call
 

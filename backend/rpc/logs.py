@@ -33,7 +33,7 @@ _QUIET = {
 
 
 class _Stray(io.TextIOBase):
-    """Replaces standard streams: turns whatever other code prints into log lines."""
+    """A standard stream that turns what other code prints into log lines."""
 
     def __init__(self) -> None:
         self._pending = threading.local()

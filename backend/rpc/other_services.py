@@ -26,7 +26,7 @@ _NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Reports every known service as SERVING until `stop`; the name '' means the whole process."""
+    """The service that reports the others as SERVING until `stop`; '' names the whole process."""
 
     def __init__(self, *services: str) -> None:
         self._services = ("", *services)
@@ -39,8 +39,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         status = self._status(request.service)
         if status == _UNKNOWN:
             known = ", ".join(map(repr, self._services))
-            sentence = f"there is no service {shown(request.service)}: ask for one of {known}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, sentence)
+            message = f"there is no service {shown(request.service)}: ask for one of {known}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
         return pb.HealthCheckResponse(status=status)
 
     async def List(self, _request: pb.HealthListRequest, _context: Any) -> pb.HealthListResponse:

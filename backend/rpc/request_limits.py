@@ -108,7 +108,7 @@ def _most_bytes(message: Descriptor) -> dict[int, tuple[str, int | None]]:
 
 
 class UnsentRequests:
-    """Tracks the calls of a server whose request has not arrived yet, the oldest first."""
+    """The calls of a server whose request has not arrived yet, the oldest first."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[asyncio.Timeout, None] = OrderedDict()

@@ -46,6 +46,8 @@ _STATES = {
 
 
 class Servicer(TextReadings):
+    """All RPCs of the backend."""
+
     def __init__(self, engine: Engine, last_load: LastLoad) -> None:
         super().__init__(engine)
         self._loading = asyncio.Lock()

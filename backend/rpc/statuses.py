@@ -24,7 +24,7 @@ IDENTITY_MISMATCH = "model identity mismatch"
 ERROR_CODE = "mlx-error-code"
 # Both travel in trailers. If these are larger than 8 KiB together, gRPC may refuse them, and cancel
 # every call of the connection. In the message, each byte that is not ASCII becomes three.
-_LONGEST_SENTENCE = 1000  # bytes of UTF-8
+_LONGEST_MESSAGE = 1000  # bytes of UTF-8
 _LARGEST_DETAILS = 4096
 _LENGTHS = (1000, 400)  # characters of the message in the details, the second for four bytes each
 _MOST_FIELDS, _LONGEST_NAME = 4, 64
@@ -52,7 +52,7 @@ class Status:
     """
 
     code: StatusCode
-    sentence: str
+    message: str
     expected: bool = True
     trailers: tuple[tuple[str, str | bytes], ...] = ()
 
@@ -90,15 +90,15 @@ def status_of(error: Exception) -> Status:
     error = errors.refused_by_system(error) or error
     for kind, code in _CODES.items():
         if isinstance(error, kind):
-            sentence = _message_of(error)
-            return Status(code, sentence, trailers=tuple(_trailers(error, code, sentence)))
+            message = _message_of(error)
+            return Status(code, message, trailers=tuple(_trailers(error, code, message)))
     if isinstance(error, errors.EngineFailed):
         return Status(StatusCode.INTERNAL, _message_of(error), expected=False)
     return Status(StatusCode.INTERNAL, "internal error; see the backend log", expected=False)
 
 
 def _trailers(
-    error: Exception, code: StatusCode, sentence: str
+    error: Exception, code: StatusCode, message: str
 ) -> Iterator[tuple[str, str | bytes]]:
     if not isinstance(error, errors.EngineError):
         return
@@ -108,8 +108,8 @@ def _trailers(
         fields = tuple(_valid(name)[:_LONGEST_NAME] for name in error.fields[:_MOST_FIELDS])
         number: int = code.value[0]
         for longest in _LENGTHS:
-            message = shortened(_valid(error.message), longest, fields)
-            details = error_details.packed(number, sentence, message, fields)
+            marked = shortened(_valid(error.message), longest, fields)
+            details = error_details.packed(number, message, marked, fields)
             if len(details) <= _LARGEST_DETAILS:
                 break
         yield error_details.KEY, details
@@ -129,14 +129,14 @@ def _client_message(message: str, own: tuple[bool, ...]) -> str:
 
     Cached, because under overload most calls end with the same message.
     """
-    sentence = message_with_keys(message)
+    message = message_with_keys(message)
     for (phrase, _, harmless), belongs in zip(_TRIGGERS, own, strict=True):
         if not belongs:
-            sentence = phrase.sub(harmless, sentence)
-    raw = sentence.encode("utf-8", "replace")
-    if len(raw) > _LONGEST_SENTENCE:
+            message = phrase.sub(harmless, message)
+    raw = message.encode("utf-8", "replace")
+    if len(raw) > _LONGEST_MESSAGE:
         end = "…".encode()
-        raw = raw[: _LONGEST_SENTENCE - len(end)].decode(errors="ignore").encode() + end
+        raw = raw[: _LONGEST_MESSAGE - len(end)].decode(errors="ignore").encode() + end
     return raw.decode()
 
 

@@ -51,7 +51,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
-    """Runs the ranks of one plan."""
+    """The ranks of one plan, as child processes."""
 
     def __init__(self, plan: Plan, environ: Mapping[str, str]) -> None:
         self._plan = plan

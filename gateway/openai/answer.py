@@ -68,11 +68,14 @@ def usage_of(answers: Sequence[Usage], per_prompt: int) -> Json:
 class OpenAIAnswer(Answer[tuple[int, Event]]):
     """The answers to one request, with the fields of `head` in each of its objects.
 
-    Each choice makes items of `choices`: `begin` those of the first chunks, none if they have been
-    sent; `chunks` those of an event, of which the caller must consume all; `nothing` one that adds
-    nothing; `whole` that of the complete answer. `add` is for answers that are sent in one piece.
+    Each choice returns items of `choices`:
 
-    If a stream is to have the usage, the last chunk has it, and all others `"usage": null`, as
+    - `begin`: the first chunk, unless it has been sent;
+    - `chunks`: the chunks of an event, of which the caller must consume all;
+    - `nothing`: a chunk that adds nothing;
+    - `whole`: the complete choice, for whose events `add` is called instead of `chunks`.
+
+    If a stream is to have the usage, the last chunk has it, and all others have `"usage": null`, as
     OpenAI's do. `return_progress` of the request adds llama.cpp's `prompt_progress`.
 
     per_prompt: how many choices in a row have the same prompt.
@@ -161,15 +164,15 @@ def token_logprob(entry: Json) -> Json:
     return {**{name: entry[name] for name in names}, "top_logprobs": top}
 
 
-def typed(block: Block, text: str, *, first: bool) -> Json:
-    """Return a part of a call; only the first has type and name."""
+def _call(block: Block, text: str, *, first: bool) -> Json:
+    """Return a part of a call; only the first part has type and name."""
     kind = "custom" if block.custom else "function"
-    return {**({"type": kind} if first else {}), kind: called(block, text, first=first)}
+    return {**({"type": kind} if first else {}), kind: _function(block, text, first=first)}
 
 
-def called(block: Block, text: str, *, first: bool = True) -> Json:
-    named = {"name": block.call.name} if first else {}
-    return named | {"input" if block.custom else "arguments": text}
+def _function(block: Block, text: str, *, first: bool = True) -> Json:
+    name = {"name": block.call.name} if first else {}
+    return name | {"input" if block.custom else "arguments": text}
 
 
 def chat_answer(head: Json, request: ChatCompletionRequest) -> OpenAIAnswer:
@@ -190,7 +193,7 @@ class _ChatChoice:
         self._begun = False
         tools = request.tools or ()
         self._blocks = Blocks({t.custom.name for t in tools if isinstance(t, CustomTool)})
-        self._logprobs: list[Json] = []  # those that no chunk has
+        self._logprobs: list[Json] = []  # those that no chunk has yet
 
     def begin(self) -> list[Json]:
         if self._begun:
@@ -248,10 +251,10 @@ class _ChatChoice:
         if self._shows_reasoning and (reasoning := answer.text_of("reasoning")):
             message["reasoning_content"] = reasoning
         if calls and self._legacy:
-            message["function_call"] = called(calls[0], calls[0].text)
+            message["function_call"] = _function(calls[0], calls[0].text)
         elif calls:
             message["tool_calls"] = [
-                {"id": block.call.id, **typed(block, block.text, first=True)} for block in calls
+                {"id": block.call.id, **_call(block, block.text, first=True)} for block in calls
             ]
         return message
 
@@ -265,9 +268,9 @@ class _ChatChoice:
             name = "content" if block.kind == "text" else "reasoning_content"
             return {name: step.text} if shown else {}
         if self._legacy:
-            return {"function_call": called(block, step.text, first=first)}
+            return {"function_call": _function(block, step.text, first=first)}
         call = {"index": block.call.index, **({"id": block.call.id} if first else {})}
-        return {"tool_calls": [call | typed(block, step.text, first=first)]}
+        return {"tool_calls": [call | _call(block, step.text, first=first)]}
 
 
 class LegacyLogprobs:
@@ -298,7 +301,7 @@ class LegacyLogprobs:
 
 
 def _top(entry: dict[str, Any]) -> dict[str, float] | None:
-    """Return the alternatives by their texts, with the token itself (OpenAI's rule)."""
+    """Return the log-probabilities of the alternatives and of the token itself (OpenAI's rule)."""
     if entry["logprob"] is None:
         return None
     top = {entry["token"]: entry["logprob"]}
@@ -313,7 +316,7 @@ def completion_answer(head: dict[str, Any], plan: CompletionPlan) -> OpenAIAnswe
 
 
 class _CompletionChoice:
-    """One answer: the part that has arrived but has not been sent."""
+    """One answer, of which it has the part that was not sent yet."""
 
     def __init__(self, index: int, plan: CompletionPlan) -> None:
         self._index = index

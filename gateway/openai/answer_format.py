@@ -49,7 +49,7 @@ class StructuredOutputs(Strict):
 
 
 class FormatFields(Strict):
-    """The format of the answer; at most one of these fields may be used. An empty one is none."""
+    """The format of the answer; at most one field may be set. An empty field counts as absent."""
 
     response_format: ResponseFormat | None = about("OpenAI's; `schema` may be beside the type.")
     grammar: str | None = about("llama.cpp: a grammar in GBNF.")

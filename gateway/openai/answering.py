@@ -182,7 +182,7 @@ def chosen_by(field: str, scales: Sequence[Lora], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A validated and translated request, and the messages that the backend will get."""
+    """A validated and translated request, and the one that the backend gets."""
 
     translation: Translation
     config: ModelConfig
@@ -200,7 +200,7 @@ async def question_of(
     prompt_only: bool = False,
     count_only: bool = False,
 ) -> Question:
-    """Return the question, before any model is loaded.
+    """Translate a request to the backend's, before any model is loaded.
 
     Raises ApiError with the client's field names.
 
@@ -251,7 +251,7 @@ async def count_prompt(translation: Translation, gateway: Gateway) -> int:
 
 
 async def warm_prompts(config: ModelConfig, gateway: Gateway) -> list[pb.PredictOptions]:
-    """Return requests that generate nothing. A prompt of the file that is refused is left out."""
+    """Return the requests that read a model's warm prompts; those that are refused are left out."""
     found: list[pb.PredictOptions] = []
     for at, given in enumerate(config.warm_prompts):
         system = [{"role": "system", "content": given.system}] if given.system else []

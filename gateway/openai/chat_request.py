@@ -207,6 +207,6 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
         )
     if continues and request.messages[-1].role != "assistant":
         raise bad_field(
-            f"messages[{len(request.messages) - 1}] is not an assistant's:"
-            f" {named('continue_final_message')} continues only an assistant's message",
+            f"messages[{len(request.messages) - 1}] is not an assistant message:"
+            f" {named('continue_final_message')} needs one",
         )

@@ -98,11 +98,11 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
     off = asked is None or asked is False or asked < 0
     alternatives = None if off else 0 if asked is True else asked
     logprobs = agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
-    first = _common(request, config, logprobs)
+    first = _common_options(request, config, logprobs)
     require_few(first, count * len(prompts))
     return CompletionPlan(
         wanted=[
-            _one(first, prompt, seed_of(request, config, index), request, logprobs)
+            _options_of(first, prompt, seed_of(request, config, index), request, logprobs)
             for prompt in prompts
             for index in range(count)
         ],
@@ -118,15 +118,15 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     given = request.before()
     filling = request.infill() is not None
     if isinstance(given, str):
-        return [given if filling else _filled(given, "prompt")]
+        return [given if filling else _require_filled(given, "prompt")]
     if filling:
         raise bad_field(f"{named('suffix')} needs a prompt that is one text: send that")
     if isinstance(given[0], int):
         return [given]
-    return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
+    return [_require_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
 
 
-def _filled(prompt: Prompt, place: str) -> Prompt:
+def _require_filled(prompt: Prompt, place: str) -> Prompt:
     if not prompt:
         raise bad_field(f"{named(place)} is empty: send a text or tokens to continue")
     return prompt
@@ -148,7 +148,7 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
     return count
 
 
-def _common(
+def _common_options(
     request: CompletionRequest, config: ModelConfig, logprobs: int | None
 ) -> pb.PredictOptions:
     options = pb.PredictOptions()
@@ -168,7 +168,7 @@ def _common(
     return options
 
 
-def _one(
+def _options_of(
     first: pb.PredictOptions,
     prompt: Prompt,
     seed: int,

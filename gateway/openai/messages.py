@@ -103,7 +103,7 @@ class ThoughtPart(Strict):
 
 
 class PdfPart(Strict):
-    """A PDF; `gateway.tagged` makes it of the forms in which clients send files."""
+    """A PDF, to which `gateway.tagged` converts the forms in which clients send files."""
 
     type: Literal["file", "input_file"]
     file_data: str
@@ -251,7 +251,7 @@ class Turn:
     """One message.
 
     parts: those of its content, with their paths.
-    before: text to put in front of it.
+    before: text to put in front of the content.
     """
 
     message: ChatMessage
@@ -311,7 +311,7 @@ def _result(result: ResultPart, path: str) -> Turn:
 
 
 def has_media(content: Any) -> bool:
-    """Return whether a message's content, or that of a result in it, has an image or the like."""
+    """Return whether content, or a tool result in it, has an image, a video or audio."""
     return isinstance(content, list) and any(
         has_media(part.content)
         if isinstance(part, ResultPart)

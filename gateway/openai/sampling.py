@@ -144,11 +144,11 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.TypicalP = _share(defaults.chosen("typical_p", fields.typical_p))
     _write_addends(options, fields, defaults)
     _write_repetition(options, fields, defaults)
-    if bias := _first(fields.logit_bias, defaults.logit_bias, {}):
+    if bias := _chosen(fields.logit_bias, defaults.logit_bias, {}):
         options.LogitBias = json.dumps(bias)
     if fields.stop_token_ids:
         options.Metadata["mlx.stop_token_ids"] = json.dumps(fields.stop_token_ids)
-    options.IgnoreEOS = _first(fields.ignore_eos, defaults.ignore_eos, False)
+    options.IgnoreEOS = _chosen(fields.ignore_eos, defaults.ignore_eos, False)
     if fields.num_draft_tokens is not None:
         options.NDraft = fields.num_draft_tokens or -1  # on the wire, 0 is the model's own number
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
@@ -181,7 +181,7 @@ def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
 
     Seeds that are too large are reduced.
     """
-    seed = _first(fields.seed, config.parameters.seed, _DRAW)
+    seed = _chosen(fields.seed, config.parameters.seed, _DRAW)
     if seed == _DRAW:
         return _DRAW
     seed += choice
@@ -203,11 +203,11 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
 
 
 def given_as(fields: Strict, field: str) -> Any:
-    """Return the value of one of the protocol's fields, under whatever name. Raises ApiError."""
+    """Return the value of a protocol field under any of its names. Raises ApiError."""
     return agreed(*((name, getattr(fields, name)) for name in NAMES[field]))
 
 
-def _first(given: T | None, default: T | None, otherwise: T) -> T:
+def _chosen(given: T | None, default: T | None, otherwise: T) -> T:
     if given is not None:
         return given
     return otherwise if default is None else default
@@ -238,6 +238,6 @@ def _write_repetition(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
     penalty = given_as(fields, "Penalty")
-    window = _first(given_as(fields, "Repeat"), defaults.repeat_last_n, _WINDOW)
+    window = _chosen(given_as(fields, "Repeat"), defaults.repeat_last_n, _WINDOW)
     options.Penalty = defaults.chosen("repeat_penalty", penalty) if window else 1.0
     options.Repeat = window

@@ -35,10 +35,10 @@ class FunctionDefinition(Strict):
 
 
 def _nested(flat: dict[str, Any]) -> Any:
-    """Return a tool with its name at the top, as in Anthropic's API and Responses, in chat form.
+    """Return the chat form of a tool, or of a tool choice, that has the name beside the type.
 
-    The same holds for the choice of a tool. The name may also stand beside `function`, which has
-    the rest. Gemini's form of several functions in one tool becomes several tools.
+    Anthropic's API and Responses have that form; a `function` beside the name may have the rest.
+    Gemini's form of several functions in one tool becomes several tools.
     """
     for name in ("functionDeclarations", "function_declarations"):
         if isinstance(flat.get(name), list):
@@ -133,7 +133,7 @@ class ToolChoiceObject(NamedTool):
 
 
 def _choice_in_other_words(value: Any) -> Any:
-    """Return one of Anthropic's choices in OpenAI's form; an unknown tool cannot be required."""
+    """Return Anthropic's form of a choice in OpenAI's; None for one that has no equivalent."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind == "tool" and isinstance(value, dict) and "name" in value:
         return {"type": "function", "function": {"name": value["name"]}}

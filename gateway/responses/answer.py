@@ -36,7 +36,7 @@ _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 class ResponseAnswer(NamedEvents[Event]):
-    """The response so far."""
+    """A response that is being generated."""
 
     def __init__(
         self,

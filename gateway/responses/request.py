@@ -47,13 +47,13 @@ from gateway.tagged import OneOf, drop, rather
 
 _INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
 Includable = Annotated[str, known(_INCLUDED.split())]
-_TOLD = "No effect; repeated in the response."
+_REPEATED = "No effect; repeated in the response."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 Json = dict[str, Any]
 SUMMARY = "Summary of the conversation so far:"
 LOGPROBS = "message.output_text.logprobs"
-# Names of Responses' fields in chat requests.
+# By field of a chat request: the name of the field of Responses.
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -116,7 +116,7 @@ Format = Annotated[PlainFormat | JsonSchemaFormat, OneOf("a format")]
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: str | None = about("No effect; repeated in the response.")
+    verbosity: str | None = about(_REPEATED)
 
 
 class ReasoningConfig(Strict):
@@ -158,10 +158,10 @@ class ResponsesRequest(CommonSampling, PromptRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     include: list[Includable] | None = Field(None, max_length=64)
     metadata: dict[_Key, _Value] | None = about("Returned with the response.", max_length=16)
-    user: str | None = Field(None, description=_TOLD)
-    safety_identifier: str | None = Field(None, description=_TOLD)
-    prompt_cache_key: str | None = Field(None, description=_TOLD)
-    max_tool_calls: int | None = Field(None, description=_TOLD)
+    user: str | None = Field(None, description=_REPEATED)
+    safety_identifier: str | None = Field(None, description=_REPEATED)
+    prompt_cache_key: str | None = Field(None, description=_REPEATED)
+    max_tool_calls: int | None = Field(None, description=_REPEATED)
 
 
 def chat_request(
@@ -225,7 +225,7 @@ def tools_of(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Return whether log-probabilities are requested, if only by asking for alternatives."""
+    """Return whether `include` or `top_logprobs` requests log-probabilities."""
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 

@@ -71,6 +71,8 @@ class Stored:
 
 
 class Store:
+    """The stored responses of all API keys."""
+
     def __init__(
         self,
         seconds: float = 86_400.0,
@@ -89,12 +91,12 @@ class Store:
         self._responses: dict[str, str] = {}
         self._bytes = 0
         self._expiry: asyncio.TimerHandle | None = None
-        self._parts: defaultdict[str, float] = defaultdict(float)  # of the limits, by owner
+        self._parts: defaultdict[str, float] = defaultdict(float)  # parts of the limits, by owner
 
     def put(self, stored: Stored) -> None:
-        """Store a response, and remove others to stay within the limit.
+        """Store a response, and remove others to stay within the limits.
 
-        A response that exceeds the limit alone is not stored.
+        A response that exceeds a limit by itself is not stored.
         """
         size = stored.size
         if size > self._most_bytes or not self._seconds:
@@ -139,7 +141,7 @@ class Store:
             continues = param == "previous_response_id"
             raise ApiError(
                 400 if continues else 404,
-                f"there is no stored response {shown(name)}: only the latest are kept, in memory;"
+                f"there is no stored response {shown(name)}: only the latest are stored, in memory;"
                 " send the complete conversation as input instead",
                 code="previous_response_not_found" if continues else "not_found",
                 param=param,
@@ -200,12 +202,12 @@ class Store:
         try:
             items = self.get(self._responses.get(name, ""), param).named_here()
         except ApiError:
-            sentence = (
+            message = (
                 f"there is no stored item {shown(name)}: items are stored with their responses,"
                 " unless store is false, and those with an id of your own are found only with"
                 " previous_response_id; send the item itself instead"
             )
-            raise bad_field(sentence, "item_not_found", param=param) from None
+            raise bad_field(message, "item_not_found", param=param) from None
         return next(item for item in items if item["id"] == name)
 
     def _drop(self, name: str) -> None:

@@ -189,8 +189,8 @@ def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Respo
 
 def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
-        sentence = "this model returns a vector for every token, but none for the text"
-        raise bad_field(sentence, "unsupported", param="model")
+        message = "this model returns a vector for every token, but none for the text"
+        raise bad_field(message, "unsupported", param="model")
     if dimensions is not None and dimensions > len(reply.embeddings):
         length = len(reply.embeddings)
         raise bad_field(

@@ -187,7 +187,7 @@ async def load_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
 
 @router.post("/models/unload")
 async def unload_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
-    """Unload an idle model, and wait until it is done."""
+    """Unload an idle model, and wait for that to finish."""
     await gateway.supervisor.unload(body.model)
     return {"success": True}
 

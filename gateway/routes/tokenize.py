@@ -50,14 +50,14 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]
     seconds = gateway.settings.request_timeout
     config = gateway.supervisor.resolve(body.model)
 
-    async def cut(lease: Lease) -> tuple[list[int], list[str] | None]:
+    async def tokenised(lease: Lease) -> tuple[list[int], list[str] | None]:
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
         names = {"Prompt": "prompt" if body.content is None else "content"}
         found = list((await unary(lease.stub.TokenizeString, request, seconds, names)).tokens)
         wanted = body.with_pieces or body.return_token_strs
         return found, await _pieces(lease, found, seconds) if wanted else None
 
-    found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut, body)
+    found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), tokenised, body)
     tokens: list[Any] = found
     if body.with_pieces:
         tokens = [{"id": i, "piece": text} for i, text in zip(found, pieces or (), strict=True)]

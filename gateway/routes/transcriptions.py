@@ -75,11 +75,11 @@ async def transcriptions(request: Request, gateway: GatewayDep) -> Response:
     """Return the text of a recording, in one piece or as a stream of server-sent events."""
     asked = await _read(TranscriptionRequest, request)
     if asked.timestamp_granularities and asked.response_format != "verbose_json":
-        sentence = "timestamp_granularities is set: send response_format verbose_json with it"
-        raise bad_field(sentence, param="timestamp_granularities")
+        message = "timestamp_granularities is set: send response_format verbose_json with it"
+        raise bad_field(message, param="timestamp_granularities")
     if asked.stream and asked.response_format not in ("json", "verbose_json"):
-        sentence = f"stream is true: send response_format json, not {asked.response_format}"
-        raise bad_field(sentence, param="response_format")
+        message = f"stream is true: send response_format json, not {asked.response_format}"
+        raise bad_field(message, param="response_format")
     wanted = pb.TranscriptRequest(
         language=asked.language or "",
         timestamp_granularities=asked.timestamp_granularities,
@@ -116,8 +116,8 @@ def _fields(parts: Sequence[Part]) -> dict[str, Any]:
             if not part.content:
                 raise bad_field("file is empty: send a recording", param="file")
             if len(part.content) > LARGEST_FILE:
-                sentence = f"file has {len(part.content)} bytes: send at most {LARGEST_FILE}"
-                raise bad_field(sentence, "request_too_large", param="file")
+                message = f"file has {len(part.content)} bytes: send at most {LARGEST_FILE}"
+                raise bad_field(message, "request_too_large", param="file")
             # Bare base64 may begin with a slash, and would then be the path of a file.
             fields[name] = f"data:;base64,{base64.b64encode(part.content).decode()}"
         elif name in _LISTS:

@@ -128,6 +128,7 @@ class Backend:
 
     @property
     def up(self) -> bool:
+        """Whether the channel is connected."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def healthy(self, limit: float) -> bool:
@@ -184,7 +185,7 @@ class Backend:
         return running and self.up and not self.doubted and not self.emptied
 
     async def answers(self, limit: float) -> bool:
-        """Return whether it still runs, has its model, and answers Health within `limit` s."""
+        """Return whether the backend runs, has its model, and answers Health within `limit` s."""
         if self.emptied or (self.process is not None and not self.process.alive):
             return False
         try:

@@ -72,7 +72,7 @@ class Catalogue:
         raise failures.not_found(name, known)
 
     def model_named(self, name: str | None) -> ModelConfig:
-        """Do what `resolve` does, where the name of an adapter cannot be meant. Raises ApiError."""
+        """Return a model as `resolve` does. Raises ApiError for the name of an adapter as well."""
         model = self.resolve(name)
         if name is not None and name in model.adapters:
             raise failures.an_adapter(name, model.name)
@@ -95,7 +95,7 @@ class Catalogue:
         self.adopt(self.read(always=True))
 
     def with_adapters(self, name: str, adapters: Mapping[str, str]) -> ModelConfig:
-        """Return a model of the folder with other adapters. Raises ApiError for one's name."""
+        """Return a model of the folder with other adapters. Raises ApiError for a name in use."""
         model = self.model_named(name)
         if model not in self._folder.models:
             raise failures.not_in_folder(name)
@@ -114,15 +114,15 @@ class Catalogue:
         before = self.model_named(model.name)
         in_file, _ = self._changed.get(model.name, (before, before))
         self._changed[model.name] = in_file, model
-        self._folder = _replaced(self._folder, model)
+        self._folder = _with_models(self._folder, model)
 
     def _with_changes(self, folder: ModelFolder) -> ModelFolder:
-        """Return a folder with the changes of the models whose files are as they were then."""
+        """Return a folder with the changes of models whose files have not changed since."""
         current = {model.name: model for model in folder.models}
         self._changed = {
             name: pair for name, pair in self._changed.items() if current.get(name) == pair[0]
         }
-        return _replaced(folder, *(changed for _, changed in self._changed.values()))
+        return _with_models(folder, *(changed for _, changed in self._changed.values()))
 
     def remove(self, name: str) -> None:
         """Serve a model no longer: its file or folder becomes a hidden one. Raises ApiError."""
@@ -150,13 +150,13 @@ class Catalogue:
             return None
 
     def adopt(self, folder: ModelFolder | None) -> None:
-        """Serve the models of a folder that was read. The old models stay if it was not."""
+        """Serve the models of a folder; the current models if it is None."""
         if folder is not None:
             self._folder = self._with_changes(folder)
             _log.info("read %d models, %d broken", len(self.models), len(self.broken))
 
 
-def _replaced(folder: ModelFolder, *changed: ModelConfig) -> ModelFolder:
+def _with_models(folder: ModelFolder, *changed: ModelConfig) -> ModelFolder:
     by_name = {model.name: model for model in changed}
     return replace(folder, models=[by_name.get(model.name, model) for model in folder.models])
 

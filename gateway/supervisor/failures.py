@@ -1,4 +1,4 @@
-"""Messages for clients about what went wrong with a backend."""
+"""Builds the errors about models and their backends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class LoadFailed(Exception):
         self.busy = busy
 
 
-def _for_clients(sentence: str) -> str:
-    """Return the message of a backend or about a file in a form that clients may see."""
-    return unmarked(without_folders(sentence))
+def _for_clients(message: str) -> str:
+    """Return a message of a backend, or about a file, in a form that clients may see."""
+    return unmarked(without_folders(message))
 
 
 def load_failed(name: str, sentence: str) -> ApiError:

@@ -135,7 +135,7 @@ class BackendProcess:
         self._name = name
         self._version: str | None = None  # the version of our own backend, once it listens
         self._fault = ""  # the last line that tells a fault
-        self._killed = ""  # why this gateway ended it
+        self._killed = ""  # why this gateway ended the process
         self._kills = kills_for_memory()
         self._bound = asyncio.Event()
         self._reader = asyncio.ensure_future(self._read())
@@ -166,7 +166,7 @@ class BackendProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs now; asks the system, because notifications are delayed."""
+        """Whether the process runs now. The system is asked, because notifications are delayed."""
         return not self.exited.done() and _running(self.pid)
 
     async def listening(self) -> int:

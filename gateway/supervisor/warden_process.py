@@ -8,7 +8,7 @@ programs do not watch their parent. Standard input is a socket to the gateway. O
 - every byte from the gateway is the number of a signal for the process group;
 - the warden's last line is the exit code, negative for a signal.
 
-Where the gateway closes the socket or ends, the process group gets SIGTERM, and SIGKILL later.
+If the gateway closes the socket or ends, the process group gets SIGTERM, and SIGKILL later.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def main(folder: str, command: Sequence[str]) -> None:
         )
     except OSError as problem:
         place = f"{problem.filename}: " if problem.filename else ""
-        _tell(gateway, f"{place}{problem.strerror}")
+        _send(gateway, f"{place}{problem.strerror}")
         return
     os.chdir("/")
-    _tell(gateway, process.pid)
+    _send(gateway, process.pid)
     _watch(process, gateway, woken)
     signal_group(process.pid, signal.SIGKILL)  # its children must not outlive it
-    _tell(gateway, process.returncode)
+    _send(gateway, process.returncode)
 
 
 def _accept_signals() -> socket.socket:
@@ -107,7 +107,7 @@ def _received(gateway: socket.socket) -> bytes:
         return b""
 
 
-def _tell(gateway: socket.socket, answer: int | str) -> None:
+def _send(gateway: socket.socket, answer: int | str) -> None:
     with contextlib.suppress(ConnectionError):
         gateway.sendall(json.dumps(answer).encode() + b"\n")
 

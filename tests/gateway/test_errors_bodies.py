@@ -362,7 +362,7 @@ def test_clients_of_anthropic_read_its_errors_at_every_path(
 def test_ollamas_clients_read_its_errors_at_every_path(gateway: GatewayProcess) -> None:
     answer = gateway.client.post("/api/create", json={})
     assert answer.status_code == 404
-    assert "there is nothing at /api/create" in answer.json()["error"]
+    assert "there is no endpoint /api/create" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

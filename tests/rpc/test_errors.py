@@ -114,7 +114,7 @@ def test_the_details_have_the_status_itself_because_gos_clients_read_it_there() 
 @pytest.mark.parametrize("value", ["x", "\N{FOX FACE}", "{"])
 def test_long_details_are_shortened_and_still_name_the_field(name: str, value: str) -> None:
     status = status_of(errors.InvalidRequest(f"{named(name)} is {value * 10_000}", *"abcdef"))
-    assert 996 <= len(status.sentence.encode()) <= 1000
+    assert 996 <= len(status.message.encode()) <= 1000
     details = dict(status.trailers)["grpc-status-details-bin"]
     assert isinstance(details, bytes)
     assert len(details) <= 4096
@@ -167,20 +167,20 @@ TRIGGERS = [
 def test_no_message_triggers_a_reaction_of_the_host_by_accident(
     kind: type[errors.EngineError], phrase: str
 ) -> None:
-    sentence = status_of(kind(f"it said: {phrase}!")).sentence.lower()
+    sentence = status_of(kind(f"it said: {phrase}!")).message.lower()
     assert not any(trigger.lower() in sentence for trigger in TRIGGERS)
 
 
 def test_phrases_that_hosts_react_to_are_used_only_where_intended() -> None:
-    assert "model not loaded" in status_of(errors.NotLoaded()).sentence
-    assert "model identity mismatch" in status_of(IdentityMismatch("a", "b")).sentence
-    assert "unimplemented" in status_of(NotServed("it is unimplemented")).sentence
+    assert "model not loaded" in status_of(errors.NotLoaded()).message
+    assert "model identity mismatch" in status_of(IdentityMismatch("a", "b")).message
+    assert "unimplemented" in status_of(NotServed("it is unimplemented")).message
 
 
 def test_the_same_words_of_another_error_are_not_mixed_up() -> None:
     wanted = IdentityMismatch("a", "b")
     for error, kept in ((wanted, True), (errors.InvalidRequest(str(wanted)), False)) * 2:
-        assert ("model identity mismatch" in status_of(error).sentence) is kept
+        assert ("model identity mismatch" in status_of(error).message) is kept
 
 
 @pytest.mark.parametrize(

@@ -47,4 +47,4 @@ def test_the_document_holds_the_tables() -> None:
 def test_the_examples_message_is_that_of_the_code() -> None:
     with pytest.raises(InvalidRequest) as refused:
         generation_request(pb.PredictOptions(Prompt="The sea is", Temperature=-1), SERVED)
-    assert f"  Message: {status_of(refused.value).sentence}\n" in DOCUMENT.read_text("utf-8")
+    assert f"  Message: {status_of(refused.value).message}\n" in DOCUMENT.read_text("utf-8")

@@ -67,7 +67,7 @@ def test_the_same_refusal_is_worded_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(statuses, "message_with_keys", write)
     again = [statuses.status_of(Overloaded("the queue is full: 7")) for _ in range(3)]
-    assert {each.sentence for each in again} == {"the queue is full: 7"}
+    assert {each.message for each in again} == {"the queue is full: 7"}
     assert worded == ["the queue is full: 7"]
 
 

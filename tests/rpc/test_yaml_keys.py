@@ -43,7 +43,7 @@ def test_the_keys_of_a_model_file_are_those_that_the_gateway_passes_on() -> None
     ],
 )
 def test_a_message_names_both_once(error: Exception, sentence: str) -> None:
-    assert status_of(error).sentence == sentence
+    assert status_of(error).message == sentence
 
 
 def test_a_refused_load_names_both(stub: BackendStub) -> None:
