@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from gateway import exchange
 from gateway.errors import ApiError
-from gateway.limits import apart, taken_body
+from gateway.limits import offload, pop_body
 
 MOST_PARTS = 64
 _KIND = "multipart/form-data"
@@ -42,10 +42,10 @@ class Part:
 
 async def form_of(request: Request) -> list[Part]:
     """Return the fields of a request's form, in order. Raises ApiError 400."""
-    body = taken_body(request.scope)
+    body = pop_body(request.scope)
     header = request.headers.get("content-type", "")
     exchange.current().long = exchange.current().long or len(body) > _LONG
-    return await apart(functools.partial(parts_of, header, body))
+    return await offload(functools.partial(parts_of, header, body))
 
 
 def parts_of(content_type: str, body: bytes | bytearray) -> list[Part]:

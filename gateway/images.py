@@ -12,7 +12,7 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.errors import ApiError
-from gateway.limits import apart
+from gateway.limits import offload
 from gateway.remote_images import PUBLIC, Fetched, Fetcher, invalid, too_large
 from gateway.settings import GatewaySettings
 
@@ -108,7 +108,7 @@ async def _converted(
             raise refusal
         return f"data:{kind};base64,{base64.b64encode(raw).decode()}"
 
-    return await apart(convert) if len(content) > _LONG else convert()
+    return await offload(convert) if len(content) > _LONG else convert()
 
 
 def _decoded(text: str, largest: int, what: str) -> bytes:

@@ -65,7 +65,7 @@ class Arriving:
 
 
 class BodyMiddleware:
-    """Reads the body, or refuses it; then runs the request until its client leaves."""
+    """The middleware that reads or refuses a body, and cancels a request whose client has left."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
@@ -98,13 +98,13 @@ class JsonRoute(APIRoute):
 
         async def with_body(request: Request) -> Response:
             # Free the body, because it may be large and the request may take long.
-            body = taken_body(request.scope)
+            body = pop_body(request.scope)
             if "POST" in (self.methods or ()) or self.body_field is not None:
                 parsed = await parse(Headers(scope=request.scope), self._object(body))
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 MutableHeaders(scope=request.scope)["content-type"] = "application/json"
                 # FastAPI accepts an object that is valid already.
-                request._json = await apart(self._checked, parsed)
+                request._json = await offload(self._checked, parsed)
                 del parsed
             del body
             return await handle(request)
@@ -130,20 +130,16 @@ class ListRoute(JsonRoute):
         return bytearray(b'{"adapters":%b}' % bytes(body)) if body else body
 
 
-def taken_body(scope: Scope) -> bytearray:
-    """Return the body of a request, for a route that reads it itself.
-
-    The body is freed with its last user.
-    """
+def pop_body(scope: Scope) -> bytearray:
+    """Remove the body from the scope of a request and return it, so that its last user frees it."""
     body: bytearray = scope.pop(_BODY)
     return body
 
 
-async def apart(work: Callable[..., T], *arguments: Any) -> T:
+async def offload(work: Callable[..., T], *arguments: Any) -> T:
     """Return the result of `work`, which runs on a thread if the body is long.
 
-    Many small values take a second to check. On a thread they do not delay streams and other
-    requests.
+    Checking many small values takes a second, in which streams and other requests must continue.
     """
     return await _threaded(work, *arguments) if exchange.current().long else work(*arguments)
 

@@ -158,16 +158,18 @@ class TextAs:
         return check.__get_pydantic_core_schema__(blocks, handler)
 
 
-def rather(form: Callable[[dict[str, Any]], Any], message: str, *, lossless: bool = True) -> Any:
+def other_form(
+    convert: Callable[[dict[str, Any]], Any], message: str, *, lossless: bool = True
+) -> Any:
     """Return a validator for a model that also accepts an object in another API's form.
 
-    form: converts the object to the form that the model expects, or to a tuple of several; returns
-        None for anything else.
+    convert: returns the object in the form that the model expects, or a tuple of several; None for
+        an object that is not in the other form.
     message: the error with `--strict`.
     """
 
     def check(value: Any) -> Any:
-        instead = form(value) if isinstance(value, dict) else None
+        instead = convert(value) if isinstance(value, dict) else None
         if instead is not None:
             raise tolerable(message, instead, lossless=lossless)
         return value

@@ -36,7 +36,7 @@ from gateway.openai.messages import (
 from gateway.openai.sampling import Seed, agreed
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
-from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, rather
+from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, other_form
 
 _text = as_text("text", UNREAD)
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ class Turn(Strict):
     role: Literal["user", "assistant", "system"]
     content: Content
 
-    _settings = rather(
+    _settings = other_form(
         lambda turn: None if "content" in turn or turn.get("role") != "system" else DROPPED,
         "content is missing: send it",
         lossless=False,

@@ -19,7 +19,7 @@ from gateway.asking import ask
 from gateway.calls import Done, Event, Piece, Usage, generate_all
 from gateway.context import Gateway
 from gateway.errors import ApiError, Names, bad_field, found_in
-from gateway.limits import apart
+from gateway.limits import offload
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest, options_of
@@ -126,7 +126,7 @@ def events_of(
             gateway.prompts.note(lease.config.name, wanted[0])
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
-        first = await apart(names_of, request)
+        first = await offload(names_of, request)
 
         def names(choice: int) -> Names:
             return names_of_choice(request, first, choice)

@@ -18,7 +18,7 @@ from gateway.context import Gateway
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import TextRequest
-from gateway.limits import apart
+from gateway.limits import offload
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.openai.answer_format import FormatFields, constraint_of, write_constraint
@@ -102,9 +102,9 @@ async def options_of(
     """
     first = pb.PredictOptions()
     checkpoints = gateway.supervisor.checkpoints
-    await apart(_write_fields, first, request, config, checkpoints)
+    await offload(_write_fields, first, request, config, checkpoints)
     await _write_prompt(first, request, gateway)
-    return await apart(_choices, first, request, config)
+    return await offload(_choices, first, request, config)
 
 
 def _choices(

@@ -18,7 +18,7 @@ from typing import Literal
 from common.field_names import named
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
-from gateway.limits import apart
+from gateway.limits import offload
 from gateway.openai.messages import (
     RESULTS,
     SECONDS,
@@ -107,7 +107,7 @@ async def wire_messages(
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
-    turns = await apart(_turns, messages)
+    turns = await offload(_turns, messages)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
     open_calls = _OpenCalls(())
     for index, turn in enumerate(turns):

@@ -15,7 +15,7 @@ from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Strict
-from gateway.tagged import OneOf, drop, rather
+from gateway.tagged import OneOf, drop, other_form
 from wire import backend_pb2 as pb
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Tool(Strict):
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
-    _flat = rather(_nested, "function is missing: send name and the rest inside it")
+    _flat = other_form(_nested, "function is missing: send name and the rest inside it")
 
 
 class CustomDefinition(Strict):
@@ -72,7 +72,7 @@ class CustomTool(Strict):
     type: Literal["custom"]
     custom: CustomDefinition
 
-    _flat = rather(_nested, "custom is missing: send name and the rest inside it")
+    _flat = other_form(_nested, "custom is missing: send name and the rest inside it")
 
     @property
     def function(self) -> FunctionDefinition:
@@ -129,7 +129,7 @@ class ToolChoiceObject(NamedTool):
     type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]
     allowed_tools: AllowedTools | None = None
 
-    _flat = rather(_nested, "function is missing: send name inside it")
+    _flat = other_form(_nested, "function is missing: send name inside it")
 
 
 def _choice_in_other_words(value: Any) -> Any:

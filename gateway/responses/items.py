@@ -14,7 +14,7 @@ from gateway.described import about
 from gateway.fields import DROPPED, Strict
 from gateway.openai.messages import InputAudio, MediaUrl, PdfPart
 from gateway.openai.tools import MOST_TOOLS, CustomDefinition, FunctionDefinition
-from gateway.tagged import OneOf, TextAs, as_text, drop, rather
+from gateway.tagged import OneOf, TextAs, as_text, drop, other_form
 
 
 def flat(nested: dict[str, Any]) -> dict[str, Any] | None:
@@ -28,7 +28,7 @@ class FunctionTool(FunctionDefinition):
 
     type: Literal["function"]
 
-    _nested = rather(flat, "name is missing: send the fields of function beside the type")
+    _nested = other_form(flat, "name is missing: send the fields of function beside the type")
 
 
 class CustomTool(CustomDefinition):
@@ -147,7 +147,7 @@ class Message(_Item):
     content: _Content = Field(default_factory=list)
     phase: str | None = None
 
-    _bare = rather(
+    _bare = other_form(
         lambda item: {**item, "type": "item_reference"} if {*item} == {"type", "id"} else None,
         "role is missing: send it",
     )

@@ -43,7 +43,7 @@ from gateway.responses.items import (
     full_name,
     offered,
 )
-from gateway.tagged import OneOf, drop, rather
+from gateway.tagged import OneOf, drop, other_form
 
 _INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
 Includable = Annotated[str, known(_INCLUDED.split())]
@@ -74,7 +74,7 @@ class ChooseFunction(Strict):
     type: Literal["function", "custom"]
     name: str
 
-    _nested = rather(flat, "name is missing: send it beside the type")
+    _nested = other_form(flat, "name is missing: send it beside the type")
 
 
 class ChooseAmong(Strict):

@@ -15,7 +15,7 @@ from gateway.calls import Done, Event, Piece, Usage
 from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.fields import Strict
-from gateway.limits import JsonRoute, apart
+from gateway.limits import JsonRoute, offload
 from gateway.openai.answer import completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
@@ -63,7 +63,7 @@ class InfillRequest(NativeRequest):
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """Return the continuation of a text, or of each of several, in one piece or as a stream."""
     config = gateway.supervisor.resolve(body.model)
-    plan = await apart(completion_plan, body, config)
+    plan = await offload(completion_plan, body, config)
     head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
     answer = completion_answer(head, plan)
@@ -82,7 +82,7 @@ async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
     if body.stream_options is not None:
         exchange.current().ignore("stream_options")
     config = gateway.supervisor.resolve(body.model)
-    plan = await apart(completion_plan, body, config)
+    plan = await offload(completion_plan, body, config)
     events = _limited(events_of(body, plan.wanted, gateway), (body.t_max_predict_ms or 0) / 1000)
     answer = _NativeAnswer(body.model or config.name, shows_progress=body.return_progress is True)
     return await respond(events, answer, gateway.settings, streams=body.stream is True)

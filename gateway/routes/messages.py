@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from gateway.anthropic.answer import ERRORS, MessageAnswer
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest, chat_request
 from gateway.context import GatewayDep
-from gateway.limits import JsonRoute, apart
+from gateway.limits import JsonRoute, offload
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openapi import streamed
 from gateway.refusals import FORMS
@@ -23,7 +23,7 @@ _ANSWER = streamed("Anthropic's message.", "Anthropic's events.")
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
     """Return the next message of a conversation, in one piece or as server-sent events."""
     question = await question_of(
-        await apart(chat_request, body), gateway, prompt_only=body.max_tokens == 0
+        await offload(chat_request, body), gateway, prompt_only=body.max_tokens == 0
     )
     reply = MessageAnswer(body, question.model)
     events = answer(question, gateway)
@@ -34,5 +34,5 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
     """Return how many tokens the prompt has, as the model's chat template renders it."""
     return JSONResponse(
-        {"input_tokens": await count_prompt(await apart(chat_request, body), gateway)}
+        {"input_tokens": await count_prompt(await offload(chat_request, body), gateway)}
     )

@@ -18,7 +18,7 @@ from gateway.calls import Event
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.fields import Request
-from gateway.limits import JsonRoute, apart
+from gateway.limits import JsonRoute, offload
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part
 from gateway.ollama.request import (
@@ -89,7 +89,7 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """Return the vectors of texts."""
-    asked = await apart(
+    asked = await offload(
         lambda: EmbeddingRequest.model_validate(body.model_dump(exclude={"keep_alive"}))
     )
     vectors, tokens = await vectors_of(asked, gateway)
@@ -212,7 +212,7 @@ async def _answered(
 ) -> Response:
     reply = OllamaAnswer(body.model, part)
     leaves = _leaves(body.keep_alive)
-    if (translation := await apart(chat_request, body)) is None:
+    if (translation := await offload(chat_request, body)) is None:
         if leaves:
             await gateway.supervisor.unload(body.model)
             return JSONResponse(reply.empty("unload"))
@@ -251,7 +251,7 @@ async def _unload_if_idle(model: str, gateway: Gateway) -> None:
 
 async def _raw(asked: CompletionRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
     config = gateway.supervisor.resolve(asked.model)
-    wanted = (await apart(completion_plan, asked, config)).wanted
+    wanted = (await offload(completion_plan, asked, config)).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:
         async for _, event in events:
             yield event

@@ -14,7 +14,7 @@ from gateway import exchange
 from gateway.calls import Usage
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
-from gateway.limits import JsonRoute, apart
+from gateway.limits import JsonRoute, offload
 from gateway.openai.answering import Translation, answer, count_prompt, question_of, whole_answer
 from gateway.openapi import streamed
 from gateway.responses import compaction
@@ -48,8 +48,8 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     if not gateway.settings.keep_responses:
         body = body.model_copy(update={"store": False})
     previous, given = await _input(body, store)
-    translation, tools = await apart(_translated, body, given, previous)
-    stored = await apart(as_stored, given, previous)
+    translation, tools = await offload(_translated, body, given, previous)
+    stored = await offload(as_stored, given, previous)
     question = await question_of(translation, gateway)
 
     def ended(response: Json) -> None:
@@ -68,7 +68,7 @@ async def count_input_tokens(
 ) -> JSONResponse:
     """Return how many tokens the prompt has, as the model's chat template renders it."""
     previous, given = await _input(body, store)
-    translation, _ = await apart(_translated, body, given, previous)
+    translation, _ = await offload(_translated, body, given, previous)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -77,11 +77,11 @@ async def count_input_tokens(
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
     """Return the model's summary of a conversation, as an item that replaces the conversation."""
     previous, given = await _input(body, store)
-    items = [*await apart(_earlier, previous), *given]
+    items = [*await offload(_earlier, previous), *given]
     bare = body.model_copy(update=compaction.WITHOUT)
 
     async def translated(part: Sequence[Item]) -> Translation:
-        return (await apart(_translated, bare, [*part, compaction.REQUEST], None))[0]
+        return (await offload(_translated, bare, [*part, compaction.REQUEST], None))[0]
 
     async def count(part: Sequence[Item]) -> int:
         return await count_prompt(await translated(part), gateway)
@@ -149,7 +149,7 @@ async def _input(body: PromptRequest, store: Store) -> tuple[Stored | None, list
     if body.previous_response_id:
         exchange.current().long = True  # a short body may continue a long conversation
         previous = store.get(body.previous_response_id, "previous_response_id")
-    return previous, await apart(items_of, store.resolved(body.input, previous))
+    return previous, await offload(items_of, store.resolved(body.input, previous))
 
 
 def _earlier(previous: Stored | None) -> list[Item]:

@@ -17,7 +17,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.forms import Part, form_of
-from gateway.limits import apart
+from gateway.limits import offload
 from gateway.openapi import streamed
 from gateway.refusals import validated
 from gateway.sse import DONE, Answer, respond
@@ -100,7 +100,7 @@ async def translations(request: Request, gateway: GatewayDep) -> Response:
 
 async def _read(schema: type[Asked], request: Request) -> Asked:
     """Return the request in a form. Raises ApiError."""
-    fields = await apart(_fields, await form_of(request))
+    fields = await offload(_fields, await form_of(request))
     exchange.current().model = str(fields.get("model") or "")[:200]
     return validated(schema, fields)
 
