@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -109,76 +110,62 @@ class EventStream(Response, Generic[T]):
         self._answer = answer
         self._interval = settings.keepalive_interval
         self._limit = settings.request_timeout
+        self._lock = asyncio.Lock()  # two tasks write: the events and the keep-alive
+        self._begun = False
+        self._last = time.monotonic()  # when something was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the stream (ASGI). Raises the error of the events if nothing was sent yet."""
-        writer = _Writer(send, self.status_code, self.raw_headers)
-        keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
+        keeper = asyncio.ensure_future(self._keep_alive(send))
         try:
-            await self._send_events(writer)
+            await self._send_events(send)
         except Exception as fault:
-            if not writer.begun:
+            if not self._begun:
                 raise
             error = fault if isinstance(fault, ApiError) else _FAULT
             if error is _FAULT:
                 logs.error("stream failed", traceback=traceback_of(fault))
             exchange.current().broken = error.code or error.type
-            await writer.write(self._encoded(self._answer.fail(error)))
+            async with self._lock:
+                await self._write(send, self._answer.fail(error))
         finally:
             keeper.cancel()
-        await writer.write(b"", more=False)
+        async with self._lock:
+            await self._write(send, [], more=False)
 
-    async def _send_events(self, writer: _Writer) -> None:
+    async def _send_events(self, send: Send) -> None:
         """Send the events within a request's time limit, which includes waiting for a model."""
         left = self._limit - exchange.current().seconds if self._limit else None
         try:
             async with aclosing(self._events) as events, asyncio.timeout(left):
                 async for event in events:
-                    if body := self._encoded(self._answer.take(event)):
-                        await writer.write(body)
+                    if parts := self._answer.take(event):
+                        async with self._lock:
+                            await self._write(send, parts)
         except TimeoutError:
             raise too_slow(self._limit) from None
 
-    def _beat(self) -> bytes:
-        return self._encoded(self._answer.beat())
-
-    def _encoded(self, parts: list[Any]) -> bytes:
-        return self._answer.write(parts).encode(errors="replace")
-
-
-class _Writer:
-    """Sends bytes, and records when. Two tasks write: the events and the keep-alive."""
-
-    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.begun = False
-        self._send = send
-        self._start = {"type": "http.response.start", "status": status, "headers": headers}
-        self._lock = asyncio.Lock()
-        self._clock = asyncio.get_running_loop().time
-        self._last = self._clock()
-
-    async def write(self, body: bytes, *, more: bool = True) -> None:
-        """Send some bytes, the head of the response before the first."""
-        async with self._lock:
-            await self._write(body, more=more)
-
-    async def _write(self, body: bytes, *, more: bool = True) -> None:
-        if not self.begun:
-            self.begun = True
-            await self._send(self._start)
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self._last = self._clock()
-
-    async def keep_alive(self, interval: float, beat: Callable[[], bytes]) -> None:
-        """Send a beat when the model has to load, and per `interval` s of silence (0: never)."""
+    async def _keep_alive(self, send: Send) -> None:
+        """Send a beat when the model has to load, and whenever nothing is sent for the interval."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(interval or None):
+            async with asyncio.timeout(self._interval or None):
                 await exchange.current().waits.wait()
-            await self.write(beat())
-        while interval > 0:
+            async with self._lock:
+                await self._write(send, self._answer.beat())
+        while self._interval > 0:
             async with self._lock:  # a client that reads slowly is not in silence
-                silence = self._clock() - self._last
-                if silence >= interval:
-                    await self._write(beat())
+                silence = time.monotonic() - self._last
+                if silence >= self._interval:
+                    await self._write(send, self._answer.beat())
                     silence = 0
-            await asyncio.sleep(interval - silence)
+            await asyncio.sleep(self._interval - silence)
+
+    async def _write(self, send: Send, parts: list[Any], *, more: bool = True) -> None:
+        """Send parts of the answer, and before the first the head. The caller holds the lock."""
+        if not self._begun:
+            self._begun = True
+            start = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **start})
+        body = self._answer.write(parts).encode(errors="replace")
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._last = time.monotonic()
