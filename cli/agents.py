@@ -258,7 +258,7 @@ AGENTS = {
 
 
 def folder() -> Path:
-    """Return where the files of agents are written."""
+    """Return the folder for the files of agents."""
     return (cache_folder() or Path("/tmp")) / "agents"
 
 
@@ -323,7 +323,7 @@ def sections() -> str:
 
 
 def document(text: str) -> str:
-    """Return docs/agents.md with fresh sections."""
+    """Return docs/agents.md with new sections."""
     before, _, rest = text.partition(_BEGIN)
     return before + _BEGIN + "\n" + sections() + "\n" + _END + rest.partition(_END)[2]
 

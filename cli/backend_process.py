@@ -84,8 +84,8 @@ def failure_of(error: grpc.RpcError, child: subprocess.Popen[bytes]) -> str:
 def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a backend process.
 
-    It is this process's environment without the changes of its start script and without the token
-    of a host, because a backend with a token would refuse our calls.
+    This is the environment of this process, without the changes of its start script and without the
+    token of a host, because a backend with a token would refuse calls without it.
 
     extra: variables to add.
     """

@@ -92,7 +92,7 @@ def _complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) 
 
 
 def _model(*, required: bool = False) -> _Decorator:
-    """Return the argument MODEL."""
+    """Return a decorator that adds the argument MODEL."""
     given: dict[str, Any] = (
         {"metavar": "MODEL"} if required else {"metavar": "[MODEL]", "default": ""}
     )

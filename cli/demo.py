@@ -80,7 +80,7 @@ def summary(last: pb.Reply, first_text: float) -> str:
 
 
 def terminated(number: int, _frame: FrameType | None) -> None:
-    """Raise SystemExit, so that the backend is stopped too."""
+    """Raise SystemExit, so that `finally` stops the backend too."""
     raise SystemExit(128 + number)
 
 

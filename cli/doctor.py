@@ -124,7 +124,7 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
 
 
 def _tried(options: pb.ModelOptions) -> pb.ModelOptions:
-    """Return the LoadModel request with a trial, even if earlier loads have stored findings."""
+    """Return the LoadModel request with a trial, even if findings of an earlier load are stored."""
     tried = pb.ModelOptions()
     tried.CopyFrom(options)
     tried.Options.append("load_trial:true")
@@ -353,7 +353,7 @@ def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOpti
 
 
 def mlx_lm_speeds(model: str) -> dict[str, float]:
-    """Measure what `_speed` measures, by mlx-lm alone, in the process that `_compared` starts.
+    """Measure the speeds of mlx-lm, as `_speed` does, in the process that `_compared` starts.
 
     `stream_generate` generates one answer, and `batch_generate` several. On a CPU, mlx-lm is
     configured to compute as the backend does: in float32, without MLX's compiler.

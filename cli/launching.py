@@ -26,7 +26,7 @@ def agent(word: str) -> Agent:
 
 
 def served(client: Client, name: str) -> Served:
-    """Return what an agent must know of a gateway and its model. Raises Refused."""
+    """Describe a gateway and its model for an agent. Raises Refused."""
     card = client.model(name)
     listed = client.get("/v1/models").get("models", [])
     catalogue = tuple(entry for entry in listed if entry["slug"] == card["id"])

@@ -1,8 +1,7 @@
 """Decides which programs and pages may call the gateway: by their key, their origin and their host.
 
-Some paths need no key: the probes, which only report that the process is alive, and what a browser
-must load before a key can be typed into it, the page and the API's description. They contain no
-secrets and no names of models.
+Some paths need no key: probes, which only report that the process is alive; the page, into which
+the user types the key; and the description of the API. They contain no secrets or names of models.
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
 `Origin`, and a page whose own host name resolves to 127.0.0.1 (DNS rebinding) shows that name in
@@ -70,7 +69,7 @@ class AdmissionMiddleware:
         await app(scope, receive, send)
 
     def _without_key(self, given: str) -> ApiError | None:
-        """Return the refusal of a request; None if its key, which is recorded, is accepted."""
+        """Return the refusal of a request; None if its key is accepted, which is then recorded."""
         if not self._keys:
             return None
         # All keys are compared, each in constant time, so the time taken reveals nothing.

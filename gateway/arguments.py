@@ -1,4 +1,4 @@
-"""Reads GatewaySettings from the command line and the environment; a bad value is a BadArgument."""
+"""Reads GatewaySettings from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -50,10 +50,7 @@ def settings_from(
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables of the environment as flags.
-
-    Those of the command line take precedence.
-    """
+    """Return the variables of the environment as flags, before which the command line's apply."""
     flags, known = [], {"MLX_GATEWAY_LOG", _KEY_FILE_VARIABLE}
     for row in fields(GatewaySettings):
         name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind
@@ -86,7 +83,7 @@ def flag_of(row: Field[Any]) -> str:
 
 
 def default_of(row: Field[Any]) -> str:
-    """Return a setting's default as people write it; empty if there is none."""
+    """Return a setting's default, as users write it; "" if it has none."""
     kind: str = row.metadata["rule"].kind
     default: Any = row.default
     if kind == "switch":

@@ -64,7 +64,7 @@ async def ask_once(
     work: Callable[[Lease], Awaitable[Reply]],
     request: BaseModel,
 ) -> Reply:
-    """Return the result of `work` for a lease of `lend`, with the retry of `ask`.
+    """Return the result of `work` for a lease of `lend`; `ask` describes when it is repeated.
 
     Raises ApiError.
     """
@@ -122,7 +122,7 @@ def _digest(request: BaseModel) -> bytes:
 async def _checked_lease(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
 ) -> AsyncIterator[Lease]:
-    """Yield a lease. If its backend or model turns out to be lost, the next lease checks it."""
+    """Yield a lease. If its backend or model is lost, the next lease checks that backend."""
     async with lend() as lease:
         try:
             yield lease

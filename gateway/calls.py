@@ -125,8 +125,8 @@ class ToolCallPiece:
 class Piece:
     """The next part of an answer.
 
-    logprobs: those of its tokens, if they were requested; each is {id, token, bytes, logprob,
-        top_logprobs}, as in Reply.logprobs.
+    logprobs: the log-probabilities of its tokens, if they were requested; each is {id, token,
+        bytes, logprob, top_logprobs}, as in Reply.logprobs.
     prompt_tokens: the length of the whole prompt, which the backend reports with every part; how
         much of it was cached is known only at the end.
     """
@@ -142,9 +142,9 @@ class Piece:
 class Usage:
     """The tokens and milliseconds of one answer.
 
-    cached_tokens: those of the prompt that were not computed.
-    reasoning_tokens: those of the completion; if the backend does not report them, those until the
-        last piece of reasoning.
+    cached_tokens: prompt tokens that were not computed.
+    reasoning_tokens: completion tokens that are reasoning; if the backend does not report them, all
+        up to the last piece of reasoning.
     """
 
     prompt_tokens: int = 0
@@ -253,11 +253,10 @@ async def generate_all(
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Yield the events of several answers, each with the index of its answer.
 
-    The answers run as one batch of the backend. The first failure ends all of them, and is raised.
-    A request with very many answers does not fill the backend's queue with them: the last ones
-    begin when the first have ended.
+    The backend runs the answers in a batch, but at most `_MOST_AT_ONCE` of them at a time, so that
+    they do not fill its queue. The first failure ends all of them, and is raised.
 
-    names: as for `generate`, for the answer of each index.
+    names: as for `generate`, by the index of the answer.
     """
     if len(wanted) == 1:
         only = generate(stub, wanted[0], seconds=seconds, names=names(0))
@@ -321,7 +320,7 @@ def _filled(parts: Iterable[ToolCallPiece], bare: list[int]) -> Iterator[ToolCal
 
 
 def _first_call(piece: Piece | None) -> Piece | None:
-    """Return the part of a piece that belongs to the first call, where the second begins."""
+    """Return what a piece adds to the first call; None if that is nothing."""
     parts = tuple(part for part in piece.tool_calls if part.index == 0) if piece else ()
     return replace(piece, tool_calls=parts) if piece and parts else None
 

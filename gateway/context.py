@@ -26,7 +26,7 @@ class Gateway:
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
     def require_one_owner(self) -> None:
-        """Raise ApiError if there are several keys, of which none may change what others use."""
+        """Raise ApiError if there are several API keys: none may change models that others use."""
         if len(self.settings.api_keys) > 1:
             message = "models cannot be changed here, because this gateway has several API keys"
             raise ApiError(403, message, code="several_keys")

@@ -85,7 +85,7 @@ class ApiError(Exception):
         return replace(self, marked=renamed(self.marked, name_of), param=param)
 
     def headers(self) -> dict[str, str]:
-        """Includes `x-should-retry`, which OpenAI's SDKs read before the status."""
+        """Return headers, with `x-should-retry`, which OpenAI's SDKs read before the status."""
         headers = {"x-should-retry": "true" if self.retry_after is not None else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
@@ -142,7 +142,7 @@ def too_slow(seconds: float) -> ApiError:
 
 
 def without_folders(message: str) -> str:
-    """Return a message with absolute paths cut to their last part, because clients get none."""
+    """Return a message in which absolute paths are cut to their last part, for clients."""
     return _FOLDERS.sub("…/", message)
 
 
@@ -184,7 +184,7 @@ def _client_name(names: Names, name: str) -> str:
 
 
 def found_in(names: Names, place: str) -> tuple[str, str]:
-    """Return the longest prefix of a path that has a name: that name, and the rest of the path."""
+    """Find the longest prefix of a path that has a name. Returns the name and the rest."""
     for end in reversed([match.start() for match in _STEP.finditer(place)]):
         if place[:end] in names:
             return names[place[:end]], place[end:]

@@ -141,9 +141,9 @@ _MODEL = "A model of the models folder, or its alias; may be left out if there i
 
 
 def without_refused(body: Any, table: FieldTable) -> Any:
-    """Return the body without refused fields that mean "off".
+    """Return the body without refused fields whose value means "off".
 
-    Raises ApiError for one that does not.
+    Raises ApiError for a refused field with another value.
     """
     if not isinstance(body, dict) or table.refused.keys().isdisjoint(body):
         return body
@@ -158,7 +158,7 @@ def tolerable(
 ) -> PydanticCustomError:
     """Return an error that is raised only with `--strict`; otherwise `instead` replaces the object.
 
-    up: how many levels above the object is the one that is replaced.
+    up: how many levels above the object the replaced object is.
     lossless: the replacement means the same, so it is not listed.
     """
     repair = {"instead": instead, "up": up, "lossless": lossless}
@@ -180,7 +180,7 @@ def known(words: Collection[str]) -> BeforeValidator:
 
 
 def checked(body: Any, check: Callable[[Any], Any]) -> Any:
-    """Return the request that `check` makes of a body, repaired if necessary.
+    """Return the result of `check` for a body, which is repaired if necessary.
 
     Raises ValidationError for what is not repaired, ApiError for too many repairs.
     """
@@ -205,7 +205,7 @@ def checked(body: Any, check: Callable[[Any], Any]) -> Any:
 
 
 def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool) -> None:
-    """Add the repair of a problem, if there is one, to the edits of the body, a tree by path."""
+    """Add the repair of a problem, if there is one, to the edits, which are a tree by path."""
     place: Place = place_of(problem["loc"])
     kind, value = problem["type"], problem["input"]
     unset = value in ([], {}, "") and kind in _UNSET  # PHP writes an empty object as a list
@@ -248,7 +248,7 @@ def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:
 
 
 class _Edits(dict[str | int, Any]):
-    """The edits below a path; a type of its own, so that it is never mistaken for a value."""
+    """The edits below a path, in a separate type, so that they are never mistaken for a value."""
 
 
 def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
@@ -284,8 +284,8 @@ class Strict(BaseModel):
 class Request(Strict):
     """The body of a request, without fields that have no meaning here.
 
-    `others`: fields beyond the schema; one that cannot be honoured and would change the answer
-    raises ApiError.
+    others: fields beyond the schema. One that would change the answer, and cannot be honoured,
+        raises ApiError.
     """
 
     others: ClassVar[FieldTable] = FieldTable()

@@ -4,8 +4,8 @@ FastAPI would read any amount, accept NaN as a number, and accept any nesting. O
 finite numbers and valid text passes, which every layer below can encode.
 
 ASGI reports a disconnect only from `receive`, which handlers do not call while they answer. So one
-task listens while another works, and the first to end cancels the other. That cancels the gRPC
-call, and the backend frees the slot within a step.
+task listens while another works, and the first to end cancels the other. This also cancels the gRPC
+call, so that the backend frees the slot within a step.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class JsonRoute(APIRoute):
     """A route that parses its body: FastAPI would accept NaN as a number, and any nesting."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler with the check of the body.
+        """Return a handler that also checks the body.
 
         FastAPI documents this way to extend routes.
         """
@@ -306,10 +306,10 @@ def _too_large(largest: int) -> NoReturn:
 async def run_until_left(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, seconds: float
 ) -> None:
-    """Run an application whose request's body has been read.
+    """Run an application for a request whose body has been read.
 
-    It is cancelled when the client leaves, and after `seconds` (0: never), then with a 504 if
-    nothing was sent yet.
+    It is cancelled when the client disconnects, and after `seconds` (0: never). After that time the
+    client gets a 504, unless a response has begun.
     """
     left = asyncio.Event()
     given = False

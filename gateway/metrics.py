@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: of requests, and of each model with its backend's own counters.
+"""Metrics for Prometheus: of requests, of models, and counters that backends report.
 
 Labels have closed sets of values: routes, known models, statuses.
 """

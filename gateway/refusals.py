@@ -55,7 +55,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How an API writes errors: their name and schema in OpenAPI, and `body`, which builds them."""
+    """The form of an API's errors: name and schema in OpenAPI, and `body`, which builds one."""
 
     name: str
     schema: Mapping[str, Any]
@@ -74,7 +74,7 @@ OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
 
 
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
-    """Return the form of errors of the path's API, or Anthropic's for a client of Anthropic."""
+    """Return the form of a path's errors; Anthropic's for every request of its clients."""
     of_anthropic = any(name == b"anthropic-version" for name, _ in headers)
     root = re.sub("^(/api)?/v[0-2]", "", path).lstrip("/").partition("/")[0]
     return FORMS.get("messages" if of_anthropic else root, OPENAI)
@@ -119,7 +119,7 @@ def _refusal(request: Request, error: Exception) -> ApiError:
 
 
 def _methods(request: Request) -> list[str]:
-    """Return the methods of a path over all of its routes, each of which knows only its own."""
+    """Return the methods of all routes of a path."""
     accepted = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -138,7 +138,7 @@ def _takes(route: BaseRoute, request: Request, method: str) -> bool:
 
 
 def validated(schema: type[Model], fields: object) -> Model:
-    """Return the object that a schema makes of these fields. Raises ApiError."""
+    """Validate fields by a schema. Raises ApiError."""
     try:
         return schema.model_validate(fields)
     except ValidationError as failure:
@@ -146,7 +146,7 @@ def validated(schema: type[Model], fields: object) -> Model:
 
 
 def invalid(problems: Sequence[Problem]) -> ApiError:
-    """Return the ApiError for pydantic's problems, with the path as OpenAI writes it."""
+    """Return the ApiError for pydantic's problems, with a path in OpenAI's form."""
     problem = likeliest(problems)
     param = param_of(problem["loc"])
     place = "the body" if param is None else named(param)
@@ -163,7 +163,7 @@ def invalid(problems: Sequence[Problem]) -> ApiError:
 
 
 def _but_it_is(value: object) -> str:
-    """Return the end of a message about a value: numbers, because other values may be private."""
+    """Return words that quote a number; other values may be private, and are not quoted."""
     return f", but it is {json.dumps(value):.40}" if isinstance(value, int | float) else ""
 
 

@@ -1,8 +1,8 @@
 """Fetches an image or a video by URL, without giving clients access to the gateway's own network.
 
-The name is resolved once and the connection made to that address, so that it cannot resolve to
-another one in between. All of its addresses must be public, again after each redirect. Size and
-time are limited. All failures have one message, so that a client learns nothing about the network.
+A name is resolved once, and the connection is made to the address that was checked. All addresses
+of the name must be public, also after each redirect. Size and time are limited. All failures have
+the same message, so that a client learns nothing about the network.
 """
 
 from __future__ import annotations

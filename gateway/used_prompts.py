@@ -1,4 +1,4 @@
-"""Stores the beginnings of prompts that chats use most: system messages and tools, by model.
+"""Stores by model the beginnings that chats use most: system messages and tools.
 
 They are read again after a load, so that the first turn of an agent need not wait for its long
 system prompt. A file with owner-only permissions stores them for the next run. No answer, log line
@@ -65,7 +65,7 @@ class UsedPrompts:
             seen.popitem(last=False)
 
     def of(self, model: str) -> list[pb.PredictOptions]:
-        """Return the most used beginnings of this run, then those of the last one."""
+        """Return the most used beginnings of this run, then those of the previous run."""
         repeated = [
             used for used in reversed(self._of(model).values()) if used.stored or used.count > 1
         ]

@@ -134,7 +134,7 @@ class _ReasoningTokens:
         self._placed = 0
 
     def add(self, events: Sequence[ChatEvent], tokens: int) -> None:
-        """Add the events that were read when the answer had `tokens` tokens."""
+        """Add the events that were read from the first `tokens` tokens of the answer."""
         if not events:
             return
         if any(isinstance(event, Reasoning) for event in events):

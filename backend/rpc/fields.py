@@ -205,7 +205,7 @@ MODEL_OPTIONS = FieldTable(
 
 
 def _without_media(rpc: str, field: str) -> dict[str, Refused]:
-    """Return the fields of PredictOptions that a call about one text, in `field`, does not read."""
+    """Return the fields that a call about one text, in `field`, does not read."""
     unread = f"{rpc} does not read it"
     media = Refused(f"send none, and text as {field}", why=unread)
     messages = Refused(f"render the conversation, and send it as {field}", why=unread)

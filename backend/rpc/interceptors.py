@@ -1,8 +1,7 @@
 """The processing around every call: token, model identity, errors.
 
-The order matters: the token is checked before any of the request is parsed, and a call without it
-never reaches the model identity. The first interceptor covers all services of the process,
-including reflection and grpc.health.v1, which use only a part of the second.
+The token is checked before anything of a request is parsed. That interceptor covers all services of
+the process, including reflection and grpc.health.v1, which use only a part of the second one.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(code: grpc.StatusCode, message: str) -> Handler:
-    """Return a handler of bytes, streaming in both directions, which fits every kind of call."""
+    """Return a handler that refuses a call of any kind."""
 
     async def refuse(_requests: Any, context: Context) -> None:
         await context.abort(code, message)
@@ -127,7 +126,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _around(
         self, method: str, serve: Callable[[Context], Awaitable[Any]], *, own: bool
     ) -> Behaviour:
-        """Return the call with its log line and its errors. Only failures of others are logged."""
+        """Return the call with a log line and a status. Other services log only failures."""
 
         async def call(_requests: Any, context: Context) -> Any:
             notes = call_log.begin()

@@ -75,7 +75,7 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
 
 
 def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings that are set, typed and checked, and warnings for the log.
+    """Return the given settings, converted and checked, and warnings for the log.
 
     An unknown option is only a warning, because hosts add options of their own; an unknown key in
     EngineArgs, or a wrong value in either, raises InvalidRequest. EngineArgs takes precedence.
@@ -182,7 +182,7 @@ def _choices(text: str) -> tuple[tuple[str, AdapterRequest], ...]:
 
 
 def _context_size(context_size: int, max_model_len: int) -> int:
-    """Return the smaller of the limits on prompt plus output that are set; 0 if none is."""
+    """Return the smaller limit on prompt plus output of those that are set; 0 if none is."""
     for name, value in (("ContextSize", context_size), ("MaxModelLen", max_model_len)):
         require_least(name, value, 0, "a count of tokens, or 0 for the model's own maximum")
     return min((size for size in (context_size, max_model_len) if size), default=0)

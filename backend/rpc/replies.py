@@ -7,7 +7,7 @@ totals on every Reply, because LocalAI uses those of the last Reply, which has o
 Values for which the protocol has no field are trailing metadata, which hosts may ignore: why an
 answer ended, how many prompt tokens came from the cache and how many answer tokens were reasoning;
 for Status and GetMetrics the results of drafting and the use of experts in files, and for Status
-the ranks. Only successful calls have them.
+the ranks. Only successful calls have trailing metadata.
 """
 
 from __future__ import annotations

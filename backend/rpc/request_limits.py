@@ -1,4 +1,4 @@
-"""Limits the sizes of requests before they are parsed, and the calls without a request.
+"""Limits the sizes of requests before they are parsed, and the number of calls without one.
 
 Parsing and validating a message blocks every other call, and a few bytes can become a thousand
 times as much memory, because each empty message in a list is an object. So a request of more than
@@ -116,7 +116,7 @@ class UnsentRequests:
     async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """Return a call's first message, or EOF. Raises InvalidRequest if neither arrives in time.
 
-        The time is SECONDS, or less for the oldest of more than MOST.
+        The time is SECONDS; if more than MOST calls wait, the oldest of them ends at once.
         """
         limit = asyncio.timeout(SECONDS)
         try:

@@ -84,7 +84,7 @@ class Servicer(TextReadings):
         return pb.Result(success=True, message=words)
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
-        """Load, and remember the name even if the caller disconnected just before the end."""
+        """Load, and remember the name, even if the caller disconnects just before the load ends."""
         before = self._engine.loaded
         try:
             return await self._engine.load(wanted)

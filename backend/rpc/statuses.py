@@ -123,7 +123,7 @@ def _message_of(error: Exception) -> str:
 
 @lru_cache(maxsize=8)
 def _client_message(message: str, own: tuple[bool, ...]) -> str:
-    """Return the message for the client, without `_TRIGGERS` that belong to other errors.
+    """Return the message for the client, with phrases of other errors (`_TRIGGERS`) replaced.
 
     own: for each trigger, whether the error may contain its phrase.
 

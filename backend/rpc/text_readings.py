@@ -88,7 +88,7 @@ def _require_rankable(request: pb.RerankRequest) -> None:
 
 
 class TextReadings(backend_pb2_grpc.BackendServicer):
-    """The calls about texts. Each raises WrongKind, InvalidRequest, TooLong or Overloaded."""
+    """The RPCs that read texts. Each raises WrongKind, InvalidRequest, TooLong or Overloaded."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -151,7 +151,7 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
-        """Answer a TokenClassify call; an empty text has no entities."""
+        """Return the entities in a text; an empty text has none."""
         reader = self._engine.reader(LabelReader)
         if not 0 <= request.threshold <= 1:
             wanted = "a number from 0, for all, to 1"
@@ -179,7 +179,7 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
         )
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
-        """Answer a Score call: natural logarithms; an empty candidate has the probability 1."""
+        """Return natural logarithms; an empty candidate has the probability 1."""
         served = self._engine.require_text_model("Score")
         wanted = ScoreRequest(
             request_id=secrets.token_hex(6),

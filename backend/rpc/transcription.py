@@ -109,7 +109,7 @@ async def _by_prompts(
     language: str,
     samples: np.ndarray,
 ) -> AsyncGenerator[str | Transcribed, None]:
-    """Ask for a transcript of each piece in llama.cpp's words, or in those of the request."""
+    """Ask for a transcript of each piece, with llama.cpp's prompt or that of the request."""
     from backend.engine.media.items import AUDIO_RATE
     from backend.engine.speech.windows import windows
 
@@ -146,7 +146,7 @@ def _require_unchanged(engine: Engine, served: ServedModel) -> None:
 
 
 def _wav(samples: np.ndarray) -> str:
-    """Return the base64 of a WAV file with these samples, unchanged."""
+    """Return the base64 of a WAV file with these samples as they are."""
     import soundfile
 
     from backend.engine.media.items import AUDIO_RATE
@@ -212,7 +212,7 @@ def _language(given: str, abilities: SpeechAbilities | None) -> str:
 def _on_the_wire(segments: Sequence[Segment], seconds: float) -> list[pb.TranscriptSegment]:
     """Return segments and words in order and within the recording, as subtitles have to be.
 
-    seconds: of the recording. Nothing keeps a model from other times.
+    seconds: the length of the recording, which the times of a model may exceed.
     """
     last = round(seconds * _NANOSECONDS)
 

@@ -25,7 +25,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Watchdog:
-    """A check of one heartbeat, in this process and in a second one.
+    """The checks of a heartbeat, in this process and in a second one.
 
     hangs: called once, with the cause.
 

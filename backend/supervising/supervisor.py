@@ -1,4 +1,4 @@
-"""Starts, watches and ends the ranks of one machine, in a small process of its own.
+"""Starts, watches and ends the ranks of one machine, in a small separate process.
 
 The supervisor has one thread and imports neither gRPC nor MLX, so nothing can delay its reaction to
 a signal or to the end of a rank. It starts the ranks, and kills those that outlive rank 0. If a

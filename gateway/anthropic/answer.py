@@ -164,7 +164,7 @@ def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str 
 
 
 def _usage(used: Usage) -> Json:
-    """Return Anthropic's usage, which counts prompt tokens that were cached separately."""
+    """Return Anthropic's usage, in which cached prompt tokens are a separate count."""
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,13 +1,12 @@
 """The requests of `/messages` and `/messages/count_tokens`, and their translation to chat requests.
 
-So only gateway/openai handles sampling, tools, images and formats, and gateway/fields handles
-fields that Anthropic's API does not define. These rules of Anthropic's have no field in chat
-requests:
+Sampling, tools, images and formats are handled only in gateway/openai, and fields that Anthropic's
+API does not define in gateway/fields. These rules of the API have no field in chat requests:
 
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
-  and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
-- The answer continues the last message if it is the assistant's.
+  and the model has to answer one at the end. Each prompt then begins with the previous one.
+- The answer continues the last message if that is the assistant's.
 - If all tools are Anthropic's own, as for a web search of Claude Code, a message says so.
 - `thinking: adaptive`, or no `thinking`, leaves the decision to the model and its settings.
 """
@@ -282,7 +281,7 @@ def _tool(tool: Tool) -> Json:
 
 
 def _lacks_tools(request: CountTokensRequest) -> bool:
-    """Return whether the chosen tool, or all tools, were left out, as tools that a server runs."""
+    """Return whether the chosen tool, or every tool, was left out because a server runs it."""
     choice, names = request.tool_choice, [tool.name for tool in request.tools or ()]
     missing = choice.name not in names if isinstance(choice, ChooseTool) else not names
     return missing and any(name.startswith("tools[][") for name in exchange.current().ignored)

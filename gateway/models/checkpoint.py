@@ -65,7 +65,7 @@ class Checkpoints:
         return abilities(self._folder(config), config.option("type") or flags)
 
     def context_size(self, config: ModelConfig) -> int | None:
-        """Return the tokens of prompt and answer: the smaller limit of file and checkpoint."""
+        """Return the maximum tokens of prompt and answer, by the file and the checkpoint."""
         given = 0 if config.option("context") == "max" else config.context_size
         limits = (given, config.max_model_len, context_in(self._folder(config)))
         return min(filter(None, limits), default=None)
@@ -75,7 +75,7 @@ class Checkpoints:
         return not config.address and text_only(self._folder(config), config.option("type") or "")
 
     def is_missing(self, config: ModelConfig) -> bool:
-        """Return whether a model is certainly neither here nor on the hub."""
+        """Return whether a model, by its name, is neither on this machine nor on the hub."""
         name = config.parameters.model
         if config.address or config.backend not in OWN_BACKENDS or name[:5].lower() == "file:":
             return False
@@ -134,7 +134,7 @@ def _size(file: Path) -> int:
 
 
 def _indexed(index: Path) -> int:
-    """Return the bytes of all weights by the index of several files; 0 if there is none."""
+    """Return the bytes of all weights according to the index; 0 if there is no index."""
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         if _size(index) <= _LARGEST_INDEX:
             return int(json.loads(index.read_bytes())["metadata"]["total_size"])
@@ -142,7 +142,7 @@ def _indexed(index: Path) -> int:
 
 
 def _sampling(content: Any) -> dict[str, Any]:
-    """Return the values under the names of a model's file; those out of range are ignored."""
+    """Return the sampling values, under their names in model files, that are in range."""
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}

@@ -36,10 +36,7 @@ def _require_served(role: Any) -> Any:
 
 
 def _joined(content: Any) -> Any:
-    """Return the text of OpenAI's parts, if all are text.
-
-    The Vercel SDK sends none beside images.
-    """
+    """Join OpenAI's parts if all are text; the Vercel SDK sends an empty list beside images."""
     parts = content if isinstance(content, list) else [content]
     kinds = {part.get("type") if isinstance(part, dict) else "" for part in parts}
     return content if kinds - {"text"} else "".join(map(text_of, parts))
@@ -135,7 +132,7 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
 
 
 def without_template(body: GenerateRequest, translation: Translation) -> CompletionRequest:
-    """Return the request for a raw prompt, or for the text between two others.
+    """Return the completion request for a raw prompt, or for the text between prompt and suffix.
 
     Raises ApiError for what only a chat template can show.
     """

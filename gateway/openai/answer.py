@@ -157,7 +157,7 @@ def _logprobs(entries: Iterable[Json]) -> Json:
 
 
 def token_logprob(entry: Json) -> Json:
-    """Return one of the backend's log-probabilities in OpenAI's form, which has no token ids."""
+    """Convert a log-probability of the backend to OpenAI's form, which has no token ids."""
     names = ("token", "bytes", "logprob")
     others = entry.get("top_logprobs") or ()
     top = [{name: other[name] for name in names} for other in others]
@@ -301,7 +301,7 @@ class LegacyLogprobs:
 
 
 def _top(entry: dict[str, Any]) -> dict[str, float] | None:
-    """Return the log-probabilities of the alternatives and of the token itself (OpenAI's rule)."""
+    """Map the alternatives and the token itself to their log-probabilities (OpenAI's rule)."""
     if entry["logprob"] is None:
         return None
     top = {entry["token"]: entry["logprob"]}
@@ -316,7 +316,7 @@ def completion_answer(head: dict[str, Any], plan: CompletionPlan) -> OpenAIAnswe
 
 
 class _CompletionChoice:
-    """One answer, of which it has the part that was not sent yet."""
+    """One answer, and the part of it that was not sent yet."""
 
     def __init__(self, index: int, plan: CompletionPlan) -> None:
         self._index = index

@@ -1,4 +1,4 @@
-"""The format of an answer: the fields that set it, and the one constraint that they make.
+"""The fields that set the format of an answer, and the constraint to which they are converted.
 
 The format is JSON, a schema, a grammar, a regex or a choice.
 """
@@ -39,7 +39,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's object for the same: one of its members is set."""
+    """vLLM's object for the format of the answer, of which one member is set."""
 
     json_: Schema | None = about("A JSON schema.", alias="json")
     regex: str | None = about("A regular expression.")

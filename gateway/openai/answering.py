@@ -44,11 +44,15 @@ class Conversation:
         self.places: dict[str, str] = {}
 
     def system(self, texts: Sequence[str], place: str) -> None:
-        """Add one system message of several texts: many templates allow one, at the beginning."""
+        """Add one system message of several texts, because many templates allow only one."""
         self.add({"role": "system", "content": "\n\n".join(texts)}, place)
 
     def add(self, message: Json, place: str, content: str = "content") -> None:
-        """Add a message; `content` is the name of its content in the client's body."""
+        """Add a message.
+
+        place: the path of the message in the client's body.
+        content: the name of the content there.
+        """
         here = f"messages[{len(self.messages)}]"
         self.places[here] = place
         if isinstance(message["content"], list):
@@ -73,7 +77,7 @@ class Translation:
 
 
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
-    """Return the chat request of these fields; null counts as absent. Raises ApiError.
+    """Validate the fields of a chat request; null counts as absent. Raises ApiError.
 
     Tools are distinguished by name, so every name must be unique.
     """
@@ -161,7 +165,7 @@ def adapter_of(
 
 
 def chosen_by(field: str, scales: Sequence[Lora], names: Sequence[str]) -> str:
-    """Return the adapter that has the scale 1 in a field in llama.cpp's form; '' if none has.
+    """Return the adapter to which llama.cpp's `scales` give 1; '' if they give 1 to none.
 
     Raises ApiError.
     """
@@ -232,7 +236,7 @@ async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, 
 
 
 async def whole_answer(question: Question, gateway: Gateway) -> tuple[str, Usage]:
-    """Return the content of the answer, and what it used. Raises ApiError."""
+    """Return the content and the usage of the answer. Raises ApiError."""
     texts: list[str] = []
     used = Usage()
     async with aclosing(answer(question, gateway)) as events:

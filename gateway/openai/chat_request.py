@@ -80,7 +80,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
 
     @model_validator(mode="after")
     def _spread(self) -> Self:
-        """Expand nested objects into fields of the request, where it does not set them itself."""
+        """Copy values of nested objects to those fields of the request that are not set."""
         if self.options is not None:
             given = {name: value for name, value in self.options if value is not None}
             limits = (self.max_tokens, self.max_completion_tokens)
@@ -98,7 +98,7 @@ async def options_of(
 ) -> list[pb.PredictOptions]:
     """Return the requests to the backend, one per choice. A lease adds their ModelIdentity later.
 
-    So an invalid request is refused before a model is loaded, with its own HTTP status.
+    An invalid request is thus refused before a model is loaded, with its own HTTP status.
     """
     first = pb.PredictOptions()
     checkpoints = gateway.supervisor.checkpoints
@@ -192,7 +192,7 @@ async def _write_prompt(
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:
-    """Require that either the template begins the answer's message, or the last message does."""
+    """Require that the answer either begins a message or continues the last one, and not both."""
     continues = bool(request.continue_final_message)
     if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
         raise bad_field(

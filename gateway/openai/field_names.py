@@ -16,7 +16,7 @@ _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.pro
 
 
 def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
-    """Map the protocol's fields to those of this request. This reads the whole request."""
+    """Map the protocol's fields to those of this request, all of which is read."""
     names = {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in NAMES.items()
@@ -35,7 +35,7 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
 def names_of_choice(
     request: ChatCompletionRequest | CompletionRequest, names: dict[str, str], choice: int
 ) -> dict[str, str]:
-    """Return the names for a refusal of one of the choices, from those of the request."""
+    """Return the names for the error of one choice, from the names of the request."""
     given = request.prompt if isinstance(request, CompletionRequest) else ""
     if not isinstance(given, list) or isinstance(given[0], int):
         return names

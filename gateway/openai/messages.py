@@ -110,7 +110,7 @@ class PdfPart(Strict):
     filename: str = ""
 
     async def read(self, seconds: float) -> tuple[str, float]:
-        """Return the name and the text, or UNREAD; and what is left of the request's SECONDS."""
+        """Return the name and the text, or UNREAD; and the seconds that are left for other PDFs."""
         read = await pdf_text.read(self.file_data, seconds)
         if not read.text:
             exchange.current().ignore(f"messages[].content[][{self.type}]")
@@ -233,7 +233,7 @@ class ChatMessage(Strict):
 
     @property
     def thought(self) -> str:
-        """The assistant's reasoning, under whatever name."""
+        """The assistant's reasoning, from any of the fields for it."""
         if plain := self.reasoning_content or self.reasoning:
             return plain
         pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]
@@ -250,7 +250,7 @@ _ADDED = ChatMessage.model_construct(role="user", content="")
 class Turn:
     """One message.
 
-    parts: those of its content, with their paths.
+    parts: the parts of the content, with their paths.
     before: text to put in front of the content.
     """
 

@@ -89,7 +89,7 @@ class ThinkingFields(Strict):
 def write_template_arguments(
     options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
 ) -> None:
-    """Set Metadata. Raises ApiError for contradictions, and for variables without a template."""
+    """Write thinking and template variables into Metadata. Raises ApiError for contradictions."""
     if request.role_mapping is not None:
         _require_no_template(request)
         return
@@ -119,7 +119,7 @@ def write_template_arguments(
 
 
 def _thinking(request: ChatCompletionRequest) -> bool | None:
-    """Return whether the request's own fields turn thinking on or off."""
+    """Return whether fields of the request turn thinking on or off; None if they do neither."""
     if request.reasoning_effort != "none":
         return request.enable_thinking
     if request.enable_thinking:
@@ -141,7 +141,7 @@ def _require_agreement(
 
 
 def _flag(value: Any) -> bool | None:
-    """Return a true or false variable as backends write it."""
+    """Return the value of a boolean variable, which may be a string; None for other values."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.strip().lower())
     return value if isinstance(value, bool) else None

@@ -76,7 +76,7 @@ class CustomTool(Strict):
 
     @property
     def function(self) -> FunctionDefinition:
-        """The function that replaces it: its text is the only argument."""
+        """The function that replaces this tool: the text is its only argument."""
         texts = [self.custom.description or ""]
         form = self.custom.format or {}
         form = form.get("grammar") or form  # the form of chats, or of Responses

@@ -48,7 +48,7 @@ class ResponseAnswer(NamedEvents[Event]):
     ) -> None:
         """Start an empty response.
 
-        tools: all that were offered; None for those of the request.
+        tools: all tools that were offered; None for those of the request.
         ended: called with the complete response.
         """
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -242,8 +242,8 @@ def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequen
     whose end may be withheld. If no token begins exactly with the text, all of `beside` is
     returned.
 
-    before: those of the Reply directly before the text.
-    beside: those of the text's own Reply.
+    before: the log-probabilities of the Reply directly before the text.
+    beside: the log-probabilities of the text's Reply.
     """
     entries = [*before, *beside]
     wanted = text.encode()
@@ -268,7 +268,7 @@ def usage_of(used: Usage) -> Json:
 
 
 def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
-    """Return the fields of the request that a response repeats, with the values that applied."""
+    """Return the request's fields that a response repeats, with the values that were used."""
     text = request.text
     reasoning = request.reasoning
     form = text.format if text is not None and text.format is not None else None

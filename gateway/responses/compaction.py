@@ -46,7 +46,7 @@ _MOST_TOKENS = 2048  # maximum length of a summary
 
 
 def prompt_limit(context: int | None) -> int | None:
-    """Return the tokens that a prompt may have beside a summary; None if the context is unknown."""
+    """Return how many tokens a prompt may have beside its summary; None if that is unknown."""
     return context - min(_MOST_TOKENS, context // 4) if context else None
 
 
@@ -100,9 +100,9 @@ async def _fitting(
     limit: int | None,
     count: Callable[[Sequence[Item]], Awaitable[int]],
 ) -> int:
-    """Return how many of the items fit, at least one part.
+    """Return how many of the items fit into a prompt, but at least one part.
 
-    The model refuses a part that does not.
+    The model refuses a part that does not fit.
     """
     if limit is None or await count(items) <= limit:
         return len(items)

@@ -18,7 +18,7 @@ from gateway.tagged import OneOf, TextAs, as_text, drop, other_form
 
 
 def flat(nested: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a tool in this API's form, or the choice of one, from the form of chats."""
+    """Convert a tool, or the choice of a tool, from the form of chats."""
     function = nested.get("function")
     return {**function, "type": "function"} if isinstance(function, dict) else None
 
@@ -74,16 +74,16 @@ class Offered:
 
 
 def full_name(namespace: str, name: str) -> str:
-    """Return the name of a tool in a namespace, because chat templates have no namespaces."""
+    """Return one name for a namespace and a tool, because chat templates have no namespaces."""
     if not namespace or namespace.endswith("_"):
         return namespace + name
     return f"{namespace}__{name}"
 
 
 def offered(tools: Sequence[_Own | NamespaceTool] | None, of: str = "") -> Iterator[Offered]:
-    """Yield tools one by one, those in namespaces as well.
+    """Yield all tools, including those in namespaces.
 
-    of: the path of their list's owner.
+    of: what precedes `tools` in their path, such as `input[2].`.
     """
     for index, tool in enumerate(tools or ()):
         place = f"{of}tools[{index}]"
@@ -96,7 +96,7 @@ def offered(tools: Sequence[_Own | NamespaceTool] | None, of: str = "") -> Itera
 
 
 class Text(Strict):
-    """Text; annotations and log-probabilities of an earlier answer's are ignored."""
+    """Text. The annotations and log-probabilities of an earlier answer are ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str

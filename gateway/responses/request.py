@@ -167,9 +167,9 @@ class ResponsesRequest(CommonSampling, PromptRequest):
 def chat_request(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
 ) -> Translation:
-    """Return the chat request of the items of earlier responses and of the input.
+    """Convert the items of earlier responses and of the input to a chat request.
 
-    References are resolved already. Raises ApiError for what cannot be translated.
+    References must be resolved before. Raises ApiError for what cannot be translated.
     """
     conversation = _conversation(request, given, earlier)
     fields: Json = {"model": request.model, "messages": conversation.messages}
@@ -210,7 +210,7 @@ def chat_request(
 def tools_of(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
 ) -> list[Offered]:
-    """Return the request's tools, and those among the items whose names are not taken."""
+    """Return the tools of the request, and those of items that have other names."""
     found = list(offered(request.tools))
     items = [(item, f"{_EARLIER}.") for item in earlier]
     items += [(item, f"input[{at}].") for at, item in enumerate(given)]

@@ -1,9 +1,9 @@
 """Stored responses, to be continued or retrieved: in memory, and limited.
 
 A stored response contains its complete conversation, so it can be continued after earlier ones were
-removed. For a new one, the least recently used one of the API key that stores most is removed, and
-all expire; nothing outlives the process. For a request with another API key, a response does not
-exist.
+removed. If the store is full, the API key that uses most of it loses its least recently used
+response. All responses expire, and none outlives the process. Requests with another API key do not
+find a response.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Stored:
     owner: str = field(default_factory=lambda: exchange.current().owner)
 
     def conversation(self) -> tuple[Json, ...]:
-        """Return every item up to and including this response's own."""
+        """Return all items, up to those of this response."""
         return (*self.earlier, *self.given, *self.response["output"])
 
     def named_here(self) -> list[Json]:
@@ -111,7 +111,7 @@ class Store:
             self._drop(next(key for key, row in self._kept.items() if row[0].owner == owner))
 
     def _part(self, size: int) -> float:
-        """Return which part of the limits a response of this size uses."""
+        """Return which part of the limits a response of `size` bytes uses."""
         return size / self._most_bytes + 1 / self._most
 
     def forget_old(self) -> None:
@@ -161,8 +161,8 @@ class Store:
         Raises ApiError for a reference to an unknown item, and for two to the same item.
 
         An item is found in the conversation of `previous`, and in this client's other responses if
-        the gateway chose its id. A reference is also reasoning of which a client kept only the id,
-        as LangChain does.
+        the gateway chose its id. Reasoning without content is a reference too: LangChain sends only
+        its id.
         """
         known = {item["id"]: item for item in previous.conversation()} if previous else {}
         found: dict[str, Json] = {}

@@ -71,7 +71,7 @@ Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=In
 
 
 def prefer(name: str, other: str) -> Any:
-    """Return a validator for two names of one field: with both, `other` is left out and listed."""
+    """Return a validator for two names of a field. If both are sent, `other` is ignored."""
 
     def check(body: Any) -> Any:
         if not isinstance(body, dict) or not {name, other} <= body.keys():

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @router.get("/v0/models")
 async def list_models(gateway: GatewayDep) -> Json:
-    """Return the models of LM Studio's kinds: those that complete texts or embed them."""
+    """Return the models that complete or embed texts, which are the kinds of LM Studio."""
     cards = [_card(gateway, model) for model in _listed(gateway)]
     return {"object": "list", "data": cards}
 

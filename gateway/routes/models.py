@@ -123,7 +123,7 @@ async def list_models(
 
 
 def with_adapters(models: Sequence[ModelConfig]) -> dict[str, list[str]]:
-    """Return each model's adapters that a request may name as its model: the name is no other's."""
+    """Return by model the adapters that a request may name as `model`: those with a unique name."""
     counts = Counter(
         name for model in models for name in (model.name, *model.aliases, *model.adapters)
     )

@@ -109,7 +109,7 @@ async def embeddings(body: EmbeddingsRequest, gateway: GatewayDep) -> dict[str, 
 
 @router.get("/api/tags")
 async def tags(gateway: GatewayDep) -> dict[str, Any]:
-    """Return every model of the folder, also by its adapters."""
+    """Return the models of the folder, and their adapters."""
     models = gateway.supervisor.models
     adapters = with_adapters(models)
     return {
@@ -123,7 +123,7 @@ async def tags(gateway: GatewayDep) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def running(gateway: GatewayDep) -> dict[str, Any]:
-    """Return the loaded models, the memory of each, and when it is unloaded if nobody uses it."""
+    """Return the loaded models, each with its memory and the time when it is unloaded if idle."""
     configs = {model.name: model for model in gateway.supervisor.models}
     return {
         "models": [
@@ -174,7 +174,7 @@ async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
 
 @router.delete("/api/delete", response_class=Response)
 async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
-    """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
+    """Stop serving a model. Its file, or its folder if it has no file, is hidden, not erased."""
     gateway.require_one_owner()
     name = body.model or body.name or gateway.supervisor.resolve(None).name
     await gateway.supervisor.remove(name)
@@ -228,7 +228,7 @@ async def _answered(
 
 
 def _leaves(keep_alive: str | float | None) -> bool:
-    """Return whether the model is unloaded at once; another time is that of the model's file."""
+    """Return whether to unload the model at once; the model's file sets all other times."""
     if keep_alive is not None and keep_alive not in _NOW:
         exchange.current().ignore("keep_alive")
     return keep_alive in _NOW

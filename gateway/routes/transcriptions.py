@@ -99,7 +99,7 @@ async def translations(request: Request, gateway: GatewayDep) -> Response:
 
 
 async def _read(schema: type[Asked], request: Request) -> Asked:
-    """Return the request in a form. Raises ApiError."""
+    """Read the request from a form. Raises ApiError."""
     fields = await offload(_fields, await form_of(request))
     exchange.current().model = str(fields.get("model") or "")[:200]
     return validated(schema, fields)
@@ -128,7 +128,7 @@ def _fields(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Return a value of a form as JSON has it; text without such a value is refused later."""
+    """Convert a value of a form to its type in JSON; a wrong value is refused later."""
     if name == "stream":
         return _FLAGS.get(text.lower(), text)
     if name == "temperature":
@@ -242,7 +242,7 @@ def vtt(result: pb.TranscriptResult) -> str:
 
 
 def _cues(result: pb.TranscriptResult) -> Iterator[tuple[pb.TranscriptSegment, str]]:
-    """Yield segments with their texts, without the empty lines that would end a cue."""
+    """Yield segments and their texts, without empty lines, which would end a cue."""
     for segment in result.segments:
         if text := "\n".join(line.strip() for line in segment.text.splitlines() if line.strip()):
             yield segment, text

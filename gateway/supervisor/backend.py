@@ -121,7 +121,7 @@ class Backend:
     def doubt(self, *, emptied: bool) -> None:
         """Have the backend checked before the next lease, because it seems dead.
 
-        emptied: it has lost its model.
+        emptied: whether it has lost its model.
         """
         self.doubted = True
         self.emptied = self.emptied or emptied
@@ -197,8 +197,8 @@ class Backend:
     async def stop(self, free: bool, grace: float = _STOP_GRACE) -> None:
         """Call Free if requested; then end the process, then close the connection.
 
-        Closing it cancels its open calls, and their readers would report that the client has
-        disconnected. The end of the process ends them before.
+        The end of the process ends open calls. If closing the connection ended them, their readers
+        would report that the client has disconnected.
         """
         try:
             if free:
@@ -218,7 +218,7 @@ class Backend:
         return await self.process.exited
 
     async def ending(self) -> str:
-        """Return how the process ended; "" if it was not started here, or is still running."""
+        """Return how the process ended; "" if it still runs, or was not started here."""
         if self.process is not None:
             await asyncio.wait((self.process.exited,), timeout=_END_LIMIT)
             if self.process.exited.done():

@@ -79,7 +79,7 @@ class Catalogue:
         return model
 
     def copy(self, source: str, name: str) -> None:
-        """Write a file by which a model also has another name. Raises ApiError."""
+        """Write a file that gives a model a second name. Raises ApiError."""
         model = self.model_named(source)
         given = model.model_dump(mode="json", exclude_unset=True, exclude={"aliases", "preload"})
         if self._models_dir is None:
@@ -125,7 +125,7 @@ class Catalogue:
         return _with_models(folder, *(changed for _, changed in self._changed.values()))
 
     def remove(self, name: str) -> None:
-        """Serve a model no longer: its file or folder becomes a hidden one. Raises ApiError."""
+        """Stop serving a model: its file or folder is hidden. Raises ApiError."""
         name = self.resolve(name).name
         place = self._models_dir and place_of(self._models_dir, name)
         if not place:
@@ -172,7 +172,7 @@ def _changing() -> Iterator[None]:
 
 
 def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:
-    """Return the model of this name, alias or hub id, else the one that differs only in case."""
+    """Return the model of this name, alias or hub id, without regard to case if none matches."""
     for fold in (str, str.casefold):
         for of in (_names, lambda model: [model.parameters.model]):
             for model in models:

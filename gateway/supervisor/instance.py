@@ -47,7 +47,7 @@ _log = logging.getLogger("gateway.supervisor")
 
 
 def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.ModelOptions:
-    """Return the message for a model, with one of its `draft_models` if it is named."""
+    """Return the LoadModel request of a model, with one of its `draft_models` if `draft` is set."""
     draft_model = draft or config.draft_model
     own = [f"n_draft:{config.n_draft}"] if config.n_draft else []
     if config.adapters:
@@ -145,7 +145,7 @@ class ModelInstance:
 
     @property
     def occupied(self) -> bool:
-        """Whether it has a backend, or is getting one."""
+        """Whether the model has a backend, or is getting one."""
         return self.state in (State.STARTING, State.LOADING, State.READY)
 
     @property
@@ -186,9 +186,9 @@ class ModelInstance:
         return load_request(config, self._settings.folder, self.key.draft)
 
     async def change_adapters(self, config: ModelConfig) -> None:
-        """Let a loaded model have other adapters, and load it with them later.
+        """Give a loaded model other adapters, with which it is also loaded later.
 
-        Raises LoadFailed, after which all is as before. The caller has a lease.
+        Raises LoadFailed, after which nothing has changed. The caller has a lease.
 
         config: differs from the current one only in the adapters.
         """
@@ -324,7 +324,7 @@ class ModelInstance:
                 return
 
     def _lost(self, backend: Backend, sentence: str) -> None:
-        """Forget a backend that ended by itself."""
+        """Record that a backend has ended by itself."""
         if self.backend is not backend or self.state is not State.READY:
             return
         watch, self._watch = self._watch, None

@@ -41,7 +41,7 @@ _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A started process; its stderr is that of its warden."""
+    """A started process, which shares the stderr of its warden."""
 
     pid: int
     warden: subprocess.Popen[bytes]
@@ -72,9 +72,9 @@ class Child:
 
 
 async def spawn(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Child:
-    """Start a command in a folder, by a warden of its own.
+    """Start a command in a folder, by a new warden.
 
-    Raises OSError or LoadFailed; then nothing is left over.
+    Raises OSError or LoadFailed, with nothing left running.
     """
     link, warden_end = socket.socketpair()
     with contextlib.ExitStack() as failed:
@@ -143,7 +143,7 @@ class BackendProcess:
 
     @classmethod
     async def start(cls, run: Path, name: str, environ: dict[str, str]) -> BackendProcess:
-        """Start `run` on a free loopback port, with a token of its own in its environment.
+        """Start `run` on a free loopback port, with a new token in its environment.
 
         Our own backend is started without its run.sh, with port 0, and prints its choice. Another
         run.sh is given a port that is free now, and ends with a message if another process takes
@@ -172,8 +172,8 @@ class BackendProcess:
     async def listening(self) -> int:
         """Return the port, once the process has printed it.
 
-        Raises LoadFailed if it ends before that, or if its files were replaced by another version's
-        since this gateway has started.
+        Raises LoadFailed if the process ends before that, or if another version was installed after
+        this gateway had started.
         """
         if not self.port:
             bound = asyncio.ensure_future(self._bound.wait())

@@ -81,11 +81,11 @@ class Supervisor:
 
     @property
     def models(self) -> list[ModelConfig]:
-        """Every model that has a name of its own, in the order of the folder."""
+        """Every model of the folder, in its order."""
         return [self.checkpoints.completed(model) for model in self.catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """Do what `Catalogue.resolve` does, and add the checkpoint's values to the file's."""
+        """Return the model as `Catalogue.resolve` does, with the checkpoint's sampling defaults."""
         return self.checkpoints.completed(self.catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
@@ -171,7 +171,7 @@ class Supervisor:
     async def stop(self, patience: float = 0.0, after: float = 0.0) -> None:
         """Refuse new requests, give running ones `patience` seconds more, and end every process.
 
-        after: the seconds that have already passed.
+        after: the seconds for which requests have already been awaited.
         """
         self._stopping = True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
@@ -274,7 +274,7 @@ class Supervisor:
         self._default_adapters[config.name] = adapter
 
     async def remove(self, name: str) -> None:
-        """Unload a model, and serve it no longer (see `Catalogue.remove`). Raises ApiError."""
+        """Unload a model, and stop serving it (see `Catalogue.remove`). Raises ApiError."""
         name = self.catalogue.model_named(name).name
         await self.unload(name)
         self.catalogue.remove(name)
@@ -352,7 +352,7 @@ class Supervisor:
         return True
 
     def _at_the_address_of(self, instance: ModelInstance) -> list[ModelInstance]:
-        """Return the other instances at the same address, whose backend has one model at a time."""
+        """Return the other instances at an address, whose backend serves one model at a time."""
         address = instance.config.address
         return [
             other
