@@ -14,9 +14,10 @@ import hmac
 from hashlib import sha256
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.wording import shown
 from gateway import exchange
@@ -28,11 +29,12 @@ OPEN_PATHS = frozenset("/ /health /ping /ready /docs /openapi.json /favicon.ico"
 OPEN_FOLDERS = ("/page/", "/docs/")
 
 
-_METHODS = "GET, POST, DELETE"
-_READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields,"
-_READABLE += " x-truncated-tokens"
-_DAY = "86400"  # seconds
-_PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # no web page has these
+_METHODS = ("GET", "POST", "DELETE")
+_READABLE = (
+    "x-request-id request-id retry-after x-should-retry x-ignored-fields x-truncated-tokens".split()
+)
+_DAY = 86_400  # seconds
+_PROGRAMS = "(app|tauri|vscode-webview|vscode-file)://.*"  # no web page has these origins
 
 
 class AdmissionMiddleware:
@@ -43,7 +45,16 @@ class AdmissionMiddleware:
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
-        self._origins = frozenset(settings.cors_origins)
+        self._cors = CORSMiddleware(
+            self._with_key,
+            allow_origins=settings.cors_origins,
+            allow_origin_regex=_PROGRAMS,
+            allow_methods=_METHODS,
+            allow_headers=("*",),
+            allow_credentials=True,
+            expose_headers=_READABLE,
+            max_age=_DAY,
+        )
         named = ("localhost", settings.host, *settings.allowed_hosts)
         # A key is sufficient proof, and a proxy in front may use any name for the gateway.
         self._hosts = None if settings.api_keys else frozenset(name.lower() for name in named)
@@ -58,14 +69,16 @@ class AdmissionMiddleware:
         origin = headers.get("origin")
         if (refusal := self._foreign(headers, origin, scope["http_version"])) is not None:
             await response_of(refusal, scope)(scope, receive, send)
-            return
+        else:
+            await (self._with_key if origin is None else self._cors)(scope, receive, send)
+
+    async def _with_key(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
         if scope["method"] == "OPTIONS":
-            await self._preflight(headers, origin)(scope, receive, send)
-            return
-        if origin is not None and self._is_listed(origin):
-            send = _with_cors(send, origin)
-        refusal = None if is_open(scope["path"]) else self._without_key(key_of(headers))
-        app = self._app if refusal is None else response_of(refusal, scope)
+            app = Response(headers={"allow": ", ".join((*_METHODS, "OPTIONS"))})
+        elif not is_open(scope["path"]):
+            refusal = self._without_key(key_of(Headers(scope=scope)))
+            app = app if refusal is None else response_of(refusal, scope)
         await app(scope, receive, send)
 
     def _without_key(self, given: str) -> ApiError | None:
@@ -99,28 +112,13 @@ class AdmissionMiddleware:
                 " with --allowed-host or an API key",
                 code="host_not_allowed",
             )
-        if origin is None or self._is_listed(origin) or is_same(origin, host):
+        if origin is None or self._cors.is_allowed_origin(origin) or is_same(origin, host):
             return None
         return ApiError(
             403,
             f"pages of {shown(origin)} may not call this gateway: allow them with --cors-origin",
             code="origin_not_allowed",
         )
-
-    def _is_listed(self, origin: str) -> bool:
-        named = not self._origins.isdisjoint(("*", origin.lower()))
-        return named or origin.startswith(_PROGRAMS)
-
-    def _preflight(self, headers: Headers, origin: str | None) -> Response:
-        response = Response(headers={"allow": f"{_METHODS}, OPTIONS"})
-        if origin is not None and self._is_listed(origin):
-            _allow(response.headers, origin)
-            response.headers["access-control-allow-methods"] = _METHODS
-            # A bare * does not cover Authorization (Fetch standard, "CORS-safelisted").
-            asked = headers.get("access-control-request-headers", "*")
-            response.headers["access-control-allow-headers"] = asked
-            response.headers["access-control-max-age"] = _DAY
-        return response
 
 
 def is_open(path: str) -> bool:
@@ -149,19 +147,3 @@ def is_same(origin: str, host: str) -> bool:
     """Return whether a page came from this gateway, regardless of TLS added by a proxy."""
     scheme, _, address = origin.lower().partition("://")
     return scheme in ("http", "https") and address != "" and address == host.lower()
-
-
-def _with_cors(send: Send, origin: str) -> Send:
-    async def with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            _allow(MutableHeaders(scope=message), origin)
-        await send(message)
-
-    return with_headers
-
-
-def _allow(headers: MutableHeaders, origin: str) -> None:
-    headers["access-control-allow-origin"] = origin
-    headers["access-control-allow-credentials"] = "true"
-    headers["access-control-expose-headers"] = _READABLE
-    headers.add_vary_header("origin")
