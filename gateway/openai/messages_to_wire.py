@@ -60,6 +60,7 @@ class WireMessages:
     """
 
     messages: MutableSequence[pb.Message]
+    settings: GatewaySettings
     media: dict[Kind, list[tuple[int | tuple[int, ...], str]]] = field(
         default_factory=lambda: {"image": [], "video": [], "audio": []}
     )
@@ -92,21 +93,77 @@ class WireMessages:
         self.media[kind].append((place, content))
         self.kinds[kind] += 1
 
-    def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
-        """Add to the size of fetched media. Raises ApiError if they are too large together."""
-        self.fetched += len(content) if images.is_remote(url) else 0
-        if self.fetched > settings.max_body_bytes:
-            sentence = (
-                f"all fetched images and videos together exceed {settings.max_body_bytes} bytes"
+    async def content_of(self, turn: Turn) -> str:
+        """Return the text of a message, and collect its media."""
+        message = turn.message
+        if not isinstance(message.content, list):
+            return turn.before + (message.content or message.refusal or "")
+        texts: list[str] = []
+        length = 0  # of the user's latest texts, which nothing separates
+        for path, part in turn.parts:
+            texts.append(await self._part(message, part, path, length))
+            length += len(texts[-1])
+        between = "" if message.role in ("user", "assistant") else "\n"
+        return turn.before + between.join(filter(None, texts))
+
+    async def _part(self, message: ChatMessage, part: Part, place: str, offset: int) -> str:
+        """Return the text of one part, and collect its media.
+
+        offset: characters of text before the part.
+        """
+        await self.pause()
+        if isinstance(part, PdfPart):
+            text, self.pdf_seconds = await part.read(self.pdf_seconds)
+            return text
+        if not isinstance(part, ContentPart):
+            owner = "user" if isinstance(part, ResultPart) else "assistant"
+            here = exchange.current()
+            if isinstance(part, ThoughtPart) and (message.role == owner or not here.strict):
+                if message.role != owner:
+                    here.ignore(f"messages[].content[][{part.type}]")
+                return ""
+            raise bad_field(
+                f"{named(place)} is not supported: {part.type} parts belong to messages of the role"
+                f" {owner}",
+                "unsupported_parameter",
             )
-            raise ApiError(413, f"{sentence}: send fewer", code="request_too_large")
+        _require_one_kind(part, place)
+        value = getattr(part, part.field)
+        if value is None:
+            raise bad_field(f"{named(f'{place}.{part.field}')} is missing")
+        if not part.is_medium:
+            return str(value)
+        try:
+            kind, content = await self._medium(part)
+            if message.role == "user":
+                self.show(kind, content, offset)
+            else:
+                self.results.append((kind, content))
+        except ApiError as error:
+            where = f"{place}.{part.field}"
+            raise replace(error, marked=f"{named(where)}: {error.marked}", param=where) from None
+        return ""
+
+    async def _medium(self, part: ContentPart) -> tuple[Kind, str]:
+        if (sound := part.input_audio) is not None:
+            return "audio", await images.audio(sound.data, sound.format, self.settings)
+        assert part.url is not None
+        if part.audio_url is not None:
+            return "audio", await images.audio(part.url, "WAV or MP3", self.settings)
+        what: Fetched = "image" if part.video_url is None else "video"
+        content = await images.media(part.url, self.settings, what)
+        self.fetched += len(content) if images.is_remote(part.url) else 0
+        if self.fetched > (limit := self.settings.max_body_bytes):
+            message = f"all fetched images and videos together exceed {limit} bytes: send fewer"
+            raise ApiError(413, message, code="request_too_large")
+        return what, content
 
 
 async def wire_messages(
     messages: Sequence[ChatMessage], settings: GatewaySettings, options: pb.PredictOptions
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
-    found = WireMessages(options.Messages)
+    found = WireMessages(options.Messages, settings)
     turns = await offload(_turns, messages)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
     open_calls = _OpenCalls(())
@@ -121,7 +178,7 @@ async def wire_messages(
             open_calls = _OpenCalls(calls)
             names |= {call.id: call.function.name for call in calls}
         answered = open_calls.answered_by(message)
-        content = await _content(turn, found, settings)
+        content = await found.content_of(turn)
         options.Messages.add(
             role=_ROLES.get(message.role, message.role),
             content=content,
@@ -166,79 +223,6 @@ def _fitting(message: ChatMessage, place: str) -> ChatMessage:
     if message.content is None and message.role in ("system", "developer", "user"):
         raise bad_field(f"{named(f'{place}.content')} is missing: send a text or a list of parts")
     return message
-
-
-async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -> str:
-    message = turn.message
-    if not isinstance(message.content, list):
-        return turn.before + (message.content or message.refusal or "")
-    texts: list[str] = []
-    length = 0  # of the user's latest texts, which nothing separates
-    for path, part in turn.parts:
-        texts.append(await _part(message, part, path, length, found, settings))
-        length += len(texts[-1])
-    between = "" if message.role in ("user", "assistant") else "\n"
-    return turn.before + between.join(filter(None, texts))
-
-
-async def _part(
-    message: ChatMessage,
-    part: Part,
-    place: str,
-    offset: int,
-    found: WireMessages,
-    settings: GatewaySettings,
-) -> str:
-    """Return the text of one part, and collect its media.
-
-    offset: characters of text before the part.
-    """
-    await found.pause()
-    if isinstance(part, PdfPart):
-        text, found.pdf_seconds = await part.read(found.pdf_seconds)
-        return text
-    if not isinstance(part, ContentPart):
-        owner = "user" if isinstance(part, ResultPart) else "assistant"
-        here = exchange.current()
-        if isinstance(part, ThoughtPart) and (message.role == owner or not here.strict):
-            if message.role != owner:
-                here.ignore(f"messages[].content[][{part.type}]")
-            return ""
-        raise bad_field(
-            f"{named(place)} is not supported: {part.type} parts belong to messages of the role"
-            f" {owner}",
-            "unsupported_parameter",
-        )
-    _require_one_kind(part, place)
-    value = getattr(part, part.field)
-    if value is None:
-        raise bad_field(f"{named(f'{place}.{part.field}')} is missing")
-    if not part.is_medium:
-        return str(value)
-    try:
-        kind, content = await _medium(part, found, settings)
-        if message.role == "user":
-            found.show(kind, content, offset)
-        else:
-            found.results.append((kind, content))
-    except ApiError as error:
-        where = f"{place}.{part.field}"
-        raise replace(error, marked=f"{named(where)}: {error.marked}", param=where) from None
-    return ""
-
-
-async def _medium(
-    part: ContentPart, found: WireMessages, settings: GatewaySettings
-) -> tuple[Kind, str]:
-    if (sound := part.input_audio) is not None:
-        return "audio", await images.audio(sound.data, sound.format, settings)
-    assert part.url is not None
-    if part.audio_url is not None:
-        return "audio", await images.audio(part.url, "WAV or MP3", settings)
-    what: Fetched = "image" if part.video_url is None else "video"
-    content = await images.media(part.url, settings, what)
-    found.count_fetched(part.url, content, settings)
-    return what, content
 
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
