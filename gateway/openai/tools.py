@@ -159,10 +159,6 @@ class Offer:
     def may_call(self) -> bool:
         return bool(self.tools) and self.mode != "none"
 
-    @property
-    def must_call(self) -> bool:
-        return self.mode == "required"
-
 
 def offer_of(request: ChatCompletionRequest) -> Offer:
     """Return the tools offered. Raises ApiError for a choice that does not fit the tools."""
@@ -230,7 +226,7 @@ def _tool(function: FunctionDefinition) -> dict[str, Any]:
 def _checked(offer: Offer, field: str) -> Offer:
     if offer.name:
         _require_known(offer.tools, [offer.name], field)
-    elif offer.must_call and not offer.tools:
+    elif offer.mode == "required" and not offer.tools:
         raise bad_field(f"{named(field)} is 'required', but no functions are offered: send some")
     return offer
 

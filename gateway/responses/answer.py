@@ -19,7 +19,7 @@ from gateway.models.config import Parameters
 from gateway.openai.answer import token_logprob
 from gateway.openai.messages import SEAL
 from gateway.responses.items import CustomTool, FunctionTool, Offered, offered
-from gateway.responses.request import ResponsesRequest
+from gateway.responses.request import ReasoningConfig, ResponsesRequest, TextConfig
 from gateway.sse import NamedEvents
 
 Json = dict[str, Any]
@@ -269,9 +269,7 @@ def usage_of(used: Usage) -> Json:
 
 def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
     """Return the request's fields that a response repeats, with the values that were used."""
-    text = request.text
-    reasoning = request.reasoning
-    form = text.format if text is not None and text.format is not None else None
+    text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     return {
         **{name: getattr(request, name) for name in _AS_SENT},
         **{name: defaults.chosen(name, getattr(request, name)) for name in _SAMPLING},
@@ -284,13 +282,10 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
         "tool_choice": _plain(request.tool_choice) or "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": {
-            "format": _plain(form) or {"type": "text"},
-            "verbosity": (text.verbosity if text is not None else None) or "medium",
+            "format": _plain(text.format) or {"type": "text"},
+            "verbosity": text.verbosity or "medium",
         },
-        "reasoning": {
-            "effort": reasoning.effort if reasoning is not None else None,
-            "summary": reasoning.summary if reasoning is not None else None,
-        },
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "background": False,

@@ -52,7 +52,7 @@ _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 Json = dict[str, Any]
 SUMMARY = "Summary of the conversation so far:"
-LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS = "message.output_text.logprobs"
 # By field of a chat request: the name of the field of Responses.
 _NAMES = {
     "max_tokens": "max_output_tokens",
@@ -189,11 +189,9 @@ def chat_request(
         fields["tool_choice"] = _choice(request.tool_choice)
     if tools and request.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = request.parallel_tool_calls
-    if request.reasoning is not None:
-        fields["reasoning_effort"] = request.reasoning.effort
-        fields["reasoning_budget"] = request.reasoning.max_tokens
-    if request.text is not None and request.text.format is not None:
-        fmt = request.text.format
+    reasoning = request.reasoning or ReasoningConfig()
+    fields |= {"reasoning_effort": reasoning.effort, "reasoning_budget": reasoning.max_tokens}
+    if (fmt := (request.text or TextConfig()).format) is not None:
         form: Json = {"type": fmt.type}
         if isinstance(fmt, JsonSchemaFormat):
             form["json_schema"] = fmt.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
@@ -201,9 +199,8 @@ def chat_request(
     if isinstance(request, ResponsesRequest):
         fields["max_tokens"] = request.max_output_tokens
         fields |= {name: getattr(request, name) for name in _SAMPLING}
-        if wants_logprobs(request):
-            fields["logprobs"] = True
-            fields["top_logprobs"] = request.top_logprobs
+        if request.top_logprobs or _LOGPROBS in (request.include or ()):
+            fields |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     return translate(fields, places)
 
 
@@ -222,11 +219,6 @@ def tools_of(
                     names.add(each.name)
                     found.append(each)
     return found
-
-
-def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Return whether `include` or `top_logprobs` requests log-probabilities."""
-    return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 
 def _conversation(
