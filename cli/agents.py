@@ -116,7 +116,7 @@ def _codex(served: Served) -> Setup:
     }
     if served.context:
         settings["model_context_window"] = served.context
-        # Codex compacts before a message, and not because of it, so the message must fit as well.
+        # Codex compacts before a message, whatever its length, so the message must fit as well.
         settings["model_auto_compact_token_limit"] = served.context * 3 // 4
     files = {}
     if served.catalogue:
@@ -127,7 +127,7 @@ def _codex(served: Served) -> Setup:
 
 
 def _opencode(served: Served) -> Setup:
-    # opencode compacts before a message, and not because of it: `input` reserves tokens for it.
+    # opencode compacts before a message, whatever its length: `input` reserves tokens for it.
     limit = {"context": served.context, "input": served.context * 7 // 8, "output": served.output}
     config = {
         "provider": {

@@ -214,7 +214,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)
         if len(raw) > _LONG:
-            # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
+            # glibc keeps the buffers in which the request arrived, which gRPC has freed.
             await asyncio.to_thread(return_freed_memory)
         request = _parsed(method, handler, raw)
         self._last_load.check(method, request)

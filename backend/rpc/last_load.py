@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backend.engine.ranks.rank_info import LAST_LOAD
 from backend.rpc import logs
 from backend.rpc.statuses import IdentityMismatch
 from wire import backend_pb2 as pb
 
-FILE = "MLX_BACKEND_LAST_LOAD"
 QUEUED = frozenset({
     "Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify",
     "AudioTranscription", "AudioTranscriptionStream",
@@ -37,7 +37,7 @@ class LastLoad:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.name = ""
-        self._path = Path(environ[FILE]) if environ.get(FILE) else None
+        self._path = Path(environ[LAST_LOAD]) if environ.get(LAST_LOAD) else None
 
     def check(self, method: str, request: Any) -> None:
         """Raise IdentityMismatch if a call names another model."""

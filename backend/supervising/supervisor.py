@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from backend.engine.ranks.hostfile import transport_environ
-from backend.engine.ranks.rank_info import TOKEN, RankInfo
+from backend.engine.ranks.rank_info import LAST_LOAD, TOKEN, RankInfo
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
@@ -30,7 +30,6 @@ from common.launch import command
 from common.machine_memory import kills_for_memory
 from common.process_end import end_of, wait_or_kill
 
-LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # copied from backend.rpc.last_load, which imports gRPC
 # Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
 _PORTS = range(1 << 14, 1 << 15)
 _GRACE = 10.0  # seconds after which rank 0 is killed if it does not shut down; it needs 7 at most

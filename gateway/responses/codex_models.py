@@ -48,7 +48,7 @@ def entry(name: str, context: int | None, abilities: Collection[str]) -> dict[st
     context: tokens of prompt and answer; None if unknown.
     """
     thinks = "thinking" in abilities
-    # Codex compacts before a message, and not because of it, so the message must fit as well.
+    # Codex compacts before a message, whatever its length, so the message must fit as well.
     windows = {"auto_compact_token_limit": context * 3 // 4} if context else {}
     windows |= dict.fromkeys(("context_window", "max_context_window"), context) if context else {}
     efforts = [{"effort": effort, "description": text} for effort, text in _EFFORTS.items()]

@@ -12,8 +12,9 @@ import pytest
 
 from backend.engine.errors import ModelRejected
 from backend.engine.load_request import LoadRequest
+from backend.engine.ranks.rank_info import LAST_LOAD
 from backend.engine.served_model import ServedModel
-from backend.rpc.last_load import FILE, LastLoad
+from backend.rpc.last_load import LastLoad
 from backend.rpc.servicer import Servicer
 from tests.rpc.fake_engine import SERVED, FakeEngine
 from tests.tasks import begun
@@ -54,7 +55,7 @@ def test_ranks_load_again_what_was_served(
     tmp_path: Path,
 ) -> None:
     engine = DroppingEngine(None)
-    last_load = LastLoad({FILE: str(tmp_path / "last_load")})
+    last_load = LastLoad({LAST_LOAD: str(tmp_path / "last_load")})
     servicer = Servicer(engine, last_load)
 
     async def load(model: str) -> None:
@@ -90,7 +91,7 @@ class WaitingEngine(FakeEngine):
 
 async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path) -> None:
     """Both had come before any model was loaded."""
-    engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
+    engine, last_load = WaitingEngine(), LastLoad({LAST_LOAD: str(tmp_path / "last_load")})
     servicer = Servicer(engine, last_load)
     loads = [
         await begun(servicer.LoadModel(pb.ModelOptions(Model=name), CONTEXT))
@@ -106,7 +107,7 @@ async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path)
 
 
 async def test_a_model_that_is_freed_while_it_is_loaded_is_not_remembered(tmp_path: Path) -> None:
-    engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
+    engine, last_load = WaitingEngine(), LastLoad({LAST_LOAD: str(tmp_path / "last_load")})
     servicer = Servicer(engine, last_load)
     load = await begun(servicer.LoadModel(pb.ModelOptions(Model="good"), CONTEXT))
     free = await begun(servicer.Free(pb.HealthMessage(), CONTEXT))
@@ -119,7 +120,7 @@ async def test_a_model_that_is_freed_while_it_is_loaded_is_not_remembered(tmp_pa
 def test_a_load_succeeds_although_it_cannot_be_stored(tmp_path: Path) -> None:
     """A folder for temporary files is tidied now and then; something else may have its name."""
     folder = tmp_path / "ranks"
-    last_load = LastLoad({FILE: str(folder / "last_load")})
+    last_load = LastLoad({LAST_LOAD: str(folder / "last_load")})
     servicer = Servicer(FakeEngine(None), last_load)
 
     async def load() -> pb.Result:

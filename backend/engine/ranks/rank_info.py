@@ -21,6 +21,7 @@ Parallelism = Literal["tensor", "pipeline"]  # explained in `backend.engine.rank
 
 RANK_INFO = "MLX_BACKEND_RANK_INFO"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
+LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # the file for `backend.rpc.last_load`
 Value = dict[str, Any]  # what ranks exchange during a load, as JSON
 Loaded = TypeVar("Loaded")
 TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
