@@ -14,7 +14,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from common.cache_folder import cache_folder
@@ -64,7 +63,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
     """
     target = location()
     if is_ready(target):
-        return _with_sampling(target)
+        return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=target.parent) as scratch:
@@ -76,19 +75,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
             "(MLX_BACKEND_CACHE names another folder; about 600 MB are needed)"
         ) from error
     report(f"model: {target} is ready")
-    return _with_sampling(target)
-
-
-def _with_sampling(model: Path) -> Path:
-    """Add SAMPLING to a model that an older version has converted without it."""
-    file = model / "generation_config.json"
-    with suppress(OSError):
-        found = json.loads(file.read_bytes())
-        if found | SAMPLING != found:
-            fresh = file.with_suffix(".new")
-            fresh.write_text(json.dumps(found | SAMPLING, indent=2))
-            fresh.replace(file)
-    return model
+    return target
 
 
 def build(scratch: Path, report: Callable[[str], None]) -> Path:
@@ -105,6 +92,8 @@ def build(scratch: Path, report: Callable[[str], None]) -> Path:
         convert(gguf, fresh)
     except UnsupportedGGUF as error:
         raise ModelUnavailable(f"the default model could not be converted: {error}") from error
+    generation = fresh / "generation_config.json"
+    generation.write_text(json.dumps(json.loads(generation.read_bytes()) | SAMPLING, indent=2))
     (fresh / CONVERSION_FILE).write_text(CONVERSION + "\n")
     return fresh
 
