@@ -47,7 +47,7 @@ _ONE = Refused("ask once for each answer", empty_or(1))
 _WHOLE = Refused("a grammar applies from the start of the answer")
 _SEND_FORMAT = Refused("send response_format, or a grammar")
 _REFUSED = {
-    "stop_regex": Refused("send texts as stop"),
+    "stop_regex": Refused("send strings as stop"),
     "bad_words": Refused("use logit_bias with -100"),
     "allowed_token_ids": Refused("constrain the answer by guided_choice or a grammar"),
     **dict.fromkeys(("grammar_lazy", "grammar_triggers"), _WHOLE),

@@ -48,7 +48,7 @@ _MARK = b"\xef\xbb\xbf"  # which editors and shells of Windows put before UTF-8
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 # The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
 _UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
-_KINDS = {list: "a list", str: "a text", NoneType: "null"}
+_KINDS = {list: "a list", str: "a string", NoneType: "null"}
 _HALF = rb"\\u[dD][%b][0-9a-fA-F]{2}"
 _HIGH, _LOW = _HALF % b"89abAB", _HALF % b"c-fC-F"
 # Half of a surrogate pair; before it, backslashes of which each escapes another.

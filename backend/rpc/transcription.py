@@ -203,7 +203,7 @@ def _language(given: str, abilities: SpeechAbilities | None) -> str:
     if known is None:
         codes = sorted(set(abilities.languages.values()))
         raise InvalidRequest(
-            f"{named('language')} is {shown(given)}, which this model does not know: send a code"
+            f"{named('language')} is {shown(given)}, which this model does not support: send a code"
             f" such as {', '.join(codes[:8])}, or leave it out"
         )
     return known

@@ -134,7 +134,7 @@ def _schema(field: str, schema: Mapping[str, Any] | str) -> Constraint:
 
 def _choice(field: str, texts: list[str]) -> Constraint:
     if "" in texts:
-        raise bad_field(f"{named(field)} has an empty text: send texts to choose from")
+        raise bad_field(f"{named(field)} has an empty string: send strings to choose from")
     quoted = (f'"{"".join(map(_escaped, text))}"' for text in texts)
     return Constraint(field, "gbnf", "root ::= " + " | ".join(quoted))
 

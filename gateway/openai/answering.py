@@ -177,7 +177,7 @@ def chosen_by(field: str, scales: Sequence[Lora], names: Sequence[str]) -> str:
         )
     if any(entry.scale not in (0, 1) for entry in scales):
         raise bad_field(
-            f"{named(field)} has a scale other than 0 and 1: an adapter is used as it was made"
+            f"{named(field)} has a scale other than 0 and 1: send 1 for the adapter to use, else 0"
         )
     if len(used) > 1:
         raise bad_field(f"{named(field)} uses {len(used)} adapters: use one for each request")

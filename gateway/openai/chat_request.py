@@ -163,7 +163,7 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
     if requested and request.include_reasoning is False:
         # The log-probabilities of a token are sent with the next text, of whatever kind.
         raise bad_field(
-            f"{named('include_reasoning')} is false and log-probabilities are asked for: those of"
+            f"{named('include_reasoning')} is false and log-probabilities are requested: those of"
             " the reasoning cannot be separated from those of the answer, so leave out one of the"
             " two",
         )

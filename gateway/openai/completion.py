@@ -120,7 +120,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     if isinstance(given, str):
         return [given if filling else _require_filled(given, "prompt")]
     if filling:
-        raise bad_field(f"{named('suffix')} needs a prompt that is one text: send that")
+        raise bad_field(f"{named('suffix')} needs a prompt that is one string: send one")
     if isinstance(given[0], int):
         return [given]
     return [_require_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]

@@ -153,7 +153,7 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
         options.NDraft = fields.num_draft_tokens or -1  # on the wire, 0 is the model's own number
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > MOST_STOPS:
-        raise bad_field(f"{named('stop')} has {len(stops)} texts: send at most {MOST_STOPS}")
+        raise bad_field(f"{named('stop')} has {len(stops)} strings: send at most {MOST_STOPS}")
     options.StopPrompts.extend((*stops, *config.stopwords))
     for name in ("min_tokens", "xtc_probability", "xtc_threshold"):
         if (value := getattr(fields, name)) is not None:

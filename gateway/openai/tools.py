@@ -207,8 +207,8 @@ def _legacy(request: ChatCompletionRequest) -> Offer:
     for new, old in (("tools", "functions"), ("tool_choice", "function_call")):
         if getattr(request, new):
             raise bad_field(
-                f"{new} is sent together with functions or function_call, its legacy form is"
-                f" {named(old)}: send one kind",
+                f"{new} cannot be combined with functions and function_call: leave them out, or"
+                f" send {named(old)}, its legacy form",
             )
     tools = tuple(_tool(function) for function in request.functions or ())
     choice = request.function_call

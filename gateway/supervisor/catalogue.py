@@ -153,7 +153,7 @@ class Catalogue:
         """Serve the models of a folder; the current models if it is None."""
         if folder is not None:
             self._folder = self._with_changes(folder)
-            _log.info("read %d models, %d broken", len(self.models), len(self.broken))
+            _log.info("read %d models, %d files are invalid", len(self.models), len(self.broken))
 
 
 def _with_models(folder: ModelFolder, *changed: ModelConfig) -> ModelFolder:

@@ -147,7 +147,7 @@ class Supervisor:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         if self._limits.memory:
             _log.info(
-                "loaded models may take %d MiB together (--max-memory-bytes; 0: no limit)",
+                "loaded models may use %d MiB together (--max-memory-bytes; 0: no limit)",
                 self._limits.memory >> 20,
             )
         self._background = [asyncio.ensure_future(self._keep_within_limits())]
@@ -219,7 +219,7 @@ class Supervisor:
             raise failures.in_use(config.name)
         for instance in found:
             if instance.state is State.READY:
-                instance.begin_unload("asked to")
+                instance.begin_unload("requested")
         for instance in found:
             if instance.working:
                 await instance.settled()
@@ -345,8 +345,8 @@ class Supervisor:
                 return False
             raise failures.no_room(name)
         for other in sharing:
-            other.begin_unload(f"its backend is to serve {instance.key}")
-        _unload(leaving, f"its memory is for {instance.key}")
+            other.begin_unload(f"its backend will serve {instance.key}")
+        _unload(leaving, f"to free memory for {instance.key}")
         ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
         return True

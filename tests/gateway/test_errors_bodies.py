@@ -117,7 +117,7 @@ def test_the_clients_own_words_are_not_mistaken_for_a_field(
         (b'{"model": "\xff"}', "invalid unicode"),
         ('{"model": "ü"}'.encode("utf-16"), "line 1 column 1"),
         (b"[1]", "a list"),
-        (b'"text"', "a text"),
+        (b'"text"', "a string"),
         (b"null", "null"),
         (b"1", "a number"),
         (b'{"a":' * 100_0 + b"1" + b"}" * 100_0, "nests deeper"),

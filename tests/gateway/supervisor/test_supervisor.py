@@ -159,7 +159,7 @@ async def test_memory_is_limited_by_default(
     monkeypatch.setattr(Served, "memory", _measured)
     with caplog.at_level("INFO", "gateway.supervisor"):
         async with supervising(tmp_path, models) as supervisor:
-            assert "may take 1000 MiB together" in caplog.text
+            assert "may use 1000 MiB together" in caplog.text
             await ask(supervisor, "one")
             async with supervisor.lease("two"):
                 assert status_of(supervisor, "one").state is State.STOPPED
