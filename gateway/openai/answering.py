@@ -6,9 +6,10 @@ own body. The longest path that is a prefix of an error's `param` identifies the
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway import exchange
 from gateway.asking import ask
 from gateway.calls import Done, Event, Piece, Usage, generate_all
 from gateway.context import Gateway
-from gateway.errors import ApiError, Names, bad_field, found_in
+from gateway.errors import ApiError, bad_field, found_in
 from gateway.limits import offload
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
@@ -72,8 +73,19 @@ class Translation:
     chat: ChatCompletionRequest
     places: Mapping[str, str]
 
-    def named(self, error: ApiError) -> ApiError:
-        return _placed(error, self.places)
+
+@contextmanager
+def _client_paths(places: Mapping[str, str]) -> Iterator[None]:
+    """Raise the ApiErrors of the block with paths in the client's body."""
+    try:
+        yield
+    except ApiError as error:
+        raise placed(error, places) from None
+
+
+def placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
+    """Return an error about a chat request with paths in the client's body."""
+    return error.renamed(lambda name: found_in(places, name)[0])
 
 
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
@@ -82,12 +94,10 @@ def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translati
     Tools are distinguished by name, so every name must be unique.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    try:
+    with _client_paths(places):
         chat = validated(ChatCompletionRequest, given)
         _require_own_names([tool.function.name for tool in chat.tools or ()])
-        return Translation(chat, places)
-    except ApiError as error:
-        raise _placed(error, places) from None
+    return Translation(chat, places)
 
 
 def _require_own_names(tools: Sequence[str]) -> None:
@@ -99,10 +109,6 @@ def _require_own_names(tools: Sequence[str]) -> None:
                 f"{place} is {shown(name)}, the name of another tool as well: rename one"
             )
         seen.add(name)
-
-
-def _placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
-    return error.renamed(lambda name: found_in(places, name)[0])
 
 
 def events_of(
@@ -130,11 +136,7 @@ def events_of(
             gateway.prompts.note(lease.config.name, wanted[0])
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
-        first = await offload(names_of, request)
-
-        def names(choice: int) -> Names:
-            return names_of_choice(request, first, choice)
-
+        names = functools.partial(names_of_choice, request, await offload(names_of, request))
         answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
         async with aclosing(answers) as events:
             async for index, event in events:
@@ -212,10 +214,8 @@ async def question_of(
     count_only: compute nothing at all; the prompt may be longer than the context.
     """
     config = gateway.supervisor.resolve(translation.chat.model)
-    try:
+    with _client_paths(translation.places):
         options = (await options_of(translation.chat, config, gateway))[0]
-    except ApiError as error:
-        raise translation.named(error) from None
     if prompt_only:
         options.Metadata["mlx.prompt_only"] = "true"
     if count_only:
@@ -226,13 +226,11 @@ async def question_of(
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
     """Yield the events of the answer (see `events_of`). Raises ApiError with the client's names."""
     translation = question.translation
-    try:
+    with _client_paths(translation.places):
         stream = events_of(translation.chat, [question.options], gateway)
         async with aclosing(stream) as events:
             async for _, event in events:
                 yield event
-    except ApiError as error:
-        raise translation.named(error) from None
 
 
 async def whole_answer(question: Question, gateway: Gateway) -> tuple[str, Usage]:

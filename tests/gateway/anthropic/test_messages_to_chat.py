@@ -13,7 +13,7 @@ from common.field_names import named
 from gateway.anthropic.request import MessagesRequest, chat_request
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.openai.answering import Translation
+from gateway.openai.answering import Translation, placed
 from gateway.openai.chat_request import options_of
 from tests.gateway.openai.test_chat_to_wire import config_of, gateway_of
 from tests.gateway.requests_begun import begun
@@ -41,7 +41,7 @@ def sent(*turns: Json, **fields: Any) -> pb.PredictOptions:
     try:
         return asyncio.run(options_of(found.chat, config_of(), gateway_of()))[0]
     except ApiError as error:
-        raise found.named(error) from None
+        raise placed(error, found.places) from None
 
 
 def user(content: Any) -> Json:
@@ -89,7 +89,8 @@ def test_images_in_results_are_shown_after_their_texts() -> None:
     assert [message.role for message in wanted.Messages[2:]] == ["tool", "user"]
     assert json.loads(wanted.Metadata["mlx.image_messages"]) == [3]
     param = "messages[3].content[0].content[1].image_url"
-    error = translated(*turns, system="s").named(ApiError(400, f"{param} is bad", param=param))
+    places = translated(*turns, system="s").places
+    error = placed(ApiError(400, f"{param} is bad", param=param), places)
     assert error.param == "messages[2].content[0].content[1]"
 
 
@@ -99,7 +100,7 @@ def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     part = got.chat.model_dump()["messages"][2]["content"][1]
     assert part["image_url"]["url"] == "data:image/png;base64,QUJD"
     param = "messages[2].content[1].image_url"
-    error = got.named(ApiError(400, f"{named(param)} is too large"))
+    error = placed(ApiError(400, f"{named(param)} is too large"), got.places)
     assert error.param == "messages[1].content[1]"
     assert error.message == "messages[1].content[1] is too large"
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.openai.answering import Translation
+from gateway.openai.answering import Translation, placed
 from gateway.openai.messages import ContentPart
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest, chat_request
@@ -123,8 +123,8 @@ def test_earlier_items_come_before_the_input() -> None:
     roles = [message.role for message in converted.chat.messages]
     assert roles == ["system", "user", "assistant", "user"]
     param = "messages[1].content[0]"
-    assert converted.named(ApiError(400, "", param=param)).param == "previous_response_id"
-    assert converted.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
+    assert placed(ApiError(400, "", param=param), converted.places).param == "previous_response_id"
+    assert placed(ApiError(400, "", param="messages[3]"), converted.places).param == "input[0]"
 
 
 def test_tools_with_the_same_name_are_refused() -> None:
@@ -141,14 +141,14 @@ def test_images_and_their_positions() -> None:
     )
     part = converted.chat.model_dump()["messages"][0]["content"][1]
     assert part["image_url"] == "data:image/png;base64,QUJD"
-    error = converted.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
+    error = placed(ApiError(400, "bad", param="messages[0].content[1].image_url"), converted.places)
     assert error.param == "input[0].content[1]"
     converted = translated([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
     result = converted.chat.messages[2]
     assert (result.role, result.tool_call_id) == ("tool", "c1")
     assert isinstance(result.content, list)
     assert [part.type for part in result.content] == ["image_url"]
-    error = converted.named(ApiError(400, "bad", param="messages[2].content[0].image_url"))
+    error = placed(ApiError(400, "bad", param="messages[2].content[0].image_url"), converted.places)
     assert error.param == "input[2].output[0]"
 
 
@@ -300,7 +300,7 @@ def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
     ]
     assert converted.chat.messages[1].tool_calls is not None
     assert converted.chat.messages[1].tool_calls[0].function.name == "a__read"
-    error = converted.named(ApiError(400, "bad", param="tools[1].function.name"))
+    error = placed(ApiError(400, "bad", param="tools[1].function.name"), converted.places)
     assert error.param == "tools[1].tools[0].name"
 
 
