@@ -18,13 +18,7 @@ from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_
 from backend.engine.constraints.reasoning import setting_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.table import TokenTable, source_of
-from backend.engine.constraints.trial import (
-    MARGIN,
-    MEMORY_KEPT,
-    MEMORY_TOGETHER,
-    STACK,
-    Trial,
-)
+from backend.engine.constraints.trial import MARGIN, MEMORY_KEPT, MEMORY_TOGETHER, STACK, Trial
 from backend.engine.errors import InvalidRequest, Overloaded, about
 from backend.engine.recent import Recent
 from backend.engine.units import MIB

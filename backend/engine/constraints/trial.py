@@ -31,13 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backend.engine.constraints.matching import TokenizerSource
-from backend.engine.errors import (
-    REFUSED,
-    EngineFailed,
-    InvalidRequest,
-    NotQuick,
-    Overloaded,
-)
+from backend.engine.errors import REFUSED, EngineFailed, InvalidRequest, NotQuick, Overloaded
 from backend.engine.units import MIB
 from common.process_end import end_of
 from common.unnamed_file import unnamed_file

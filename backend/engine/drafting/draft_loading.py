@@ -72,11 +72,7 @@ class Drafting:
 
 
 def load_drafting(
-    order: LoadOrder,
-    main: LoadedModel,
-    projection: LogitsHead,
-    context_size: int,
-    device: Device,
+    order: LoadOrder, main: LoadedModel, projection: LogitsHead, context_size: int, device: Device
 ) -> Stages[Drafting | None]:
     """Load the drafters for a model; return None if no tokens are drafted.
 
@@ -271,11 +267,7 @@ def _refuse_when_full(main: LoadedModel, nbytes: int, settings: Settings, device
 
 
 def _draft_model(
-    order: LoadOrder,
-    checkpoint: Checkpoint,
-    main: LoadedModel,
-    context_size: int,
-    device: Device,
+    order: LoadOrder, checkpoint: Checkpoint, main: LoadedModel, context_size: int, device: Device
 ) -> Stages[Drafting]:
     settings = order.settings
     loaded = yield from load_model(

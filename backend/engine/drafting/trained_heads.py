@@ -242,7 +242,10 @@ class BlockHead(Head):
 def open_block_head(
     config: Mapping[str, Any], weights: Weights, model: Any, size: int, vocabulary: int
 ) -> BlockHead:
-    """Return the head for a model with states of this size, with lazy weights. Raises HeadError."""
+    """Return the head for a model, with lazy weights; arguments as for `open_eagle`.
+
+    Raises HeadError.
+    """
     from mlx_vlm.speculative.drafters.qwen3_dflash import DFlashDraftModel, ModelConfig
 
     own = ModelConfig.from_dict(dict(config))

@@ -17,18 +17,10 @@ from backend.engine.embedding import networks
 from backend.engine.embedding.dense_layers import applied, dense_layers
 from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue, Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import (
-    ANSWERING_RERANKERS,
-    has_score,
-    labels_of,
-    module_of,
-)
+from backend.engine.embedding.kind import ANSWERING_RERANKERS, has_score, labels_of, module_of
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.network_loading import open_network
-from backend.engine.embedding.pooling_rule import (
-    pooling_of_checkpoint,
-    pooling_of_text_model,
-)
+from backend.engine.embedding.pooling_rule import pooling_of_checkpoint, pooling_of_text_model
 from backend.engine.embedding.readers import EncodeRow, Limits, PairReader, Reader, TextReader
 from backend.engine.embedding.row_encoding import (
     ChatEncoder,
@@ -207,11 +199,7 @@ def _embedding(
             _own_tokenizer(loaded), lower=lower, end_token=end, pools_prompt=prompts.pooled
         )
     return run, TextReader(
-        encode,
-        limits,
-        per_token=rule.per_token,
-        prompts=prompts,
-        truncates=settings.truncate,
+        encode, limits, per_token=rule.per_token, prompts=prompts, truncates=settings.truncate
     )
 
 
@@ -239,12 +227,12 @@ def _reranking(
     elif compared is not None:
         raise Unusable(
             "its chat template does not render messages of the roles query and document, so how to"
-            " ask it is unknown: use a version with the chat template of the original",
+            " ask it is unknown: use a version with the chat template of the original"
         )
     else:
         raise Unusable(
             "it has no LogitScore step, which states the tokens that make its score: use a version"
-            " of it for sentence-transformers 5.4 or later",
+            " of it for sentence-transformers 5.4 or later"
         )
     most = max(compared.yes, compared.no or 0)
     if most >= limits.vocabulary or min(compared.yes, compared.no or 0) < 0:

@@ -24,11 +24,7 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def text_encoder(
-    tokenizer: Any,
-    *,
-    lower: bool = False,
-    end_token: int | None = None,
-    pools_prompt: bool = True,
+    tokenizer: Any, *, lower: bool = False, end_token: int | None = None, pools_prompt: bool = True
 ) -> EncodeRow:
     """Return an encoder of single texts.
 

@@ -133,7 +133,7 @@ class LayerCache:
         return result
 
     def _likely(self, x: mx.array, indices: mx.array) -> mx.array | None:
-        """Return the experts that the next layer probably selects; None not to read ahead."""
+        """Return the experts that the next layer probably selects; None not to read any."""
         if self.link is None:
             return None
         if self.link.first:

@@ -95,7 +95,7 @@ def require_returnable(tokens: int, alternatives: int) -> None:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
             f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            f" send a smaller {named('TopLogprobs')}",
+            f" send a smaller {named('TopLogprobs')}"
         )
 
 
@@ -189,11 +189,7 @@ class PromptBuilder:
         self._support = support
 
     def build(
-        self,
-        prompt: Prompt,
-        attachments: Attachments | None = None,
-        *,
-        counted: bool = False,
+        self, prompt: Prompt, attachments: Attachments | None = None, *, counted: bool = False
     ) -> BuiltPrompt:
         """Build a prompt. Raises InvalidRequest.
 
@@ -277,7 +273,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"{named('Metadata mlx.infill')} asks for the text between a prefix and a suffix,"
                 " but the loaded model has no tokens for that: load a model such as Qwen2.5-Coder,"
-                " or leave it out",
+                " or leave it out"
             )
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
         self._require_short(sum(map(len, texts)), most)
@@ -309,7 +305,7 @@ class PromptBuilder:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
                 f"{named('Messages')} cannot be used with this model: it has no chat template;"
-                " send Prompt",
+                " send Prompt"
             )
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
@@ -323,7 +319,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"{named('Messages')} cannot be used with this model as they are: its chat"
                 f" templates are named {', '.join(sorted(templates))}, and none of them is the"
-                f" default; send Prompt{', or Tools' if 'tool_use' in templates else ''}",
+                f" default; send Prompt{', or Tools' if 'tool_use' in templates else ''}"
             )
         try:
             apply = self._apply_strictly if changes else self._apply
@@ -452,7 +448,7 @@ class PromptBuilder:
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
                     f"{named(f'tokens[{index}]')} is {token}, but the vocabulary ends at"
-                    f" {self._vocabulary_size - 1}",
+                    f" {self._vocabulary_size - 1}"
                 )
         with tokenizing():
             return str(self._tokenizer.decode(tokens))

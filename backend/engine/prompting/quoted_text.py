@@ -101,7 +101,7 @@ class QuotedText:
             raise InvalidRequest(
                 f"{named('Messages')} contain the text of a control token, which this model's"
                 " tokenizer cannot read as plain text: remove it from the content of users and"
-                " tools",
+                " tools"
             )
         with self._lock:
             if self._literal is None:

@@ -153,8 +153,7 @@ def _format_of_calls(
             several = not calls.text(TWO) or _reads(found.strict, calls, TWO)
             if several and _reads(found.strict, calls, ONE):
                 _log.info(
-                    "calls are read in a format that was derived from the chat template: %r",
-                    text,
+                    "calls are read in a format that was derived from the chat template: %r", text
                 )
                 return found
     if reads:

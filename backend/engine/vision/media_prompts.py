@@ -202,7 +202,7 @@ class MediaPrompts:
         if len(found) != len(items):
             raise InvalidRequest(
                 f"{named('Prompt')} has {len(found)} media markers, but {len(items)} items are"
-                f" sent: write {PLACE} where each item belongs",
+                f" sent: write {PLACE} where each item belongs"
             )
         for parts in items:
             markers = (self._form.markers[part.kind] for part in parts)
@@ -275,7 +275,7 @@ def _positions(
             if count and not users:
                 raise InvalidRequest(
                     f"{named(_FIELDS[kind])} has {count} items, but {named('Messages')} has no user"
-                    " message for them: add one",
+                    " message for them: add one"
                 )
             positions += [(users[-1],) for _ in range(count)]
             continue
