@@ -20,10 +20,9 @@ from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations
-from backend.engine.prompting.quoted_text import QuotedText
+from backend.engine.prompting.quoted_text import QuotedText, tokenizing
 from backend.engine.prompting.roles import Roles, shows_instructions, without_halves
 from backend.engine.prompting.template_limits import CostlyTemplate
-from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -34,11 +33,11 @@ from backend.engine.request import (
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.field_names import named, unmarked
-from common.prefixes import common_prefix
+from common.prefixes import common_prefix, position_of
 from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
-    from backend.engine.prompting.tool_support import ToolSupport
+    from backend.engine.prompting.chat_format import ToolSupport
     from backend.engine.vision.media_prompts import MediaPrompts, Shown
 
 _log = logging.getLogger(__name__)
@@ -78,8 +77,8 @@ class BuiltPrompt:
 
     tail: the end of the prompt's text, which shows whether the answer begins inside reasoning.
     media: the media among the tokens, if any.
-    places: for models that need snapshots, lengths of prefixes that later prompts are likely to
-        share, the likeliest first.
+    places: for models that need snapshots, the lengths of prefixes that later prompts are likely
+        to share, the likeliest first.
     """
 
     tokens: list[int]
@@ -116,16 +115,6 @@ def _up_to_the_end(rendered: str) -> str:
     return text.replace(_END, "")
 
 
-def _trimmed_length(text: str) -> int:
-    """Return `len(text.strip())` without a copy of the text."""
-    begin, end = 0, len(text)
-    while begin < end and text[begin].isspace():
-        begin += 1
-    while begin < end and text[end - 1].isspace():
-        end -= 1
-    return end - begin
-
-
 class CostlyPrompt(InvalidRequest):
     """The chat template takes more time or memory than a prompt may."""
 
@@ -148,7 +137,7 @@ class PromptBuilder:
     ) -> None:
         self._trims = trims
         self._media: MediaPrompts | None = None
-        self._bos = ""  # with which the model's processor begins every prompt
+        self._bos = ""  # the text with which the model's processor begins every prompt
         self._support: ToolSupport | None = None
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
@@ -159,8 +148,7 @@ class PromptBuilder:
         # which a model would not continue the text, so EOS is not used.
         bare = self._encode("a", special=False)
         whole = self._encode("a", special=True)
-        starts = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-        self._first = whole[: next(starts, 0)]
+        self._first = whole[: max(position_of(bare, whole), 0)] if bare else []
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._control = ControlTokens(
             tokenizer.added_tokens_decoder
@@ -223,7 +211,7 @@ class PromptBuilder:
             rendered = (
                 message["content"] for message in prompt.messages if message["role"] in _SHOWN
             )
-            self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
+            self._require_short(sum(len(str(text).strip()) for text in rendered), most)
             # No BOS is added, because templates write it.
             messages = prompt.messages
             if attachments is not None and self._media is not None:
