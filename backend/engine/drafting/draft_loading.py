@@ -326,9 +326,5 @@ def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
     example = min(differing, key=lambda token: (ours.get(token, len(ours)), token))
     return (
         f"{len(differing)} of {len(every)} tokens differ, such as {shown(example)}"
-        f" ({_id(ours, example)} and {_id(theirs, example)})"
+        f" ({ours.get(example, 'absent')} and {theirs.get(example, 'absent')})"
     )
-
-
-def _id(vocabulary: Mapping[str, int], token: str) -> str:
-    return str(vocabulary[token]) if token in vocabulary else "absent"

@@ -109,17 +109,13 @@ def entities_of(
     found: list[Entity] = []
     reached = 0
     for run, score in zip(runs, scores, strict=True):
-        start, end = offsets[run.first][0], offsets[run.last - 1][1]
-        while start < end and text[start].isspace():
-            start += 1
-        while end > start and text[end - 1].isspace():
-            end -= 1
-        if start >= end or start < reached:  # tokens of one character have the same range
+        part = text[offsets[run.first][0] : offsets[run.last - 1][1]]
+        start = offsets[run.first][0] + len(part) - len(part.lstrip())
+        part = part.strip()
+        if not part or start < reached:  # tokens of one character have the same range
             continue
-        reached = end
-        found.append(
-            Entity(run.group, bytes_before[start], bytes_before[end], score, text[start:end])
-        )
+        reached = start + len(part)
+        found.append(Entity(run.group, bytes_before[start], bytes_before[reached], score, part))
     return found
 
 
