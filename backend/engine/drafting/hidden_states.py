@@ -14,7 +14,7 @@ from backend.engine.patching import patch
 from backend.engine.sampling.logits_head import StateSource
 
 MOST = 256  # tokens whose states are stored; more if they are in the same array
-_TOGETHER = 16  # passes whose states are divided among rows at once, which costs little more
+_TOGETHER = 16  # passes whose states are divided together, which costs little more than one pass
 _TRIAL = (1, 2, 3)
 
 
