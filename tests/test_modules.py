@@ -54,7 +54,6 @@ COVERED = {
         backend/engine/planning/stored_entries backend/engine/planning/text_turn
     """,
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",
-    "engine/prompting/test_quoted_text.py": "backend/engine/prompting/unreadable_text",
     "engine/ranks/test_equality.py": """
         backend/engine/ranks/leading_executor backend/engine/ranks/divisible_loads
     """,

@@ -29,7 +29,7 @@ from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompting.prompts import TOO_DEEP, require_returnable
-from backend.engine.prompting.unreadable_text import tokenizing
+from backend.engine.prompting.quoted_text import tokenizing
 from backend.engine.request import (
     ChatPrompt,
     GenerationRequest,

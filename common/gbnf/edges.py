@@ -27,7 +27,7 @@ class Edges:
     nullable: whether the expression matches the empty text.
     first: the characters with which a text may begin.
     onward: the characters with which a text may continue when it is complete.
-    clear: whether each character of a text can be read in one way only, given those before it.
+    clear: whether each character of a text can be read in one way only, given the text before it.
     """
 
     nullable: bool

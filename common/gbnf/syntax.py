@@ -69,25 +69,17 @@ def choice(*options: Expr) -> Expr:
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
-def children(expr: Expr) -> tuple[Expr, ...]:
-    match expr:
-        case Sequence(items):
-            return items
-        case Choice(options):
-            return options
-        case Repeat(item):
-            return (item,)
-    return ()
-
-
 def references(expr: Expr) -> Iterator[str]:
     """Yield the names of the rules that an expression refers to, in order, with repetitions."""
     stack = [expr]
     while stack:
-        entry = stack.pop()
-        if isinstance(entry, Reference):
-            yield entry.name
-        stack.extend(reversed(children(entry)))
+        match stack.pop():
+            case Reference(name):
+                yield name
+            case Sequence(parts) | Choice(parts):
+                stack.extend(reversed(parts))
+            case Repeat(item):
+                stack.append(item)
 
 
 def ranges_of(characters: CharClass) -> Ranges:

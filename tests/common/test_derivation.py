@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import InvalidRequest
-from backend.engine.prompting.chat import chat_format
+from backend.engine.prompting.chat_format import chat_format
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.derivation import ONE, TWO, Calls, Made, derived

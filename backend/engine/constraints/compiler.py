@@ -14,17 +14,11 @@ from weakref import WeakSet
 import numpy as np
 
 from backend.engine.constraints.constraint import Compiled, Constraint, cause_in, words
-from backend.engine.constraints.grammar_limits import (
-    MARGIN,
-    MEMORY_KEPT,
-    MEMORY_TOGETHER,
-    STACK,
-)
 from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.table import TokenTable, source_of
-from backend.engine.constraints.trial import Trial
+from backend.engine.constraints.trial import MARGIN, MEMORY_KEPT, MEMORY_TOGETHER, STACK, Trial
 from backend.engine.errors import InvalidRequest, Overloaded, about
 from backend.engine.recent import Recent
 from backend.engine.units import MIB
@@ -47,7 +41,7 @@ _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
 
 
 class ConstraintCompiler:
-    """Compiles constraints for one tokenizer. Several prompt threads may use it at once.
+    """Compiles constraints for one tokenizer. Several prompt threads may do so at the same time.
 
     tokenizer: mlx-lm's TokenizerWrapper.
     vocabulary_size: width of the model's logits.
@@ -103,9 +97,9 @@ class ConstraintCompiler:
         """Return the constraint of one row, at the beginning of its answer.
 
         prompt_tail: the end of the prompt's text, which shows whether reasoning is open.
-        answers_messages: whether the answer is one to messages, which may contain reasoning.
+        answers_messages: whether the prompt consists of messages; the answer may contain reasoning.
         thinking: the request's setting; None if it has none.
-        quick: whether to stop if the constraint takes noticeable time.
+        quick: whether to stop if compiling takes noticeable time.
 
         Raises InvalidRequest, with the position in the user's text, for a constraint that is
         invalid, cannot be enforced or costs too much; Overloaded if the constraints of other

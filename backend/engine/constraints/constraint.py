@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
+import mlx.core as mx
 import numpy as np
 
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest
@@ -58,6 +59,18 @@ def bits_of(tokens: list[int], length: int) -> np.ndarray:
     ids = np.asarray(tokens, np.int64)
     np.bitwise_or.at(mask, ids // _BITS, np.left_shift(np.uint32(1), (ids % _BITS).astype("u4")))
     return mask
+
+
+def masked(logits: mx.array, allowed: mx.array) -> mx.array:
+    """Return the logits, with -inf for tokens that are not allowed.
+
+    logits: [rows, vocabulary], any float type.
+    allowed: [rows, words] uint32, one bit per token id, the lowest bit of a word first.
+    """
+    rows, vocabulary = logits.shape
+    bits = (allowed[:, :, None] >> mx.arange(_BITS, dtype=mx.uint32)) & 1
+    keep = bits.astype(mx.bool_).reshape(rows, -1)[:, :vocabulary]
+    return mx.where(keep, logits, mx.array(-mx.inf, dtype=logits.dtype))
 
 
 class AnswerRule(Protocol):

@@ -49,7 +49,9 @@ def openings(
 
 
 class ThinkingBudget:
-    """A limit on reasoning. Created on a prompt thread, then used only by the engine thread.
+    """An `AnswerRule` that limits reasoning.
+
+    Created on a prompt thread, then used only by the engine thread.
 
     most: maximum number of reasoning tokens in the whole answer.
     new_parser, new_text: create the parser and the decoder for the answer.
@@ -79,11 +81,9 @@ class ThinkingBudget:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete, so that only an end token may follow."""
         return self._rule is not None and self._rule.ended
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Reset, then accept the tokens that were delivered so far."""
         if self._rule is not None:
             self._rule.restart(tokens)
         self._begin()
@@ -91,7 +91,6 @@ class ThinkingBudget:
             self._follow(token)
 
     def fill(self, allowed: np.ndarray) -> None:
-        """Write the mask of the tokens allowed next: uint32, shape [words(vocabulary)]."""
         if self._rule is None:
             allowed[:] = _ALL
         else:
@@ -113,8 +112,7 @@ class ThinkingBudget:
         self._follow(token)
 
     def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
-        """Write no mask, because the parser that counts reasoning tokens cannot be copied."""
-        return 0
+        return 0  # the parser that counts reasoning tokens cannot be copied
 
     def _begin(self) -> None:
         self._parser = self._new_parser()

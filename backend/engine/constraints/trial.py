@@ -5,9 +5,9 @@ stack and kills the process. llguidance's limits do not cover all of its time an
 thirty intersected patterns take minutes and gigabytes between two checks. Predicting the cost from
 the text would need an analysis for every notation, and a thread with a larger stack could not be
 stopped. So a child process forks for each grammar. The fork parses the grammar, compiles it and
-computes the first mask within the limits in `grammar_limits`. If that succeeds, the backend does
-the same with the same tokenizer and a larger stack. Later work (masks, accepting tokens, copying
-and freeing a matcher) does not recurse.
+computes the first mask within the limits in this module. If that succeeds, the backend does the
+same with the same tokenizer and a larger stack. Later work (masks, accepting tokens, copying and
+freeing a matcher) does not recurse.
 
 The cost is the memory of a second token table, from the first grammar on, and a few milliseconds to
 compile each new grammar twice. Grammars are tried in parallel, so a slow grammar does not delay the
@@ -28,25 +28,33 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from backend.engine.constraints.grammar_limits import (
-    CPU_SECONDS,
-    MEMORY,
-    NO_PROCESS,
-    TOO_LARGE,
-)
 from backend.engine.constraints.matching import TokenizerSource
-from backend.engine.errors import (
-    REFUSED,
-    EngineFailed,
-    InvalidRequest,
-    NotQuick,
-    Overloaded,
-)
+from backend.engine.errors import REFUSED, EngineFailed, InvalidRequest, NotQuick, Overloaded
 from backend.engine.units import MIB
 from common.process_end import end_of
 from common.unnamed_file import unnamed_file
+
+STACK: Final = 32 * MIB
+"""Bytes; enough for a few thousand nested rules or references."""
+MARGIN: Final = 8 * MIB
+"""Bytes of stack that the backend adds, so that a grammar that passed the trial also compiles
+there."""
+QUICK_SECONDS: Final = 0.1
+"""Processor time after which a quick trial is stopped; the grammar is then tried as a slow one."""
+CPU_SECONDS: Final = 3.0
+MEMORY: Final = 512 * MIB
+MEMORY_TOGETHER: Final = 1024 * MIB
+"""Bytes of all grammars that are in use by requests, as measured in their trials."""
+MEMORY_KEPT: Final = 128 * MIB
+"""Bytes of the grammars that are remembered for later requests."""
+READING_DEPTH: Final = 10_000
+"""Recursion limit in Python frames. Hashing and JSON encoding recurse on the C stack too."""
+TOO_LARGE: Final = 70
+"""Exit code of a process whose grammar needed more than MEMORY."""
+NO_PROCESS: Final = 71
+"""Exit code where the system allows no more processes or threads."""
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.constraints.trial_process"

@@ -25,7 +25,11 @@ from typing import Any, NoReturn
 
 import llguidance
 
-from backend.engine.constraints.grammar_limits import (
+from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
+from backend.engine.constraints.reading import grammar_of
+from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.constraints.special_tokens import SpecialTokens
+from backend.engine.constraints.trial import (
     CPU_SECONDS,
     MEMORY,
     NO_PROCESS,
@@ -34,10 +38,6 @@ from backend.engine.constraints.grammar_limits import (
     STACK,
     TOO_LARGE,
 )
-from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
-from backend.engine.constraints.reading import grammar_of
-from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest, refused_by_system
 from common.formats.shapes import from_record
 from common.peak_memory import peak_memory

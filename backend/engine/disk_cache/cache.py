@@ -154,12 +154,7 @@ class DiskCache:
         return None
 
     def save(
-        self,
-        tokens: Sequence[int],
-        row: kv.RowCache,
-        *,
-        trimmable: bool,
-        path: Path | None = None,
+        self, tokens: Sequence[int], row: kv.RowCache, *, trimmable: bool, path: Path | None = None
     ) -> None:
         """Queue a prefix for writing.
 

@@ -53,7 +53,7 @@ class Prefix:
 class StoredPrefix:
     """A prefix with its KV, packed for a file or read from a file.
 
-    arrays, numbers: of the layers, as from `layout.pack`.
+    arrays, numbers: the layers' arrays and numbers, as `layout.pack` returns them.
     path: the folder that a request names; None means the model's folder.
     length: number of tokens of a prompt that need no prefill.
     """

@@ -10,17 +10,17 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 
-LEAST_PROBABILITY = 0.5  # by the model or head itself, of the tokens that it drafts
-NEAR = 32  # tokens that a sequence may be behind and still be fed together with the others
+LEAST_PROBABILITY = 0.5  # of a draft token, as the draft model or head computes it
+NEAR = 32  # tokens; a sequence that misses more in the drafter's KV catches up alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """How the states of a model or head become tokens.
+    """How the states of a draft model or head become tokens.
 
-    project: from states [..., size] to logits [..., n].
-    vocabulary: how many of these are tokens.
-    tokens: the main model's ids of those, [vocabulary]; None if they are the same.
+    project: returns logits [..., n] for states [..., size].
+    vocabulary: number of tokens; later logits are padding.
+    tokens: the main model's id of each token, [vocabulary]; None if the ids are equal.
     """
 
     project: Callable[[mx.array], mx.array]
@@ -39,9 +39,9 @@ class Choices:
 
 
 class BatchDrafter:
-    """Stores the KV of the sequences that are in its batch, and feeds them together.
+    """Stores the drafter's KV of the sequences in a batch, and feeds all of them in one pass.
 
-    head: a model or head with KV that `kv.new_row` makes.
+    head: the draft model or head. `kv.new_row` creates its KV.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BatchDrafter:
 
     @property
     def _layers(self) -> list[Any]:
-        """The KV of the batch. Copies of it are made array by array, as the planner charges."""
+        """The KV of the batch. If it must be copied, arrays are copied one after another."""
         layers = self._cache.layers
         if self._cache.copied:
             kv.start_copies([layers])
@@ -80,9 +80,9 @@ class BatchDrafter:
         self._sequences += rows
 
     def _take_out(self, sequence: int) -> kv.RowCache:
-        """Remove the KV of a sequence from the batch, and return it; for a new sequence, empty KV.
+        """Remove a sequence's KV from the batch and return it; return empty KV for a new sequence.
 
-        So a sequence that is far behind the others catches up alone.
+        So a sequence that misses many tokens catches up alone.
         """
         if sequence not in self._sequences:
             return kv.new_row(self._head)
@@ -98,12 +98,13 @@ class BatchDrafter:
         most: Mapping[int, int],
         run: Callable[[Sequence[Sequence[int]]], mx.array],
     ) -> dict[int, list[int]]:
-        """Draft one token after another, each from those before it.
+        """Draft tokens one after another, and return them by sequence.
 
-        A sequence has enough at its number in `most`, or when a token is too improbable. Draft
-        tokens that are fed remain in its KV, and in `_drafted`, until the next call.
+        Drafting for a sequence ends at its number in `most`, or when a token is too improbable.
+        Draft tokens that were fed remain in the KV, and in `_drafted`, until the next call.
 
-        fed: what each sequence of the batch is fed first, by `run`.
+        fed: the first tokens to feed to each sequence of the batch.
+        run: feeds tokens, and returns the result after the last token of each sequence.
         """
         found: dict[int, list[int]] = {number: [] for number in most}
         active = set(most)
@@ -127,9 +128,9 @@ class BatchDrafter:
     def _run(
         self, fed: Sequence[Sequence[int]], states: Sequence[mx.array | None] | None = None
     ) -> mx.array:
-        """Feed each sequence tokens, with their hidden states if the head reads any.
+        """Feed tokens to each sequence, with their hidden states if the head reads hidden states.
 
-        Returns the result after the last token of each, [sequences, 1, size].
+        Returns the result after the last token of each sequence, [sequences, 1, size].
         """
         width = max(map(len, fed))
         tokens = kv.padded(fed)

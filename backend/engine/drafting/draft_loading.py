@@ -1,4 +1,4 @@
-"""Loads the draft model or head, after the model itself, and decides how a loaded model drafts."""
+"""Decides how a loaded model drafts, and loads the draft model or head."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ _log = logging.getLogger(__name__)
 
 LOOKUP = "prompt lookup"
 
-_PAUSE = 0.25  # share of stall_ms that catching up with a long prompt may add to a decode step
+_PAUSE = 0.25  # share of stall_ms that a draft model's prefill may add to a decode step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafting:
     """How a loaded model drafts.
 
-    most: draft tokens at a time if a request does not set NDraft.
+    most: maximum number of draft tokens in a step if a request does not set NDraft.
     new_drafters: creates the drafters of a batch, the cheapest first.
-    weights_bytes: of the draft model or head.
-    cost: of its KV, and of hidden states that wait for it.
+    weights_bytes: size of the draft model's or head's weights.
+    cost: memory of the drafter's KV and of unread hidden states; None if there are none.
+    states: collects hidden states for the drafter; None if it reads none.
     names: the drafters' names, for logs.
     """
 
@@ -71,16 +72,12 @@ class Drafting:
 
 
 def load_drafting(
-    order: LoadOrder,
-    main: LoadedModel,
-    projection: LogitsHead,
-    context_size: int,
-    device: Device,
+    order: LoadOrder, main: LoadedModel, projection: LogitsHead, context_size: int, device: Device
 ) -> Stages[Drafting | None]:
-    """Load what drafts for a model. Returns None if nothing does.
+    """Load the drafters for a model; return None if no tokens are drafted.
 
-    Begins and ends on `engine`. Without the option mtp, the model's own head drafts if it has one
-    that can be used, because `DraftWidth` measures whether that pays.
+    Begins and ends on `engine`. If the option mtp is not set, the model's own head drafts if it can
+    be used, because `DraftWidth` measures whether drafting saves time.
 
     Raises ModelRejected, InvalidRequest.
     """
@@ -138,7 +135,7 @@ def _with_lookup(drafting: Drafting) -> Drafting:
 def _own_head(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, device: Device
 ) -> Stages[Drafting | None]:
-    """Load the model's prediction head; None if it has none that can be used."""
+    """Load the model's prediction head; return None if it has no usable head."""
     required = order.settings.mtp
     try:
         return (yield from _with_head(order, main, projection, device, order.head))
@@ -180,7 +177,7 @@ def _drafter(
 def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
 ) -> tuple[Head, Drafting]:
-    """Return a head, its weights still lazy, and how it drafts. Raises HeadError."""
+    """Return a head with lazy weights, and how it drafts. Raises HeadError."""
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
@@ -223,7 +220,7 @@ def _with_head(
     device: Device,
     checkpoint: Checkpoint | None,
 ) -> Stages[Drafting]:
-    """Build a head, load its weights and measure its costs. Raises HeadError, ModelRejected."""
+    """Build a head, load its weights and measure its memory. Raises HeadError, ModelRejected."""
     with _describing(main):
         head, drafting = _open(order, main, projection, checkpoint)
         cast(head, main.dtype)
@@ -259,22 +256,18 @@ def _describing(main: LoadedModel) -> AbstractContextManager[None]:
 
 
 def _refuse_when_full(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
-    """Raise ModelRejected if what drafts does not fit in memory beside the model."""
+    """Raise ModelRejected if the draft model or head does not fit in memory beside the model."""
     needed, limit = main.weights_bytes + nbytes, memory_limit(device, settings)
     if needed > limit:
         raise ModelRejected.because(
             main.name,
-            f"it and what drafts for it take {needed // MIB} MiB, but MLX may use"
+            f"it needs {needed // MIB} MiB with its draft model or head, but MLX may use"
             f" {limit // MIB} MiB; raise memory_limit_mib, or load it without drafting",
         )
 
 
 def _draft_model(
-    order: LoadOrder,
-    checkpoint: Checkpoint,
-    main: LoadedModel,
-    context_size: int,
-    device: Device,
+    order: LoadOrder, checkpoint: Checkpoint, main: LoadedModel, context_size: int, device: Device
 ) -> Stages[Drafting]:
     settings = order.settings
     loaded = yield from load_model(
@@ -318,10 +311,10 @@ def _draft_model(
 
 
 def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
-    """Return how two vocabularies differ; '' if they do not.
+    """Return how two vocabularies differ; '' if they are equal.
 
-    Added tokens, such as chat markers, may differ: families rename them from one release to the
-    next, and the only effect is a wrong draft token, which costs time.
+    Added tokens, such as chat markers, may differ: families rename them between releases, and the
+    only effect is a wrong draft token, which costs time.
     """
     added = main.get_added_vocab().keys() | draft.get_added_vocab().keys()
     ours: Mapping[str, int] = main.get_vocab()
@@ -333,9 +326,5 @@ def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
     example = min(differing, key=lambda token: (ours.get(token, len(ours)), token))
     return (
         f"{len(differing)} of {len(every)} tokens differ, such as {shown(example)}"
-        f" ({_id(ours, example)} and {_id(theirs, example)})"
+        f" ({ours.get(example, 'absent')} and {theirs.get(example, 'absent')})"
     )
-
-
-def _id(vocabulary: Mapping[str, int], token: str) -> str:
-    return str(vocabulary[token]) if token in vocabulary else "absent"

@@ -20,8 +20,9 @@ from common.prefixes import common_prefix
 class DraftModel:
     """A loaded draft model.
 
-    vocabulary, main_vocabulary: widths of its logits and of the main model's; padding may differ.
-    longest: the draft model's own context, in tokens.
+    vocabulary, main_vocabulary: number of logits of the draft model and of the main model, which
+        may have different padding.
+    longest: the draft model's context in tokens.
     """
 
     model: Any
@@ -33,9 +34,10 @@ class DraftModel:
 class ModelDrafter(BatchDrafter):
     """A `Drafter` with a draft model.
 
-    Draft tokens are the draft model's best tokens, up to the first whose probability is too low. A
-    sequence that is new, or had no draft tokens for a long time, first catches up alone: each call
-    prefills a chunk of one such sequence, whose length `pace` sets, until it can join the others.
+    Draft tokens are the draft model's likeliest tokens, up to the first whose probability is too
+    low. A sequence that is new, or had no draft tokens for a long time, catches up alone before it
+    joins the others: each call prefills a chunk of one such sequence. `pace` sets the chunk's
+    length.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class ModelDrafter(BatchDrafter):
         ]
 
     def _can_follow(self, request: DraftRequest) -> bool:
-        """Return whether the draft model knows these token ids and has memory for another token."""
+        """Return whether the draft model knows the new token ids and has context for another."""
         new = request.tokens[self._cached.get(request.sequence, 0) :]
         return (
             len(request.tokens) < self._draft.longest
@@ -77,10 +79,7 @@ class ModelDrafter(BatchDrafter):
         )
 
     def _drop_wrong_drafts(self, requests: dict[int, DraftRequest]) -> None:
-        """Truncate the KV to the right draft tokens.
-
-        At least the last token is left to be fed.
-        """
+        """Truncate the KV after the draft tokens that were right, and before the last token."""
         dropped = [0] * len(self._sequences)
         for at, number in enumerate(self._sequences):
             if number in requests:
@@ -92,7 +91,7 @@ class ModelDrafter(BatchDrafter):
         self._cache.drop(dropped)
 
     def _catch_up(self, requests: dict[int, DraftRequest]) -> None:
-        """Prefill a chunk of one sequence that is behind; those that have caught up join."""
+        """Prefill a chunk of one sequence that misses tokens; add those that miss few."""
         for number in requests:
             new = self._cached.setdefault(number, 0) == 0
             if number not in self._behind and (new or self._missing(requests[number]) > NEAR):

@@ -28,10 +28,10 @@ _EMPTY = 4  # consecutive attempts without a draft token, which cost less, befor
 class DraftRequest:
     """A sequence for which draft tokens are requested.
 
-    tokens: prompt and output; between calls they only grow, by any number.
+    tokens: prompt and output. Between calls, tokens are only appended.
     most: maximum number of draft tokens, at least 1.
-    states: the hidden states from which the model chose the latest of the tokens, for a drafter
-        that reads them; None if it cannot.
+    states: the hidden states from which the model chose the latest tokens, for drafters that read
+        hidden states; None if they are not collected.
     """
 
     sequence: int
@@ -46,7 +46,7 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
         """Return each sequence's draft tokens; [] for none, None while the drafter catches up.
 
-        The time is bounded however long the sequences are.
+        The time is limited, whatever the lengths of the sequences.
         """
         ...
 
@@ -59,12 +59,12 @@ class Drafter(Protocol):
 
 
 class DraftLength:
-    """How many tokens to draft for a sequence, learnt from its earlier draft tokens.
+    """The number of tokens to draft for a sequence, learnt from its earlier draft tokens.
 
-    More after draft tokens that were all right, otherwise as many as were right; a pause after
-    failures. Pauses are counted in tokens of the sequence, so steps without draft tokens need not
-    be reported. They double while attempts keep failing, so unpredictable text costs one short
-    attempt in 16 tokens.
+    The number doubles if all draft tokens were right, and otherwise shrinks to one more than were
+    right. After failures follows a pause, counted in tokens of the sequence, so steps without draft
+    tokens need not be recorded. Pauses double while attempts fail, so unpredictable text costs one
+    short attempt in 16 tokens.
     """
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class DraftLength:
         return length >= self._resume
 
     def begin(self, length: int, most: int) -> int:
-        """Begin an attempt at this length; returns the draft tokens to make, 0 to `most`."""
+        """Begin an attempt at this length, and return how many tokens to draft, 0 to `most`."""
         self._attempt = length
         return min(self._length, most) if self.ready(length) else 0
 
     def record_none(self) -> None:
-        """Record that the attempt had nothing to propose."""
+        """Record that the drafter had no draft tokens."""
         self._empty += 1
         if self._empty >= _EMPTY:
             self._pause()
@@ -111,7 +111,10 @@ class DraftLength:
 
 
 class LookupDrafter:
-    """A `Drafter` by prompt lookup. Costs O(most) per sequence, plus CHUNK while it catches up."""
+    """A `Drafter` by prompt lookup.
+
+    A call indexes at most CHUNK tokens of each sequence, so a long prompt takes several calls.
+    """
 
     nbytes = 0
 
@@ -144,7 +147,7 @@ class NgramIndex:
     def extend(self, tokens: Sequence[int], most: int = CHUNK) -> None:
         """Index up to `most` new tokens at the end of `tokens`.
 
-        An n-gram is entered once a token follows it, so the end of the list never matches itself.
+        An n-gram is indexed once a token follows it, so the end of the list never matches itself.
         """
         stop = min(len(tokens), self._known + most)
         for size, ends in self._ends.items():
@@ -153,7 +156,10 @@ class NgramIndex:
         self._known = max(self._known, stop)
 
     def follow(self, tokens: Sequence[int]) -> int | None:
-        """Return the position after the last occurrence of the longest known end of `tokens`."""
+        """Return the position after the last known occurrence of the end of `tokens`, or None.
+
+        The longest n-gram at the end that is known counts.
+        """
         for size, ends in self._ends.items():
             if len(tokens) >= size and (end := ends.get(tuple(tokens[-size:]))) is not None:
                 return end
@@ -161,7 +167,7 @@ class NgramIndex:
 
 
 def continued(tokens: Sequence[int], position: int, count: int) -> list[int]:
-    """Return `count` tokens from `position` on; after the last token, `position` follows again."""
+    """Return `count` tokens from `position` on, repeated as often as needed."""
     found = list(tokens[position : position + count])
     period = len(found)
     found.extend(found[at % period] for at in range(period, count))

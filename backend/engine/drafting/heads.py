@@ -1,6 +1,6 @@
-"""Heads: a few layers, not a complete model, that draft from a model's hidden states.
+"""The base of heads, which are a few layers that draft from a model's hidden states.
 
-This module has their base, and loads the tensors of a checkpoint into them.
+This module also loads the tensors of a checkpoint into heads.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from backend.engine.loading.shards import read_shards
 
 Weights = dict[str, mx.array]
 
-# The names that models give their token embedding.
+# The names of token embeddings in models.
 _EMBEDDING = re.compile(
     r"(.+\.)?(embed_tokens|embed_in|embeddings?|tok_embeddings|word_embeddings|wte)"
 )
 
 
 class HeadError(Exception):
-    """Why there is no usable head: a clause for the message to the user."""
+    """There is no usable head. The error's text is a clause for the message to the user."""
 
 
 class Head(Module):
-    """The base of heads. Its KV is a cache for each layer of `inner`.
+    """The base of heads, whose KV is a cache for each layer of `inner`.
 
     embed: returns the vectors of tokens.
-    size: of the states that the head reads.
+    size: length of the states that the head reads.
     """
 
     inner: Any
@@ -52,12 +52,12 @@ class Head(Module):
         return list(self.inner.layers)
 
     def no_states(self, embedded: mx.array) -> mx.array:
-        """Return zeros instead of states, to measure what the head costs."""
+        """Return zeros instead of states, to measure the memory of the head's KV."""
         return mx.zeros((*embedded.shape[:-1], self.size), embedded.dtype)
 
 
 def read_weights(path: Path) -> Weights:
-    """Return all tensors of a checkpoint, still lazy."""
+    """Return all tensors of a checkpoint, lazy."""
     found: Weights = {}
     for file in read_shards(path).files:
         loaded = mx.load(str(file))
@@ -66,19 +66,13 @@ def read_weights(path: Path) -> Weights:
     return found
 
 
-def load_weights(
-    head: Any,
-    weights: Weights,
-    form: str,
-    *,
-    exact: bool = False,
-) -> None:
-    """Load a head's weights, after quantising the layers whose weights are quantised.
+def load_weights(head: Any, weights: Weights, form: str, *, exact: bool = False) -> None:
+    """Quantise the layers of a head whose weights are quantised, and load its weights.
 
-    Raises HeadError if one is missing or has another shape.
+    Raises HeadError if a weight is missing or has another shape.
 
     form: the name of the kind of head, for errors.
-    exact: whether to raise HeadError if there are other weights too.
+    exact: whether to raise HeadError for weights that are no part of the head.
     """
     quantize(head, class_predicate=lambda path, layer: _quantisation(path, layer, weights))
     names = dict(tree_flatten(head.parameters()))
@@ -96,9 +90,9 @@ def load_weights(
 
 
 def _quantisation(path: str, layer: Any, weights: Weights) -> dict[str, Any] | bool:
-    """Return how a layer's weights are quantised, from their shapes; False if they are not.
+    """Return how a layer's weights are quantised, judging by their shapes; False if they are not.
 
-    The bits that config.json names are often those of the model's own layers only.
+    In many checkpoints, the bits in config.json apply only to the model's own layers.
     """
     scales = weights.get(f"{path}.scales")
     packed = weights.get(f"{path}.weight")
@@ -126,5 +120,5 @@ def embedding_of(model: Any, vocabulary: int) -> Any:
 
 
 def hidden_size(model: Any, vocabulary: int) -> int:
-    """Return the size of a model's states, which is that of its embedding. Raises HeadError."""
+    """Return the length of a model's states, which equals its embeddings'. Raises HeadError."""
     return int(embedding_of(model, vocabulary)(mx.array([0])).shape[-1])

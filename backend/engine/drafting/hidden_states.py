@@ -1,4 +1,4 @@
-"""The hidden states from which heads draft: where they come from, and those not read yet."""
+"""Collects the hidden states from which heads draft, and stores them until they are read."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from backend.engine.caching import kv
 from backend.engine.patching import patch
 from backend.engine.sampling.logits_head import StateSource
 
-MOST = 256  # tokens whose states are kept; older ones too, if they are in the same array
-_TOGETHER = 16  # passes whose states are passed on together, which costs little more than one
-
-
+MOST = 256  # tokens whose states are stored; more if they are in the same array
+_TOGETHER = 16  # passes whose states are divided together, which costs little more than one pass
 _TRIAL = (1, 2, 3)
 
 
 class LayerStates(StateSource):
-    """The states of a model in front of some of its layers, which EAGLE-3 and DFlash read.
+    """The inputs of some layers of a model, which EAGLE-3 and DFlash read.
 
-    mlx-lm returns no hidden states, and mlx-vlm does for a few families only
-    (`capture_layer_ids`). In the models of both, a layer receives what the layers before it have
-    made, so the layers are patched to pass it on.
+    mlx-lm returns no hidden states, and mlx-vlm returns them only for a few families
+    (`capture_layer_ids`), so the layers are patched to record their inputs.
 
-    positions: the layers, counted from 0.
-    found: whether the model has these layers and passes them its states.
+    positions: the indices of the layers.
+    found: whether the model has these layers, and their inputs are its states.
     """
 
     def __init__(self, model: Any, positions: Sequence[int], size: int) -> None:
         self._positions = tuple(positions)
-        self._at: dict[int, mx.array] = {}  # the states of the pass so far
+        self._at: dict[int, mx.array] = {}  # by layer, the inputs in the current pass
         layers = list(getattr(model, "layers", ()))
         self.found = bool(positions) and 0 <= min(positions) <= max(positions) < len(layers)
         if self.found:
@@ -56,14 +53,14 @@ class LayerStates(StateSource):
 
 
 def latest(seen: Sequence[mx.array], rows: int) -> mx.array | None:
-    """Return the states of a pass over this many rows; None if its rows ran one by one."""
+    """Return the states of the latest pass; None if its `rows` rows ran one after another."""
     return seen[-1] if seen and seen[-1].shape[0] == rows else None
 
 
 class UnreadStates:
-    """States of a sequence's latest tokens: those from which the next token of each was chosen.
+    """The states of a sequence's latest tokens, from each of which the next token was chosen.
 
-    A drafter that has not been asked for a long time misses some, so fewer of its draft tokens
+    If a drafter does not read them for a long time, the oldest are dropped, so fewer draft tokens
     are right.
     """
 
@@ -83,7 +80,7 @@ class UnreadStates:
             self._tokens -= self._parts.popleft().shape[0]
 
     def take(self) -> mx.array | None:
-        """Return and forget all states, [tokens, size]; None if there are none."""
+        """Return and drop all states, [tokens, size]; return None if there are none."""
         parts = list(self._parts)
         self.clear()
         if len(parts) < 2:
@@ -96,10 +93,10 @@ class UnreadStates:
 
 
 class PassedStates:
-    """Hidden states of a batch's latest decode steps that no drafter has requested yet.
+    """Hidden states of a batch's latest decode steps, not yet divided among the rows.
 
-    A step adds states of one token per sequence. Steps without draft tokens add them too, so adding
-    must cost next to nothing.
+    Each step adds the states of one token per row. Steps without draft tokens add states too, so
+    adding must cost next to nothing.
     """
 
     def __init__(self) -> None:
@@ -112,14 +109,14 @@ class PassedStates:
     def add(self, passed: mx.array, rows: Sequence[UnreadStates]) -> None:
         """Append the states of a pass, [rows, 1, size].
 
-        rows: the states of each row, in the order of the pass.
+        rows: where the states of each row are stored, in the order of the pass.
         """
         self._passes.append(passed)
         if len(self._passes) >= _TOGETHER:
             self.flush(rows)
 
     def flush(self, rows: Sequence[UnreadStates]) -> None:
-        """Append them to the states of each row."""
+        """Divide all states among the rows."""
         if self._passes:
             together = mx.concatenate(self._passes, axis=1)
             self._passes.clear()
@@ -129,11 +126,11 @@ class PassedStates:
 def distribute(
     passed: mx.array, rows: Sequence[UnreadStates], positions: Sequence[tuple[int, int]]
 ) -> None:
-    """Append states, [rows, tokens, size], to those of each row.
+    """Append states, [rows, tokens, size], to the unread states of each row.
 
-    positions: for each row, its range of tokens.
+    The states are copied, because a view of `passed` would keep the states of all rows in memory.
 
-    The states are copied, because a view of `passed` would keep the states of all rows alive.
+    positions: the range of tokens to append for each row.
     """
     parts = [mx.contiguous(passed[row, start:stop]) for row, (start, stop) in enumerate(positions)]
     mx.async_eval(parts)

@@ -1,10 +1,9 @@
 """A model's own head for multi-token prediction (MTP), read from its checkpoint.
 
-The head is one more layer, trained with the model. From a token's embedding and the hidden state
-that the model chose the token from, it predicts the next token (DeepSeek-V3,
-https://arxiv.org/abs/2412.19437, section 2.2). It shares the model's embedding and output
-projection. mlx-lm implements the layers that such heads consist of, but drops the heads'
-weights.
+The head is one more layer, trained with the model. It predicts the next token from a token's
+embedding and the hidden state from which the model chose the token (DeepSeek-V3,
+https://arxiv.org/abs/2412.19437, section 2.2), and shares the model's embedding and output
+projection. mlx-lm implements the layers of such heads, but drops the heads' weights.
 """
 
 from __future__ import annotations
@@ -29,27 +28,29 @@ from common.drafter_kind import SPLIT_HEADS
 _INNER = re.compile(r"(?:.+\.)?(?:model|backbone)\.((?:layers|norm|norm_f)\..+)")
 _LAYERS = ("model.", "backbone.")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
-# The kinds of the layers of Nemotron's head, as one character each or as words.
+# The fields with the kinds of the layers of Nemotron's head: one character each, or words.
 _HEAD_LAYERS = ("mtp_hybrid_override_pattern", "mtp_layers_block_type")
 
 
 class NoHeadError(HeadError):
-    """There is no head, as opposed to a head that cannot be used."""
+    """There is no head. A head that cannot be used is a HeadError."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
     """How checkpoints of a family name the parts of a head.
 
-    tensors: a pattern for the names of the head's tensors; its group is the part's name, `layers`
-        the number of the model's own layers.
+    The "model" below is an mlx-lm model that consists of the head's layers.
+
+    tensors: a pattern for the names of the head's tensors. The group is the name of a part, and
+        `{layers}` stands for the number of layers of the main model.
     alone: the same for a checkpoint of the head alone, as mlx-vlm's `convert --mtp` writes it.
-    projection, of_token, of_state, norm: patterns for the parts besides the layer.
-    layer: prefix of the layer's parts in a model that consists of the head's layers.
-    changes: what to change in the configuration to build such a model.
-    depth: the configuration's field with the number of layers per head; '' means one.
-    last: name of the norm after the layers in that model.
-    centred: whether norms are published without the 1 that mlx-lm adds at load.
+    projection, of_token, of_state, norm: patterns for the names of parts outside the layers.
+    layer: prefix of the names of layers' parts in the model.
+    changes: changes to the main model's configuration to build the model.
+    depth: the configuration's field with the number of layers per head; '' means one layer.
+    last: name of the norm after the layers in the model.
+    centred: whether the published weights of norms lack the 1 that mlx-lm adds at load.
     state_first: as in `PredictionHead`.
     """
 
@@ -67,10 +68,7 @@ class _Family:
     state_first: bool = False
 
     def renamed(self, part: str) -> str:
-        """Return the name of a part in `PredictionHead`.
-
-        Parts of the layer are named as a model's first layer.
-        """
+        """Return the name of a part in `PredictionHead`, or in the model for parts of layers."""
         module, _, parameter = part.rpartition(".")
         for pattern, own in (
             (self.projection, "projection"),
@@ -83,7 +81,10 @@ class _Family:
         return self.layer + part
 
     def config(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a model that consists of the head's layers."""
+        """Return the configuration of the model.
+
+        own: the main model's configuration.
+        """
         found = {
             **own,
             **self.changes,
@@ -129,7 +130,7 @@ _NEMOTRON = _Family(
     changes={"layer_types": None},
     last="backbone.norm_f",
 )
-# As in the checkpoints' modeling_mimo.py: the projection takes the state, then the token.
+# In the checkpoints' modeling_mimo.py, the state precedes the token in the projection's input.
 _MIMO = _Family(
     tensors=r"(?:.+\.)?mtp_layers\.0\.(.+)",
     projection="input_proj",
@@ -154,11 +155,11 @@ _FAMILIES = {
 
 
 class PredictionHead(Head):
-    """The head of a model.
+    """The prediction head of a model.
 
-    body: an mlx-lm model that consists of the head's layers only.
-    embedding: the model's own.
-    state_first: whether the projection takes the state before the token, not after it.
+    body: an mlx-lm model that consists of the head's layers.
+    embedding: the main model's token embedding.
+    state_first: whether the state precedes the token's embedding in the projection's input.
     """
 
     projection: Any
@@ -173,24 +174,24 @@ class PredictionHead(Head):
         super().__init__(inner, embedding, size)
         embeddings = "embed_tokens" if hasattr(inner, "embed_tokens") else "embeddings"
         setattr(inner, embeddings, lambda vectors: vectors)  # the head creates its inputs itself
-        # The index of its first recurrent layer: there is none.
+        # Nemotron's model reads the index of its first recurrent layer; the head has no such layer.
         self._nothing = [None] if embeddings == "embeddings" else []
         if hasattr(inner, "ssm_idx"):
             inner.ssm_idx = -1 if self._nothing else None
         self.projection = Linear(2 * size, size, bias=False)
         self.of_token = RMSNorm(size, eps)
         self.of_state = RMSNorm(size, eps)
-        self.make_cache = lambda: make_prompt_cache(body)  # not as a part of the head
+        self.make_cache = lambda: make_prompt_cache(body)  # `body` is not a part of the head
         self._state_first = state_first
         self.cast_predicate = getattr(body, "cast_predicate", lambda _: True)
 
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
-        """Return the states after each token, [rows, tokens, size], whose projection is the logits.
+        """Return the state after each token, [rows, tokens, size], from which logits are projected.
 
-        states: the hidden states that the tokens were chosen from, [rows, tokens, size]; None means
-            zeros, to measure what the head costs.
+        states: the hidden states from which the tokens were chosen, [rows, tokens, size]; None
+            means zeros, to measure the memory of the KV.
         """
         embedded = self.embed(tokens)
         if states is None:
@@ -206,9 +207,9 @@ class PredictionHead(Head):
 def open_head(
     checkpoint: Checkpoint, model: Any, vocabulary: int, alone: Checkpoint | None = None
 ) -> PredictionHead:
-    """Return the head of a loaded model, its weights still lazy.
+    """Return the head of a loaded model, with lazy weights.
 
-    alone: a checkpoint of the head alone; None if the model's has the head.
+    alone: a checkpoint of the head alone; None if the head is in the model's checkpoint.
 
     Raises NoHeadError, HeadError.
     """
@@ -266,9 +267,10 @@ def _require_same_model(own: Mapping[str, Any], head: Mapping[str, Any]) -> None
 def _weights(
     files: Sequence[Path], pattern: re.Pattern[str], family: _Family
 ) -> tuple[Weights, bool]:
-    """Return the head's tensors under new names, and whether they are as first published.
+    """Return the head's tensors under new names, and whether they have their original form.
 
-    A file of these tensors alone does not show that, but says whether a conversion has written it.
+    Other tensors in a file show the form. For a file of the head's tensors alone, the metadata
+    state whether a conversion has written the file.
     """
     found: Weights = {}
     raw = False
@@ -291,8 +293,10 @@ def _weights(
 def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
     """Return the weights in the form and with the names of `PredictionHead`.
 
-    This includes mlx-lm's changes to the weights of a layer, such as stacking experts. mlx-lm
-    recognises first-published weights by a convolution, so one is added for that.
+    mlx-lm changes the weights of layers, for example by stacking experts. mlx-lm recognises the
+    original form by a convolution's weights, which are added for this purpose.
+
+    raw: whether the weights have their original form.
     """
     own = {name: value for name, value in weights.items() if name.startswith(_LAYERS)}
     beside = {name: value for name, value in weights.items() if name not in own}
@@ -312,7 +316,7 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
 def _experts(weights: Weights) -> dict[str, dict[int, mx.array]]:
     """Return the experts that mlx-lm has not stacked, by the name of their stack and by number.
 
-    Qwen3.5 publishes the experts of its head one by one, those of its own layers as one array.
+    Qwen3.5's checkpoints have one tensor per expert in the head, but stacked experts elsewhere.
     """
     found: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():

@@ -27,7 +27,7 @@ _CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)
 def find_draft(
     draft: str, model_path: str, settings: Settings, cancelled: threading.Event
 ) -> Checkpoint | None:
-    """Return the checkpoint of DraftModel, downloaded and checked; None if none is named.
+    """Download and check the draft model; return its checkpoint, or None if DraftModel is blank.
 
     Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
     """
@@ -36,19 +36,21 @@ def find_draft(
     own = own_settings(settings)
     with naming_draft_model():
         reference = resolve_draft(draft, model_path)
-        if isinstance(reference, HubModel):
+        if isinstance(reference, LocalModel):
+            path = reference.path
+        else:
             from backend.engine.loading.download import download
 
             path = download(reference, own, cancelled, drafts=True)
-            return inspect(path, reference.name, own, drafts=True)
-        return inspect(reference.path, reference.name, own, drafts=True)
+        return inspect(path, reference.name, own, drafts=True)
 
 
 def find_head(path: Path, settings: Settings) -> Checkpoint | None:
-    """Return the checkpoint of a model's prediction head, if one lies beside the model's own.
+    """Return the checkpoint of a model's prediction head; None if it has no checkpoint of its own.
 
-    It is in a folder `mtp` of the model's, or in a folder with the model's name and `-mtp`, as
-    mlx-vlm's `convert --mtp` writes it. Raises ModelRejected if it is broken and mtp is set.
+    The folder is `mtp` in the model's folder or, as mlx-vlm's `convert --mtp` writes it, beside the
+    model's folder and named like it with `-mtp`. Raises ModelRejected if the head is broken and mtp
+    is set.
     """
     if settings.mtp is False:
         return None
@@ -70,8 +72,8 @@ def find_head(path: Path, settings: Settings) -> Checkpoint | None:
 def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:
     """Resolve DraftModel like any model reference.
 
-    LocalAI always joins it with its models folder, even a hub id, and joining turns `https://` into
-    `https:/`. So the part below that folder is the reference as the user wrote it.
+    LocalAI joins the value with its models folder, even if the value is a hub id, and joining turns
+    `https://` into `https:/`. So the part below that folder is the reference that the user wrote.
     """
     written = draft.strip()
     if not Path(written).is_absolute():
@@ -93,7 +95,7 @@ def own_settings(settings: Settings) -> Settings:
 
 
 def naming_draft_model() -> AbstractContextManager[None]:
-    """Name the draft model in errors raised inside; they would seem to be about the main model."""
+    """Name DraftModel in errors in the context, which would seem to be about the main model."""
     return Converting(
         lambda refusal: type(refusal)(f"{named('DraftModel')}: {refusal}"),
         ModelNotFound,
@@ -103,10 +105,10 @@ def naming_draft_model() -> AbstractContextManager[None]:
 
 
 class Converting(AbstractContextManager[None]):
-    """Converts exceptions of some kinds, and raises what `convert` returns for them.
+    """Converts exceptions of some kinds in the context with `convert`, and raises the results.
 
-    A function with `contextmanager` would keep the exception's frames, and so the weights that they
-    have loaded, alive for as long as the new exception.
+    A function with `contextmanager` would keep the exception's frames, and so the weights that
+    these have loaded, in memory for as long as the new exception.
     """
 
     def __init__(self, convert: Callable[[Exception], Exception], *kinds: type[Exception]) -> None:

@@ -1,4 +1,4 @@
-"""Drafters that read the model's hidden states and store KV of them."""
+"""Drafters with a head that reads the model's hidden states."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from backend.engine.drafting.trained_heads import BlockHead
 
 
 class StateDrafter(BatchDrafter, ABC):
-    """A `Drafter` with a head.
+    """The base of drafters with a head, which reads hidden states that the model has computed.
 
-    The head reads hidden states that the model computed anyway, so it needs no pass of the model.
-    Its KV begins with the latest tokens of the prompt, and lacks those whose states are not known
-    (`UnreadStates`), so fewer of the draft tokens are right.
+    The head's KV begins with the latest tokens of the prompt. It lacks tokens whose states were not
+    stored (`UnreadStates`), so fewer draft tokens are right.
     """
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
@@ -38,7 +37,7 @@ class StateDrafter(BatchDrafter, ABC):
         return [found.get(request.sequence) for request in requests]
 
     def _catch_up(self, request: DraftRequest, states: mx.array) -> mx.array:
-        """Read all but the last state of a sequence, which then joins; returns the last one."""
+        """Read all but the last state of a sequence, add it to the batch, and return the rest."""
         row = self._take_out(request.sequence)
         count = states.shape[0]
         if count > 1:
@@ -48,13 +47,13 @@ class StateDrafter(BatchDrafter, ABC):
 
     @abstractmethod
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
-        """Append tokens, and the states that they were chosen from, to the KV of one sequence."""
+        """Append tokens, and the states from which they were chosen, to the KV of a sequence."""
 
     @abstractmethod
     def _next_drafts(
         self, able: dict[int, DraftRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
-        """Read the states, in the order of the sequences, and draft for those in `able`."""
+        """Read the unread states of all sequences, and draft for the sequences in `able`."""
 
 
 class HeadDrafter(StateDrafter):
@@ -89,7 +88,7 @@ class HeadDrafter(StateDrafter):
 class BlockDrafter(StateDrafter):
     """A `Drafter` with DFlash (https://arxiv.org/abs/2602.06036): a block of tokens in one pass.
 
-    The KV of its `BlockHead` contains states of the model but no draft tokens.
+    The KV of the `BlockHead` contains states of the model, but no draft tokens.
     """
 
     _head: BlockHead

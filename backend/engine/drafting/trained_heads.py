@@ -1,14 +1,14 @@
 """Heads that were trained to draft for one model, with layers of mlx-vlm.
 
-The parts of mlx-vlm's drafters that are used here are private: no release promises to keep them.
+These layers are private parts of mlx-vlm's drafters, which any release may change.
 
-EAGLE-3 (https://arxiv.org/abs/2503.01840, `speculative.drafters.eagle3`) predicts the token after
-another, from the token's embedding and the states in front of three of the model's layers, and
-continues from its own states. mlx-vlm's drafter stores one KV for all its sequences and samples
-draft tokens itself, so only its `fc`, `layers`, `norm` and `lm_head` are used.
+EAGLE-3 (https://arxiv.org/abs/2503.01840, `speculative.drafters.eagle3`) predicts the next token
+from a token's embedding and the inputs of three of the model's layers. Further tokens are predicted
+from the head's own states. mlx-vlm's drafter stores one KV for all sequences and samples draft
+tokens itself, so only its `fc`, `layers`, `norm` and `lm_head` are used.
 
 DFlash (https://arxiv.org/abs/2602.06036, `speculative.drafters.qwen3_dflash`) attends to states of
-the model, and fills in a block of tokens in one pass: the last known one, and masks after it.
+the model. Its input is the last known token and masks after it; one pass fills in all masks.
 mlx-vlm's layers read one sequence, or several of equal lengths, so only the parts of their
 attention (`q_proj` to `o_proj`) are called here.
 """
@@ -28,14 +28,15 @@ from backend.engine.drafting.heads import Head, HeadError, Weights, embedding_of
 from backend.engine.planning.draft_width import WIDTHS
 from backend.engine.sampling.logits_head import LogitsHead
 
-_STATES = 3  # layers of the model whose states it reads
+_STATES = 3  # layers of the model whose inputs an EAGLE-3 head reads
 _KEY = "eagle_aux_hidden_state_layer_ids"
 
 
 class EagleHead(Head):
     """The layers of an EAGLE-3 checkpoint.
 
-    embedding: replaces that of the drafter, mlx-vlm's module, unless it is None.
+    drafter: mlx-vlm's module.
+    embedding: the token embedding to use instead of the drafter's; None for the drafter's.
     """
 
     def __init__(self, drafter: Any, embedding: Any = None) -> None:
@@ -50,10 +51,10 @@ class EagleHead(Head):
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
-        """Return the head's states after each of the tokens.
+        """Return the head's state after each token, [rows, tokens, hidden size].
 
-        states: those that the tokens were chosen from, the model's of all positions or the head's
-            own, [rows, tokens, its size]; None means zeros, to measure what the head costs.
+        states: the states from which the tokens were chosen: the model's, [rows, tokens, `size`],
+            or the head's, [rows, tokens, hidden size]. None means zeros, to measure the KV.
         """
         embedded = self.embed(tokens)
         if states is None:
@@ -71,11 +72,11 @@ class EagleHead(Head):
 
 
 def eagle_layers(config: Mapping[str, Any], layers: int) -> list[int]:
-    """Return the three layers of the model before which an EAGLE-3 checkpoint reads the states.
+    """Return the indices of the three layers whose inputs an EAGLE-3 checkpoint reads.
 
-    In vLLM's convention the configuration names these layers; in SGLang's (`eagle_config`) it names
-    the layers whose results the states are. Without either, the layers are near the start, in the
-    middle and near the end. Raises HeadError.
+    In vLLM's convention, the configuration names these layers; in SGLang's (`eagle_config`), it
+    names the layers before them. By default, the layers are near the start, in the middle and near
+    the end. Raises HeadError.
     """
     nested = config.get("eagle_config")
     if own := config.get(_KEY):
@@ -99,9 +100,10 @@ def open_eagle(
     vocabulary: int,
     projection: LogitsHead,
 ) -> tuple[EagleHead, Choices]:
-    """Return the head for a model, its weights still lazy, and how its states become tokens.
+    """Return the head for a model, with lazy weights, and how its states become tokens.
 
-    size, vocabulary: of the model.
+    size: length of the model's states.
+    vocabulary: number of the model's logits.
 
     Raises HeadError.
     """
@@ -142,25 +144,20 @@ def open_eagle(
     head = EagleHead(drafter, embedding)
     own_weights = {f"inner.{at}": value for at, value in weights.items()}
     load_weights(head, own_weights, "EAGLE-3", exact=True)
+    drafted, tokens = min(own.draft_vocab_size, vocabulary), None
     if drafter.d2t is not None:
-        tokens = mx.arange(own.draft_vocab_size) + drafter.d2t
+        drafted, tokens = own.draft_vocab_size, mx.arange(own.draft_vocab_size) + drafter.d2t
         mx.eval(tokens)
         if not ((tokens >= 0) & (tokens < vocabulary)).all():
             raise HeadError(f"its d2t has token ids beyond the {vocabulary} of this model")
-        return head, Choices(_projection(drafter, projection), own.draft_vocab_size, tokens)
-    return head, Choices(_projection(drafter, projection), min(own.draft_vocab_size, vocabulary))
-
-
-def _projection(drafter: Any, main: LogitsHead) -> Any:
-    """Return the function from states to logits: the head's projection or the model's."""
-    project = drafter.lm_head if drafter.lm_head is not None else main.project
-    return lambda states: project(drafter.norm(states))
+    project = projection.project if drafter.lm_head is None else drafter.lm_head
+    return head, Choices(lambda states: project(drafter.norm(states)), drafted, tokens)
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in the form of Speculators: that of the layers is a nested object.
+    """Return the configuration in the form of Speculators, which nests the layers' configuration.
 
-    Other programs write it like the configuration of a Llama model.
+    Other programs write a flat configuration, like that of a Llama model.
     """
     if "transformer_layer_config" in config:
         return dict(config)
@@ -178,9 +175,9 @@ def _rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class BlockHead(Head):
-    """The layers of a DFlash checkpoint. Its KV contains states of the model.
+    """The layers of a DFlash checkpoint. The KV contains states of the model.
 
-    longest: tokens that one pass fills in.
+    longest: maximum number of tokens that one pass fills in.
     """
 
     def __init__(self, drafter: Any, embedding: Any) -> None:
@@ -189,7 +186,7 @@ class BlockHead(Head):
         self._mask = int(drafter.config.mask_token_id)
 
     def __call__(self, tokens: mx.array, *, cache: list[Any]) -> mx.array:
-        """Read zeros instead of states for these tokens, to measure what the KV costs."""
+        """Read zeros instead of states for these tokens, to measure the memory of the KV."""
         like = self.embed(tokens)
         self.read(self.no_states(like), cache)
         return like
@@ -201,7 +198,10 @@ class BlockHead(Head):
             cached.update_and_fetch(*self._keys_and_values(layer.self_attn, states, cached.offset))
 
     def fill(self, last: Sequence[int], size: int, cache: Sequence[Any]) -> mx.array:
-        """Return the states of `size` tokens after each row's `last`, [rows, size, hidden size]."""
+        """Return the states of `size` tokens after each row's last, [rows, size, hidden size].
+
+        last: the last known token of each row.
+        """
         tokens = mx.array([[token, *[self._mask] * size] for token in last])
         states = self.embed(tokens)
         masks: dict[tuple[bool, int | None], mx.array] = {}
@@ -242,7 +242,10 @@ class BlockHead(Head):
 def open_block_head(
     config: Mapping[str, Any], weights: Weights, model: Any, size: int, vocabulary: int
 ) -> BlockHead:
-    """Return the head for a model with states of this size, with lazy weights. Raises HeadError."""
+    """Return the head for a model, with lazy weights; arguments as for `open_eagle`.
+
+    Raises HeadError.
+    """
     from mlx_vlm.speculative.drafters.qwen3_dflash import DFlashDraftModel, ModelConfig
 
     own = ModelConfig.from_dict(dict(config))
@@ -263,9 +266,9 @@ def open_block_head(
 
 
 def block_layers(config: Mapping[str, Any]) -> list[int]:
-    """Return the layers of the model before which DFlash reads the states.
+    """Return the indices of the layers whose inputs DFlash reads.
 
-    The checkpoint names the layers that produce the states instead.
+    The checkpoint names the layers before them.
     """
     return [int(layer) + 1 for layer in config["dflash_config"].get("target_layer_ids", ())]
 
@@ -277,13 +280,13 @@ def _by_head(states: mx.array, heads: int) -> mx.array:
 def _mask(cache: Any, size: int, causal: bool, window: int | None) -> mx.array:
     """Return the attention mask of a block of `size` tokens.
 
-    Every token sees all of the block, and as much of the KV as the first one. In a causal layer
-    each sees only what precedes it.
+    Every token attends to the whole block, and to as much of the KV as the first token. In a causal
+    layer, tokens attend only to earlier tokens.
     """
     starts = mx.array(cache.offset).reshape(-1, 1)
     columns = mx.arange(cache.size())
-    # The block's columns follow those of the longest sequence. Columns after a shorter one are
-    # placed after the block, where no token sees them.
+    # The block's columns follow the columns of the longest sequence. Columns after a shorter
+    # sequence get positions after the block, to which no token attends.
     stored = mx.where(columns < starts, columns, starts + size)
     now = starts + mx.arange(size)
     mask = visible(mx.concatenate([stored, now], axis=1), now, window)
@@ -294,7 +297,7 @@ def _mask(cache: Any, size: int, causal: bool, window: int | None) -> mx.array:
 
 
 def _require_size(trained: int, size: int) -> None:
-    """Raise HeadError if the states for which a head was trained have another size."""
+    """Raise HeadError if a head was trained for states of another length than the model's."""
     if trained != size:
         raise HeadError(
             f"it was trained for a model whose states have {trained} numbers, but those of this"

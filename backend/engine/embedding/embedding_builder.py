@@ -14,22 +14,13 @@ import numpy as np
 from backend.engine import device as devices
 from backend.engine.device import Device
 from backend.engine.embedding import networks
-from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.dense_layers import applied, dense_layers
-from backend.engine.embedding.encode_queue import EncodeQueue, Run
+from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue, Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import (
-    ANSWERING_RERANKERS,
-    has_score,
-    labels_of,
-    module_of,
-)
+from backend.engine.embedding.kind import ANSWERING_RERANKERS, has_score, labels_of, module_of
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.network_loading import open_network
-from backend.engine.embedding.pooling_rule import (
-    pooling_of_checkpoint,
-    pooling_of_text_model,
-)
+from backend.engine.embedding.pooling_rule import pooling_of_checkpoint, pooling_of_text_model
 from backend.engine.embedding.readers import EncodeRow, Limits, PairReader, Reader, TextReader
 from backend.engine.embedding.row_encoding import (
     ChatEncoder,
@@ -158,16 +149,13 @@ def _opener(order: LoadOrder) -> OpenModel | None:
     kind, config = order.checkpoint.kind, order.checkpoint.config
     if kind is ModelKind.RERANK and not (module_of(kind, config) or has_score(config)):
         return None
-    dense = dense_layers(_files(order.checkpoint), config) if kind is ModelKind.EMBEDDING else ()
+    files = SentenceFiles(order.checkpoint.path)
+    dense = dense_layers(files, config) if kind is ModelKind.EMBEDDING else ()
     return partial(open_network, config, kind, dense)
 
 
-def _files(checkpoint: Checkpoint) -> SentenceFiles:
-    return SentenceFiles(checkpoint.path)
-
-
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
-    stated = sequence_limit(_files(checkpoint), checkpoint.config)
+    stated = sequence_limit(SentenceFiles(checkpoint.path), checkpoint.config)
     own = min(loaded.context_size, stated) if stated else loaded.context_size
     return Limits(served_context(own, requested), int(_part(loaded.config)["vocab_size"]))
 
@@ -180,13 +168,13 @@ def _read_kind(
     if checkpoint.kind is ModelKind.RERANK:
         return _reranking(checkpoint, loaded, settings, limits)
     run = networks.token_classifier(loaded.model, _pad_token(loaded))
-    return run, _label_reader(checkpoint, _own_tokenizer(loaded), loaded, limits)
+    return run, _label_reader(checkpoint, loaded, limits)
 
 
 def _embedding(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, TextReader]:
-    files, config = _files(checkpoint), checkpoint.config
+    files, config = SentenceFiles(checkpoint.path), checkpoint.config
     rule = pooling_of_checkpoint(files, config, settings)
     dense = applied(dense_layers(files, config), loaded.model)
     module = module_of(checkpoint.kind, config)
@@ -204,24 +192,21 @@ def _embedding(
         end = _end_token(checkpoint, loaded)
         if end is None and rule.modes == ("last",) and config["model_type"] == "qwen3":
             # Conversions of Qwen3-Embedding no longer append the end token, although it is pooled.
-            end = _id_or_none(config.get("eos_token_id"))
+            stated = config.get("eos_token_id")
+            end = stated if type(stated) is int else None
         lower = transformer.get("do_lower_case") is True
         encode = text_encoder(
             _own_tokenizer(loaded), lower=lower, end_token=end, pools_prompt=prompts.pooled
         )
     return run, TextReader(
-        encode,
-        limits,
-        per_token=rule.per_token,
-        prompts=prompts,
-        truncates=settings.truncate,
+        encode, limits, per_token=rule.per_token, prompts=prompts, truncates=settings.truncate
     )
 
 
 def _reranking(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, PairReader]:
-    files, config = _files(checkpoint), checkpoint.config
+    files, config = SentenceFiles(checkpoint.path), checkpoint.config
     tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
     prompt = prompts_of(files, settings).default
     raw = scores_are_raw(files, config)
@@ -242,12 +227,12 @@ def _reranking(
     elif compared is not None:
         raise Unusable(
             "its chat template does not render messages of the roles query and document, so how to"
-            " ask it is unknown: use a version with the chat template of the original",
+            " ask it is unknown: use a version with the chat template of the original"
         )
     else:
         raise Unusable(
             "it has no LogitScore step, which states the tokens that make its score: use a version"
-            " of it for sentence-transformers 5.4 or later",
+            " of it for sentence-transformers 5.4 or later"
         )
     most = max(compared.yes, compared.no or 0)
     if most >= limits.vocabulary or min(compared.yes, compared.no or 0) < 0:
@@ -273,10 +258,8 @@ def _chat(loaded: LoadedModel, tokenizer: Any, messages: Messages | None) -> Cha
     return ChatEncoder(render, tokenizer, written.parts)
 
 
-def _label_reader(
-    checkpoint: Checkpoint, tokenizer: Any, loaded: LoadedModel, limits: Limits
-) -> LabelReader:
-    labels = labels_of(checkpoint.config)
+def _label_reader(checkpoint: Checkpoint, loaded: LoadedModel, limits: Limits) -> LabelReader:
+    tokenizer, labels = _own_tokenizer(loaded), labels_of(checkpoint.config)
     if checkpoint.config["model_type"] == "openai_privacy_filter":
         path = _privacy_path(checkpoint.path, labels)
         return LabelReader(tokenizer, limits, labels, path, by_word=False)
@@ -363,13 +346,9 @@ def _end_token(checkpoint: Checkpoint, loaded: LoadedModel) -> int | None:
 
     transformers 5 ignores this setting if it has a class for the tokenizers of this model type.
     """
-    stated = _files(checkpoint).object("tokenizer_config.json")
-    adds = stated.get("add_eos_token") is True
-    return _id_or_none(loaded.tokenizer.eos_token_id) if adds else None
-
-
-def _id_or_none(value: Any) -> int | None:
-    return value if type(value) is int else None
+    stated = SentenceFiles(checkpoint.path).object("tokenizer_config.json")
+    end: int | None = loaded.tokenizer.eos_token_id
+    return end if stated.get("add_eos_token") is True else None
 
 
 def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,10 @@ generative model. Rows wait in buckets by length, and have numbered turns: each 
 of every waiting request. A request of one text therefore does not wait for all texts of another,
 and no row starves, because later requests get later turns. The bucket with the earliest row runs
 first. A request is answered when the last of its rows has run.
+
+Rows are padded to the longest row of their step, so all are of one bucket. Two limits apply to a
+step: the number of tokens with padding, which determines its duration, and the number of bytes that
+attention needs.
 """
 
 from __future__ import annotations
@@ -12,15 +16,14 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
@@ -28,15 +31,51 @@ from backend.engine.heartbeat import counted
 from backend.engine.planning.pace import Pace
 from backend.engine.units import MIB
 
+_SHORTEST = 16  # tokens of the shortest bucket
 _ROWS_IN_TURN = 4
 _TURN = attrgetter("turn")
 _TIDY_EVERY = 256  # steps between two returns of freed buffers to the system
 
 Run = Callable[[Sequence[Piece]], list[np.ndarray]]
-
-
 Publish = Callable[[int, "Encoded | EngineError"], None]
 Report = Callable[[str, BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCost:
+    """The bytes that a forward pass needs in addition to the weights."""
+
+    heads: int  # attention heads, each with length² scores
+    hidden: int  # values per token that are in memory at the same time, besides the scores
+    itemsize: int  # bytes per value
+
+    def of(self, rows: int, length: int) -> int:
+        """Return the bytes for `rows` rows, each padded to `length` tokens."""
+        scores = 2 * self.heads * length * length
+        return rows * (scores + self.hidden * length) * self.itemsize
+
+
+def bucket_of(length: int) -> int:
+    """Return the bucket of a length. If rows are of one bucket, less than a third is padding."""
+    if length <= _SHORTEST:
+        return _SHORTEST
+    power = 1 << (length - 1).bit_length()
+    return power * 3 // 4 if length <= power * 3 // 4 else power
+
+
+def rows_that_fit(lengths: Iterable[int], tokens: int, cost: ActivationCost, budget: int) -> int:
+    """Return how many rows, starting with the first, fit into one step; always at least one.
+
+    tokens: maximum number of tokens, including padding.
+    budget: maximum number of bytes.
+    """
+    rows = longest = 0
+    for length in lengths:
+        wider = max(longest, length)
+        if rows and ((rows + 1) * wider > tokens or cost.of(rows + 1, wider) > budget):
+            return rows
+        rows, longest = rows + 1, wider
+    return rows
 
 
 @dataclass(eq=False, slots=True)
@@ -58,10 +97,10 @@ class _Row:
     piece: Piece
     turn: int  # the turn in which the row runs
     retried: bool = False  # whether the row runs once more, alone, after a failed allocation
-    length: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.length = len(self.piece.ids)
+    @property
+    def length(self) -> int:
+        return len(self.piece.ids)
 
 
 class EncodeQueue:
@@ -73,7 +112,7 @@ class EncodeQueue:
     budget: bytes that are left after the weights.
     publish: called with a request's answer or error.
     report: logs a fault.
-    short: whether the latest step failed for lack of memory. Its rows run once more, each alone.
+    short: whether the latest step failed for lack of memory. Its rows run once more, one by one.
     """
 
     def __init__(

@@ -187,13 +187,7 @@ class _Attention(Module):
 
 def _turned(states: mx.array, periods: mx.array) -> mx.array:
     return mx.fast.rope(
-        states,
-        states.shape[-1],
-        traditional=False,
-        base=None,
-        scale=1.0,
-        offset=0,
-        freqs=periods,
+        states, states.shape[-1], traditional=False, base=None, scale=1.0, offset=0, freqs=periods
     )
 
 

@@ -1,7 +1,7 @@
 """Translates the names of encoders' weights to the names in this project's network.
 
-The code with which a model was published and transformers name and divide the matrices differently.
-A file may have either form, whatever its config.json states.
+transformers names and divides the matrices differently from the code with which a model was
+published. A file may have either form, whatever its config.json states.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _nomic(config: Mapping[str, Any], found: Fields) -> Fields:
         if not 1 <= experts.chosen <= experts.count or experts.every < 2 or activation != "gelu":
             raise Unusable(
                 "its layers of experts are of another kind than those of nomic-embed-text-v2-moe,"
-                " which alone is supported",
+                " which alone is supported"
             )
     longest = found["longest"]
     if config.get("rotary_scaling_factor"):  # scales with the length of a text beyond these

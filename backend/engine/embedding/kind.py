@@ -104,7 +104,7 @@ def require_family(kind: ModelKind, config: Mapping[str, Any]) -> None:
         others = ", or a text model of mlx-lm" if kind in _OF_TEXT_MODELS else ""
         raise Unusable(
             f"it {kind.words}, and its model type {shown(model_type)} is not supported: load"
-            f" a model of one of the types {', '.join(sorted(families))}{others}",
+            f" a model of one of the types {', '.join(sorted(families))}{others}"
         )
     if kind is ModelKind.RERANK and (not generates or has_score(config)):
         _require_one_score(config)
@@ -149,7 +149,7 @@ def _require_values(config: Mapping[str, Any], rules: Mapping[str, Any], example
         if value != computed:
             raise Unusable(
                 f"its {key} is {shown(value)}, but only {shown(computed)} is supported; load a"
-                f" model that has that, such as {example}",
+                f" model that has that, such as {example}"
             )
 
 
@@ -164,7 +164,7 @@ def _require_one_score(config: Mapping[str, Any]) -> None:
     if labels != 1:
         raise Unusable(
             f"it classifies texts into {labels} classes; of sequence classifiers, only rerankers"
-            " (one score) are supported",
+            " (one score) are supported"
         )
 
 

@@ -20,23 +20,15 @@ from common.wording import shown
 
 Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
 
-# Names in sentence-transformers (flags before version 5, names since) → modes. The vectors of
-# several flags are joined in the order of this table.
-_FLAGS: Mapping[str, Mode] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
-    "pooling_mode_weightedmean_tokens": "weighted_mean",
-    "pooling_mode_lasttoken": "last",
-}
-_NAMES: Mapping[str, Mode] = {
-    "cls": "cls",
-    "mean": "mean",
-    "max": "max",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "weightedmean": "weighted_mean",
-    "lasttoken": "last",
+# Names in sentence-transformers 5, and flags in earlier versions (without `pooling_mode_`) → modes.
+# The vectors of several flags are joined in the order of this table.
+_MODES: Mapping[tuple[str, str], Mode] = {
+    ("cls", "cls_token"): "cls",
+    ("max", "max_tokens"): "max",
+    ("mean", "mean_tokens"): "mean",
+    ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens"): "mean_sqrt_len",
+    ("weightedmean", "weightedmean_tokens"): "weighted_mean",
+    ("lasttoken", "lasttoken"): "last",
 }
 # The modes of checkpoints that state none; `mean` for other families. In a causal model, it is
 # `last`, because only the last token attends to the whole text.
@@ -123,9 +115,11 @@ def _modes(files: SentenceFiles, folder: str) -> tuple[Mode, ...] | None:
         return None
     named = stated.get("pooling_mode")
     if named is None:
-        return tuple(mode for flag, mode in _FLAGS.items() if stated.get(flag)) or ("mean",)
+        flags = (mode for (_, flag), mode in _MODES.items() if stated.get(f"pooling_mode_{flag}"))
+        return tuple(flags) or ("mean",)
+    modes = {name: mode for (name, _), mode in _MODES.items()}
     names = named if isinstance(named, list) else [named]
-    unknown = [word for word in names if not isinstance(word, str) or word not in _NAMES]
-    if unknown:
-        raise Unusable(f"its pooling {shown(unknown[0])} is not supported")
-    return tuple(_NAMES[word] for word in names) or ("mean",)
+    for name in names:
+        if not isinstance(name, str) or name not in modes:
+            raise Unusable(f"its pooling {shown(name)} is not supported")
+    return tuple(modes[name] for name in names) or ("mean",)

@@ -37,7 +37,7 @@ class Limits:
             return text[:LARGEST_TEXT]
         raise TooLong(
             f"{named(name)} is {len(text)} characters long, but the model reads {self.context}"
-            f" tokens, and texts may have at most {LARGEST_TEXT} characters",
+            f" tokens, and texts may have at most {LARGEST_TEXT} characters"
         )
 
     def check(self, name: str, length: int) -> None:
@@ -45,7 +45,7 @@ class Limits:
         if length > self.context:
             raise TooLong(
                 f"{named(name)} is {length} tokens long, but the model reads at most"
-                f" {self.context}: send a shorter text, split it, or let it be truncated",
+                f" {self.context}: send a shorter text, split it, or let it be truncated"
             )
 
     def check_known(self, name: str, ids: Sequence[int], *, listed: bool = False) -> None:
@@ -58,7 +58,7 @@ class Limits:
                 field = f"{name}[{index}]" if listed else name
                 raise InvalidRequest(
                     f"{named(field)} {'is' if listed else 'has'} the token {token}, but the model's"
-                    f" vocabulary ends at {self.vocabulary - 1}",
+                    f" vocabulary ends at {self.vocabulary - 1}"
                 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.readers import EncodeRow
+from common.prefixes import common_prefix
 
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _BEFORE = (
@@ -24,11 +25,7 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def text_encoder(
-    tokenizer: Any,
-    *,
-    lower: bool = False,
-    end_token: int | None = None,
-    pools_prompt: bool = True,
+    tokenizer: Any, *, lower: bool = False, end_token: int | None = None, pools_prompt: bool = True
 ) -> EncodeRow:
     """Return an encoder of single texts.
 
@@ -192,11 +189,8 @@ class ChatEncoder:
             self._ids({role: contents[role] if role == "system" else text for role in contents})
             for text in ("0", "1 2 3 4")
         )
-        count = 0
-        shorter = min(len(first), len(second))
-        while count < shorter and first[-1 - count] == second[-1 - count]:
-            count += 1
-        return first[len(first) - count :] if count < shorter else []
+        count = common_prefix(first[::-1], second[::-1])
+        return first[len(first) - count :] if count < min(len(first), len(second)) else []
 
 
 def qwen3_prompt(tokenizer: Any) -> EncodeRow:

@@ -35,10 +35,12 @@ def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
     def rectangle(rows: Sequence[list[int]], filler: int) -> mx.array:
         return mx.array([row + [filler] * (longest - len(row)) for row in rows], dtype=mx.int32)
 
+    mask = rectangle([[1] * len(piece.ids) for piece in pieces], 0)
+    unpooled = mx.array([[piece.unpooled] for piece in pieces])
     return PaddedRows(
         ids=rectangle([piece.ids for piece in pieces], pad_token),
-        mask=rectangle([[1] * len(piece.ids) for piece in pieces], 0),
-        pooled=rectangle([_pooled(piece) for piece in pieces], 0),
+        mask=mask,
+        pooled=mask * (mx.arange(longest) >= unpooled),
         segments=rectangle([piece.segments for piece in pieces], 0),
         lengths=tuple(len(piece.ids) for piece in pieces),
     )
@@ -62,11 +64,6 @@ def attention_masks(
     # Padding attends to everything: the softmax of no scores is NaN, and NaN in a column of padding
     # would reach the tokens of its row.
     return everywhere, nearby | (tokens == 0)[:, None, :, None]
-
-
-def _pooled(piece: Piece) -> list[int]:
-    skipped = min(piece.unpooled, len(piece.ids))
-    return [0] * skipped + [1] * (len(piece.ids) - skipped)
 
 
 def last_tokens(hidden: mx.array, rows: PaddedRows) -> mx.array:

@@ -1,10 +1,10 @@
 """Finds where a checkpoint's files hold the weights of each expert.
 
-Checkpoints differ: experts have a tensor each or share one; two projections may be fused, one after
-the other or with alternating rows; matrices may be transposed. This module knows no names. It
-tries all tensors of the same layer that have as many values, and all series of tensors whose names
-differ in one number. It accepts one if its bytes are the weights of every expert that the model's
-own code has loaded.
+Checkpoints differ: each expert has its own tensor, or all share one; two projections may be fused,
+one after the other or with alternating rows; matrices may be transposed. So this module does not
+search by name. It tries each tensor of the same layer that has as many values as the parameter, and
+each series of tensors whose names differ in one number. It accepts a candidate if its bytes are the
+weights that the model's own code has loaded, for every expert.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 class Location:
     """The part of the files from which one parameter of a layer is made.
 
-    spans: the bytes for each expert.
+    spans: the bytes of each expert.
     dtype: the data type in the files.
     form: `whole` for values as they are, `even` or `odd` for every other row, `turned` for the
-        transposed matrix, `turned first` or `turned second` for a half of that.
-    scales: the location of the scales of an FP8 matrix, one for each block; None if there are none.
+        transposed matrix, `turned first` or `turned second` for a half of the transposed matrix.
+    scales: the location of the scales of an FP8 matrix, one scale per block; None without scales.
     """
 
     spans: tuple[Span, ...]
@@ -49,9 +49,9 @@ class Location:
         return [self.spans, *(self.scales.sources if self.scales else ())]
 
     def values(self, raw: Sequence[mx.array], like: mx.array) -> mx.array:
-        """Return the values of some experts as the parameter has them, [experts, …].
+        """Return the values of some experts in the shape of the parameter, [experts, …].
 
-        raw: for each source, [experts, bytes].
+        raw: the bytes of each source, [experts, bytes].
         like: the parameter.
         """
         first, *rest = raw
@@ -83,7 +83,7 @@ class LocationFinder:
         self._files = files
         self._stacked: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
         self._single: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
-        self._scales: dict[Span, Tensor] = {}  # of FP8 matrices, by the bytes of these
+        self._scales: dict[Span, Tensor] = {}  # the scales of each FP8 matrix, by the matrix's span
         groups: defaultdict[tuple[str, ...], dict[int, Tensor]] = defaultdict(dict)
         for name, tensor in files.tensors.items():
             if scales := files.tensors.get(f"{name}_scale_inv"):
@@ -99,7 +99,7 @@ class LocationFinder:
                 self._single[numbers].append([members[at] for at in range(len(members))])
 
     def find(self, path: str, weight: mx.array) -> Stages[Location | None]:
-        """Return where a parameter is; None if no tensor holds its values. Ends on `engine`.
+        """Return where a parameter is; None if no tensor contains its values. Ends on `engine`.
 
         path: the parameter's path in the model.
         weight: the parameter as the model's own code has loaded it, [experts, …].
@@ -155,7 +155,7 @@ class LocationFinder:
 def _locations(
     spans: Sequence[Span], dtype: mx.Dtype, forms: list[str], weight: mx.array, turned: list[str]
 ) -> Iterator[Location]:
-    """Return locations with these forms, and for matrices also with the forms `turned`."""
+    """Yield a location for each form in `forms`, and for matrices also for each in `turned`."""
     if weight.ndim == 1:
         forms = [form for form in forms if form == "whole"]
     for form in (*forms, *(turned if weight.ndim == 3 else ())):
@@ -180,7 +180,7 @@ def _dequantised(raw: mx.array, scales: mx.array, like: mx.array) -> mx.array:
 
 
 def _by_expert(tensors: Sequence[Tensor], experts: int) -> list[Span]:
-    """Return the bytes of each expert in tensors; an empty list if they are of another number."""
+    """Return the bytes of each expert in tensors; [] for tensors of another number of experts."""
     first = tensors[0]
     if len(tensors) == 1 != experts and first.shape and first.shape[0] == experts:
         return _divided(first.span, experts)

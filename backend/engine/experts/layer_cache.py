@@ -1,10 +1,10 @@
-"""Holds some experts of a layer in memory, and computes a pass with them.
+"""Caches some experts of a layer in memory, and computes a pass with them.
 
-A pass waits for the device in `LayerCache.__call__`, because the selected experts decide what to
-read. In the order of a GPU too, a pass is therefore computed while it is launched.
+A pass waits for the device in `LayerCache.__call__`, because the selected experts determine what to
+read. So a pass is computed while it is launched, on a GPU too.
 
-A slot may be overwritten while an earlier pass is not computed yet: MLX then writes to a copy. To
-avoid the copy, each layer's result is started at once.
+If a slot is overwritten before an earlier pass is computed, MLX writes to a copy of all slots. To
+avoid the copy, MLX computes each layer's result immediately.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from backend.engine.experts.expert_tensors import Location
 from backend.engine.experts.read_ahead import Payoff, Router
 from backend.engine.experts.weight_files import Reading, WeightFiles
 
-_FADING = 0.98  # factor on an expert's worth with each pass
-_PASSING = 4  # a pass that needs more experts than there are slots replaces 1/4 of them at a time
+_FADING = 0.98  # factor on each expert's worth in each pass
+_PASSING = 4  # a pass that needs more experts than there are slots replaces 1/4 of these at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a projection, and where the files hold it for each expert."""
+    """A parameter of a projection, and its location in the files."""
 
     projection: Any
     name: str
@@ -42,9 +42,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a layer knows of the others.
+    """How a layer relates to the other layers with experts.
 
-    payoff: shared by all layers of a pass.
+    payoff: the decision whether to read ahead, shared by all layers of a pass.
     first: whether a pass begins with this layer.
     following: the next layer and its router; None if a pass ends with this layer.
     """
@@ -59,8 +59,8 @@ class LayerCache:
 
     switch: mlx-lm's layer, whose parameters have one row per slot.
     parameters: all parameters of `switch`.
-    portion: maximum bytes to read before they are written to slots.
-    link: set once the other layers have their caches; None if the layer's order is unknown.
+    portion: maximum number of bytes that are read before they are written to slots.
+    link: set when all layers have caches; None if the order of the layers is unknown.
     """
 
     link: Link | None = None
@@ -89,7 +89,7 @@ class LayerCache:
         read = sum(spans[0].size for spans in self._sources)
         self._step = max(portion // max(read, self.nbytes // slots), 1)
         self._read = read
-        self._ahead: dict[int, Reading] = {}  # reads that began before the router's choice
+        self._ahead: dict[int, Reading] = {}  # by expert, reads that began before the router chose
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +102,7 @@ class LayerCache:
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """Return the layer's result, [..., selected, width].
 
-        Raises ExpertsUnreadable, after which the cache can still be used.
+        Raises ExpertsUnreadable. The cache can be used after this error.
 
         x: [..., width].
         indices: the numbers of the selected experts, [..., selected].
@@ -133,7 +133,7 @@ class LayerCache:
         return result
 
     def _likely(self, x: mx.array, indices: mx.array) -> mx.array | None:
-        """Return the experts that the next layer probably selects; None if it is not to read."""
+        """Return the experts that the next layer probably selects; None not to read any."""
         if self.link is None:
             return None
         if self.link.first:
@@ -143,10 +143,10 @@ class LayerCache:
         return self.link.following[1].choose(x, indices.shape[-1])
 
     def read_ahead(self, likely: np.ndarray) -> None:
-        """Begin to read missing experts that the next pass probably selects.
+        """Begin to read missing experts that this layer probably selects.
 
-        likely: numbers of experts; those that are in it most often are read first. Longcat's router
-            also chooses numbers beyond those of the experts, which compute nothing.
+        likely: numbers of experts; the most frequent numbers are read first. Longcat's router also
+            chooses numbers that belong to no expert, for which nothing is computed.
         """
         self._abandon_all_but(np.array([], int))
         experts, count = np.unique(likely[likely < self.experts], return_counts=True)
@@ -160,7 +160,7 @@ class LayerCache:
             self._files.abandon(self._ahead.pop(expert))
 
     def _in_groups(self, x: mx.array, selected: np.ndarray, experts: np.ndarray) -> mx.array:
-        """Return the result if there are more experts than slots: compute one group at a time.
+        """Compute the result for more experts than there are slots, one group at a time.
 
         A token's results for different experts do not depend on each other.
         """
@@ -179,9 +179,9 @@ class LayerCache:
         return mx.concatenate(parts)[order].reshape(*selected.shape, -1)
 
     def _groups(self, experts: np.ndarray) -> Iterator[np.ndarray]:
-        """Return the experts in memory as the first group, and divide the rest into small groups.
+        """Yield the experts in memory as the first group, and then the rest in small groups.
 
-        Small groups leave most slots as they are for the next pass.
+        Small groups leave most slots unchanged for the next pass.
         """
         inside = self._slot[experts] >= 0
         if inside.any():
@@ -195,9 +195,9 @@ class LayerCache:
         return slots
 
     def _bring(self, experts: np.ndarray, after: Sequence[mx.array] = ()) -> None:
-        """Read the missing experts into the slots of those with the least worth.
+        """Read the missing experts into the slots of the experts with the least worth.
 
-        experts: the experts to have in memory, at most as many as there are slots.
+        experts: the experts to bring into memory, at most as many as there are slots.
         after: results that may still be computed from the slots.
         """
         missing = experts[self._slot[experts] < 0]
@@ -221,7 +221,7 @@ class LayerCache:
             self._write(own, free, ready, wait=bool(more))
 
     def _readings(self, experts: np.ndarray) -> list[Reading]:
-        """Return reads of experts in this order, of which those that are read ahead come first."""
+        """Return reads of the experts, in this order. Experts that are read ahead come first."""
         begun = [self._ahead.pop(expert) for expert in experts.tolist() if expert in self._ahead]
         rest = experts[len(begun) :]
         return [*begun, self._begin(rest)] if len(rest) else begun
@@ -232,9 +232,11 @@ class LayerCache:
     def _write(
         self, experts: np.ndarray, slots: np.ndarray, readings: list[Reading], *, wait: bool
     ) -> None:
-        """Write experts into the slots' arrays. Raises ExpertsUnreadable before anything changes.
+        """Write experts into the slots' arrays.
 
-        wait: whether to return only once the slots are written.
+        Raises ExpertsUnreadable, before anything changes.
+
+        wait: whether to wait until the slots are written.
         """
         raw = self._files.finish(readings)
         self._slot[self._expert[slots][self._expert[slots] >= 0]] = -1
@@ -245,7 +247,7 @@ class LayerCache:
             for parameter in self._parameters:
                 own = [read[source] for source in parameter.location.sources]
                 parameter.slots[at] = parameter.location.values(own, parameter.slots)
-            evaluate = mx.eval if wait else mx.async_eval  # both allocate memory at once
+            evaluate = mx.eval if wait else mx.async_eval  # both allocate memory immediately
             evaluate([parameter.slots for parameter in self._parameters])
         except Exception:
             self._empty()
@@ -254,7 +256,7 @@ class LayerCache:
         self._slot[experts] = slots
 
     def _empty(self) -> None:
-        """Mark all slots as empty, because a failed allocation leaves some in an unknown state."""
+        """Empty all slots, because a failed allocation leaves some of them in an unknown state."""
         self._slot[:], self._expert[:] = -1, -1
         for parameter in self._parameters:
             parameter.projection[parameter.name] = mx.zeros_like(parameter.slots)

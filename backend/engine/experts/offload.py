@@ -26,12 +26,13 @@ from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
-_MOST_PORTION = 16 * MIB  # maximum to read before it is written to slots
+_MOST_PORTION = 16 * MIB  # maximum number of bytes that are read before they are written to slots
 _PACKAGES = ("mlx_lm", "mlx_vlm")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
 _NAMES = ("SwitchGLU", "SwitchMLP", "SwitchLinear", "QuantizedSwitchLinear")
-# the next one, the current one as read, converted and as it is written, and what is read ahead
-_HELD_PORTIONS = 5
+# In memory at the same time: the next portion; the current portion as read, as converted and as
+# written; and the portion that is read ahead.
+_PORTIONS = 5
 _NUMBER = re.compile(r"\d+")
 
 
@@ -73,15 +74,15 @@ def expert_bytes(model: Any) -> int:
 
 
 def offload(
-    model: Any, name: str, folder: Path, budget: int, room: int | None = None
+    model: Any, name: str, folder: Path, budget: int, free: int | None = None
 ) -> Stages[CachedExperts]:
-    """Replace the experts of a model with lazy weights by caches; ends on `engine`.
+    """Replace the experts of a model with lazy weights by caches. Ends on `engine`.
 
-    Raises NotOffloadedError; the model cannot be used then.
+    Raises NotOffloadedError, after which the model cannot be used.
 
-    folder: the checkpoint's.
-    budget: the maximum bytes of all caches, with the buffers for reading.
-    room: the bytes that other weights leave; None if the budget is known to fit.
+    folder: the checkpoint's folder.
+    budget: maximum bytes of all caches, including the buffers for reading.
+    free: bytes that other weights leave; None if the budget is known to fit.
     """
     switches = dict(_switches(model))
     if not switches:
@@ -89,24 +90,24 @@ def offload(
     for path, switch in switches.items():
         if any(type(projection) not in _classes("Linear") for _, projection in _parts(switch)):
             raise NotOffloadedError(
-                f"an adapter changes the experts of {path}, and adapters are applied to experts in"
-                " memory only"
+                f"an adapter changes the experts of {path}, but adapters are applied only to"
+                " experts in memory"
             )
     sizes = [_size_of(switch) for switch in switches.values()]
     experts = max(_count(switch) for switch in switches.values())
     slots, portion = slots_of(budget, sizes)
     if slots < 1:
-        least = sum(sizes) + _HELD_PORTIONS * portion
+        least = sum(sizes) + _PORTIONS * portion
         raise NotOffloadedError(
             f"a cache of {budget // MIB} MiB cannot hold one expert of each layer, which takes"
             f" {-(-least // MIB)} MiB"
         )
     slots = min(slots, experts)
-    needed = slots * sum(sizes) + _HELD_PORTIONS * portion
-    if room is not None and needed > room:
+    needed = slots * sum(sizes) + _PORTIONS * portion
+    if free is not None and needed > free:
         raise NotOffloadedError(
-            f"its cache takes {-(-needed // MIB)} MiB and other weights leave {room // MIB} MiB of"
-            " what MLX may use"
+            f"its cache takes {-(-needed // MIB)} MiB, but other weights leave {free // MIB} MiB of"
+            " the memory that MLX may use"
         )
     counts = ExpertCounts(slots=slots, experts=experts, layers=len(switches))
     files = WeightFiles(folder, counts)
@@ -120,8 +121,8 @@ def offload(
             location = yield from finder.find(f"{path}.{part}.{key}", values)
             if location is None:
                 raise NotOffloadedError(
-                    f"the checkpoint's files do not hold {path}.{part}.{key} in the form in which"
-                    " the model uses it"
+                    f"the checkpoint's files do not contain {path}.{part}.{key} in the form in"
+                    " which the model uses it"
                 )
             own = min(slots, values.shape[0])
             projection[key] = mx.zeros((own, *values.shape[1:]), values.dtype)
@@ -134,7 +135,7 @@ def offload(
     counts.read_bytes, counts.wait_seconds = 0, 0.0
     nbytes = sum(cache.nbytes for cache in caches.values())
     _log.info(
-        "model %s: the experts of %d layers stay in its files; a cache of %d MiB holds %d of %d",
+        "model %s: the experts of %d layers stay in its files; a cache of %d MiB has %d of %d",
         shown(name),
         len(switches),
         nbytes // MIB,
@@ -142,11 +143,11 @@ def offload(
         experts,
     )
     packed = any("scales" in each for switch in switches.values() for _, each in _parts(switch))
-    return CachedExperts(nbytes, _HELD_PORTIONS * portion, packed, counts)
+    return CachedExperts(nbytes, _PORTIONS * portion, packed, counts)
 
 
 def _link(model: Any, caches: Mapping[str, LayerCache]) -> None:
-    """Link each layer to the next one whose path differs in numbers only."""
+    """Link each layer to the next layer whose path differs only in numbers."""
     stacks: defaultdict[str, list[str]] = defaultdict(list)
     for path in caches:
         stacks[_NUMBER.sub("", path)].append(path)
@@ -172,15 +173,15 @@ def slots_of(budget: int, sizes: Sequence[int]) -> tuple[int, int]:
     """
     # A larger portion must not take the memory of the first slots.
     portion = max(min(_MOST_PORTION, (budget - sum(sizes)) // 16), *sizes)
-    return (budget - _HELD_PORTIONS * portion) // sum(sizes), portion
+    return (budget - _PORTIONS * portion) // sum(sizes), portion
 
 
 def _classes(ending: str) -> set[type]:
-    """Return the classes of mlx-lm and mlx-vlm for layers of experts, and for their projections.
+    """Return classes of mlx-lm and mlx-vlm for layers of experts, or for their projections.
 
     Derived classes do not count, because they may use the expert numbers in other ways.
 
-    ending: of the names of the classes.
+    ending: the ending of the classes' names.
     """
     modules = [sys.modules.get(f"{package}.models.switch_layers") for package in _PACKAGES]
     return {
@@ -193,7 +194,7 @@ def _classes(ending: str) -> set[type]:
 
 
 def _switches(model: Any) -> Iterator[tuple[str, Any]]:
-    """Return the path and module of each layer of experts."""
+    """Yield the path and module of each layer of experts."""
     kinds = _classes("GLU") | _classes("MLP")
     return ((path, module) for path, module in model.named_modules() if type(module) in kinds)
 
@@ -204,7 +205,7 @@ def _parts(switch: Any) -> list[tuple[str, Any]]:
 
 
 def _parameters(switch: Any) -> Iterator[tuple[str, Any, str, mx.array]]:
-    """Return each parameter: the projection's name, the projection, the name and the values."""
+    """Yield each parameter: the projection's name, the projection, the name and the values."""
     for part, projection in _parts(switch):
         for key, values in projection.items():
             if isinstance(values, mx.array):

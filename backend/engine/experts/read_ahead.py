@@ -1,13 +1,13 @@
-"""Predicts which experts the next layer selects, so that they are read while this one computes.
+"""Predicts which experts the next layer selects, so that they are read while this layer computes.
 
-A layer's router is applied to what the layer before it computes with: from one layer to the next,
-the state of a token changes little. The prediction is computed together with this layer's own
-choice, so the host waits for the device no more often than without it. A wrong prediction costs a
-read in vain, and never changes a result.
+The router of the next layer is applied to the input of this layer, because the state of a token
+changes little from one layer to the next. The prediction is computed together with this layer's
+own choice, so the host waits for the device no more often than without a prediction. A wrong
+prediction costs an unnecessary read, and never changes a result.
 
-Whether that saves time depends on the disk, on how much of the files is in the system's page cache,
-on the device, and on how often predictions are right. So it is measured: some passes read ahead,
-others do not, and most passes are of the faster kind.
+Whether reading ahead saves time depends on the disk, on how much of the files is in the system's
+page cache, on the device, and on how often predictions are right. So the time is measured: some
+passes read ahead, others do not, and most passes are of the faster kind.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import mlx.core as mx
 
 _log = logging.getLogger(__name__)
 
-_NAMES = ("gate", "router")  # of routers, in every family of mlx-lm
-_MOST_TOKENS = 32  # in a pass that may read ahead; larger ones select nearly all experts
+_NAMES = ("gate", "router")  # the names of routers in all families of mlx-lm
+_MOST_TOKENS = 32  # in a pass that may read ahead; larger passes select nearly all experts
 _REMEMBERED = 9  # passes of each kind whose times are compared
 _TRIED = 5  # passes of each kind before the first comparison
-_REFRESH = 32  # every so many passes, one is of the slower kind
-_GAIN = 1.03  # least gain that makes up for uneven times
+_REFRESH = 32  # one pass in 32 is of the slower kind
+_GAIN = 1.03  # minimum gain, because times vary
 
 
 class Router:
     """A layer's router, which is looked up for each call, because a load may replace it.
 
-    around: the modules one of which has it.
-    experts: their number.
+    around: the modules that may contain the router.
+    experts: the number of experts.
     """
 
     def __init__(self, around: Sequence[Any], experts: int) -> None:
@@ -45,7 +45,7 @@ class Router:
         self._usable = True
 
     def choose(self, x: mx.array, count: int) -> mx.array | None:
-        """Return so many experts for each token; None if the router needs other arguments.
+        """Return `count` experts for each token; None if the router needs other arguments.
 
         x: [..., width].
         """
@@ -62,14 +62,14 @@ class Router:
             if results[0].shape[-1] == self._experts:
                 return mx.argpartition(results[0], kth=-count, axis=-1)[..., -count:]
         except Exception:
-            _log.debug("a router cannot be applied to the layer before its own", exc_info=True)
+            _log.debug("a router cannot be applied to the input of another layer", exc_info=True)
         self._usable = False
         return None
 
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds of the latest passes over as many tokens, by whether they have read ahead."""
+    """The duration of the latest passes over a number of tokens, by whether they read ahead."""
 
     passes: int = 0
     seconds: dict[bool, deque[float]] = field(
@@ -80,7 +80,7 @@ class _Times:
 class Payoff:
     """Decides by measured times which passes read ahead.
 
-    active: whether the current pass does.
+    active: whether the current pass reads ahead.
     now: returns the time in seconds.
     """
 
@@ -92,7 +92,7 @@ class Payoff:
         self._times: dict[int, _Times] = {}
 
     def begin(self, tokens: int) -> None:
-        """Begin a pass over so many tokens."""
+        """Begin a pass over `tokens` tokens."""
         self._tokens, self._began = tokens, self._now()
         self.active = tokens <= _MOST_TOKENS and self._choose(
             self._times.setdefault(tokens, _Times())

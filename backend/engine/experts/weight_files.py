@@ -32,12 +32,9 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some bytes of a file.
+    """A range of bytes in a file."""
 
-    file: the number of the file.
-    """
-
-    file: int
+    file: int  # the number of the file
     start: int
     size: int
 
@@ -52,9 +49,9 @@ class Tensor:
 
 
 class _File:
-    """An open file, closed with the last reference to this object, which may be that of a read.
+    """An open file, closed with the last reference to this object; a read has such a reference.
 
-    state: what `_state` returned when the file was opened.
+    state: the result of `_state` when the file was opened.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -63,8 +60,8 @@ class _File:
         self.state = _state(self.descriptor)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Garbage collection can run anywhere, also while `threading` holds its own locks: nothing
-        # here may wait for a thread or take a lock. It can also run after `os` has been emptied.
+        # Garbage collection can run anywhere, even while a thread has a lock of `threading`, so
+        # nothing here may wait for a thread or a lock. It can also run after `os` was emptied.
         if hasattr(self, "descriptor"):
             close(self.descriptor)
 
@@ -73,8 +70,8 @@ class _File:
 class Reading:
     """Reads that have begun.
 
-    buffers: for each source, a row for each of its spans.
-    parts: the bytes that each task reads.
+    buffers: the bytes of each source, one row per span.
+    parts: number of bytes that each task reads.
     files: the numbers of the files that are read.
     """
 
@@ -86,7 +83,7 @@ class Reading:
 class WeightFiles:
     """The weight files of a model, open until this object is released and its reads have ended.
 
-    counts: to which the bytes that are read are added, and the seconds for which the engine waits.
+    counts: counts the bytes that are read and the seconds for which the engine waits.
     """
 
     def __init__(self, folder: Path, counts: ExpertCounts) -> None:
@@ -127,7 +124,7 @@ class WeightFiles:
         return Reading(buffers, parts, {span.file for _, span, _ in rows})
 
     def finish(self, readings: Sequence[Reading]) -> list[mx.array]:
-        """Wait for reads of the same sources; return the bytes of each source, [spans, bytes].
+        """Wait for reads of the same sources, and return the bytes of each source, [spans, bytes].
 
         Raises ExpertsUnreadable.
         """
@@ -146,7 +143,7 @@ class WeightFiles:
         return [mx.array(rows[0] if len(rows) == 1 else np.concatenate(rows)) for rows in sources]
 
     def abandon(self, reading: Reading) -> None:
-        """Stop reads that have not begun, and count the others as reads in vain."""
+        """Stop reads that have not begun, and count the others as unnecessary reads."""
         running = {part: size for part, size in reading.parts.items() if not part.cancel()}
         self._counts.read_bytes -= sum(reading.parts.values()) - sum(running.values())
         self._counts.wasted_bytes += sum(running.values())
@@ -154,7 +151,7 @@ class WeightFiles:
 
     @property
     def abandoned_bytes(self) -> int:
-        """The size of the buffers into which abandoned reads still write."""
+        """The size of the buffers to which abandoned reads still write."""
         self._abandoned = {part: size for part, size in self._abandoned.items() if not part.done()}
         return sum(self._abandoned.values())
 
@@ -172,7 +169,7 @@ def _read(rows: Sequence[tuple[_File, Span, memoryview]]) -> None:
 
 @contextmanager
 def _readable(file: _File) -> Iterator[None]:
-    """Turn an error of the system into ExpertsUnreadable."""
+    """Convert OSError in the context to ExpertsUnreadable."""
     try:
         yield
     except OSError as fault:
@@ -184,12 +181,12 @@ def _readable(file: _File) -> Iterator[None]:
 
 def _changed(file: _File) -> ExpertsUnreadable:
     return ExpertsUnreadable(
-        f"the weight file {file.name} has changed since the model was loaded, and holds its"
-        " experts: load the model again"
+        f"the weight file {file.name}, which contains experts, has changed since the model was"
+        " loaded: load the model again"
     )
 
 
 def _state(descriptor: int) -> tuple[int, int]:
-    """Return what changes when a file is written to: its size and its time."""
+    """Return the size of a file and its modification time, which change when it is written to."""
     found = os.fstat(descriptor)
     return found.st_size, found.st_mtime_ns

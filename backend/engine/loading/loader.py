@@ -29,7 +29,7 @@ from backend.engine.loading.standard_folder import standard_folder
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompting.prompts import BrokenTemplate, CostlyPrompt
-from backend.engine.prompting.unreadable_text import UnreadableText, tokenizing
+from backend.engine.prompting.quoted_text import UnreadableText, tokenizing
 from backend.engine.ranks.divisible_loads import require_divisible
 from backend.engine.settings import Settings
 from backend.engine.units import MIB

@@ -40,9 +40,8 @@ from backend.engine.loading.weights import (
 from backend.engine.model import Built, EngineModel
 from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.pace import Pace
-from backend.engine.prompting.chat import chat_format
+from backend.engine.prompting.chat_format import call_format, chat_format
 from backend.engine.prompting.prompts import PromptBuilder
-from backend.engine.prompting.tool_support import call_format
 from backend.engine.ranks.group import broadcast
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts

@@ -1,9 +1,9 @@
-"""Knows the strings that a tokenizer reads as control tokens, and quotes them in messages.
+"""Quotes the strings in messages that a tokenizer would read as control tokens.
 
 A user who writes `<|im_end|>` in a question must not end the message with this string: in messages
 of users and tools, it is ordinary text. So before the chat template renders a message, a mark is
-inserted into such strings: a character that occurs in no text. The mark distinguishes what the
-template writes from what it quotes. `backend.engine.prompting.quoted_text` removes the marks, and
+inserted into such strings: a character that occurs in no text. The mark distinguishes quoted text
+from text that the template writes. `backend.engine.prompting.quoted_text` removes the marks, and
 tokenises the two kinds of text differently.
 """
 

@@ -35,7 +35,7 @@ def continuations(
     changed.
 
     lists: whether the content of every message must be a list of parts.
-    calls: whether the model may call tools. Some templates begin a call differently from an answer.
+    calls: whether the model may call tools. Some templates begin calls differently from answers.
     """
     content: Any = [{"type": "text", "text": _OTHER_TEXT}] if lists else _OTHER_TEXT
     question = {"role": "user", "content": content}
@@ -87,7 +87,9 @@ class TokenPlaces:
         self._lengths = [0, *(index + 1 for index in at)]
 
     def of(self, cuts: Iterable[int]) -> tuple[int, ...]:
-        """Return the distinct numbers of tokens before cuts that text after a cut cannot change.
+        """Return, for each cut, how many tokens before the cut do not depend on the text after it.
+
+        Zeros and repeated numbers are left out.
 
         cuts: positions in the text.
         """

@@ -20,10 +20,9 @@ from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations
-from backend.engine.prompting.quoted_text import QuotedText
+from backend.engine.prompting.quoted_text import QuotedText, tokenizing
 from backend.engine.prompting.roles import Roles, shows_instructions, without_halves
 from backend.engine.prompting.template_limits import CostlyTemplate
-from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -34,11 +33,11 @@ from backend.engine.request import (
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.field_names import named, unmarked
-from common.prefixes import common_prefix
+from common.prefixes import common_prefix, position_of
 from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
-    from backend.engine.prompting.tool_support import ToolSupport
+    from backend.engine.prompting.chat_format import ToolSupport
     from backend.engine.vision.media_prompts import MediaPrompts, Shown
 
 _log = logging.getLogger(__name__)
@@ -78,8 +77,8 @@ class BuiltPrompt:
 
     tail: the end of the prompt's text, which shows whether the answer begins inside reasoning.
     media: the media among the tokens, if any.
-    places: for models that need snapshots, lengths of prefixes that later prompts are likely to
-        share, the likeliest first.
+    places: for models that need snapshots, the lengths of prefixes that later prompts are likely
+        to share, the likeliest first.
     """
 
     tokens: list[int]
@@ -95,7 +94,7 @@ def require_returnable(tokens: int, alternatives: int) -> None:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
             f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            f" send a smaller {named('TopLogprobs')}",
+            f" send a smaller {named('TopLogprobs')}"
         )
 
 
@@ -114,16 +113,6 @@ def _up_to_the_end(rendered: str) -> str:
             " continued"
         )
     return text.replace(_END, "")
-
-
-def _trimmed_length(text: str) -> int:
-    """Return `len(text.strip())` without a copy of the text."""
-    begin, end = 0, len(text)
-    while begin < end and text[begin].isspace():
-        begin += 1
-    while begin < end and text[end - 1].isspace():
-        end -= 1
-    return end - begin
 
 
 class CostlyPrompt(InvalidRequest):
@@ -148,7 +137,7 @@ class PromptBuilder:
     ) -> None:
         self._trims = trims
         self._media: MediaPrompts | None = None
-        self._bos = ""  # with which the model's processor begins every prompt
+        self._bos = ""  # the text with which the model's processor begins every prompt
         self._support: ToolSupport | None = None
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
@@ -159,8 +148,7 @@ class PromptBuilder:
         # which a model would not continue the text, so EOS is not used.
         bare = self._encode("a", special=False)
         whole = self._encode("a", special=True)
-        starts = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-        self._first = whole[: next(starts, 0)]
+        self._first = whole[: max(position_of(bare, whole), 0)] if bare else []
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._control = ControlTokens(
             tokenizer.added_tokens_decoder
@@ -189,11 +177,7 @@ class PromptBuilder:
         self._support = support
 
     def build(
-        self,
-        prompt: Prompt,
-        attachments: Attachments | None = None,
-        *,
-        counted: bool = False,
+        self, prompt: Prompt, attachments: Attachments | None = None, *, counted: bool = False
     ) -> BuiltPrompt:
         """Build a prompt. Raises InvalidRequest.
 
@@ -227,7 +211,7 @@ class PromptBuilder:
             rendered = (
                 message["content"] for message in prompt.messages if message["role"] in _SHOWN
             )
-            self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
+            self._require_short(sum(len(str(text).strip()) for text in rendered), most)
             # No BOS is added, because templates write it.
             messages = prompt.messages
             if attachments is not None and self._media is not None:
@@ -277,7 +261,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"{named('Metadata mlx.infill')} asks for the text between a prefix and a suffix,"
                 " but the loaded model has no tokens for that: load a model such as Qwen2.5-Coder,"
-                " or leave it out",
+                " or leave it out"
             )
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
         self._require_short(sum(map(len, texts)), most)
@@ -309,7 +293,7 @@ class PromptBuilder:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
                 f"{named('Messages')} cannot be used with this model: it has no chat template;"
-                " send Prompt",
+                " send Prompt"
             )
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
@@ -323,7 +307,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"{named('Messages')} cannot be used with this model as they are: its chat"
                 f" templates are named {', '.join(sorted(templates))}, and none of them is the"
-                f" default; send Prompt{', or Tools' if 'tool_use' in templates else ''}",
+                f" default; send Prompt{', or Tools' if 'tool_use' in templates else ''}"
             )
         try:
             apply = self._apply_strictly if changes else self._apply
@@ -452,7 +436,7 @@ class PromptBuilder:
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
                     f"{named(f'tokens[{index}]')} is {token}, but the vocabulary ends at"
-                    f" {self._vocabulary_size - 1}",
+                    f" {self._vocabulary_size - 1}"
                 )
         with tokenizing():
             return str(self._tokenizer.decode(tokens))

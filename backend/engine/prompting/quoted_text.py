@@ -1,4 +1,4 @@
-"""Tokenises a rendered prompt in which control strings are quoted.
+"""Tokenises a rendered prompt in which control strings are quoted, and converts tokenizers' errors.
 
 `engine.prompting.control_tokens` inserts the marks. The text is divided at the control tokens that
 the template has written. Pieces with a mark are tokenised by a second tokenizer, which differs from
@@ -12,13 +12,35 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.prompting.control_tokens import ControlTokens
-from backend.engine.prompting.unreadable_text import tokenizing
-from common.field_names import named
+from common.field_names import named, unmarked
+
+_PANIC = "PanicException"  # PyO3's class, which cannot be imported
+
+
+class UnreadableText(InvalidRequest):
+    """The model's tokenizer fails for a text."""
+
+
+@contextmanager
+def tokenizing() -> Iterator[None]:
+    """Raise UnreadableText for an error of the library `tokenizers` in the context.
+
+    Its errors have exactly the type Exception. A regular expression that backtracks without end
+    causes a panic of Rust, whose class is derived from BaseException.
+    """
+    try:
+        yield
+    except BaseException as fault:
+        if type(fault) is not Exception and type(fault).__name__ != _PANIC:
+            raise
+        why = unmarked(str(fault)).strip().partition("\n")[0][:200]
+        raise UnreadableText(f"the model's tokenizer fails for this text: {why}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +123,7 @@ class QuotedText:
             raise InvalidRequest(
                 f"{named('Messages')} contain the text of a control token, which this model's"
                 " tokenizer cannot read as plain text: remove it from the content of users and"
-                " tools",
+                " tools"
             )
         with self._lock:
             if self._literal is None:

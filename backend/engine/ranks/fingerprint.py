@@ -31,9 +31,9 @@ def require_same(info: RankInfo, others: Mapping[int, Mapping[str, str]]) -> Non
     others: the result of `versions` on other ranks, by rank.
     """
     own = versions()
-    for rank, its in sorted(others.items()):
+    for rank, other in sorted(others.items()):
         for package, here in own.items():
-            if (there := its.get(package)) != here:
+            if (there := other.get(package)) != here:
                 raise ModelRejected(
                     f"no model can be loaded: {info.name(rank)} has {package} {there} and rank 0"
                     f" has {here}; install the same version on every rank"
@@ -55,7 +55,7 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
 
 
 def require_alike(name: str, info: RankInfo, reports: Sequence[Value]) -> None:
-    """Raise ModelRejected for the first rank whose report differs from that of rank 0.
+    """Raise ModelRejected for the first rank whose report differs from the report of rank 0.
 
     name: the model's name, for errors.
     reports: the result of `fingerprint` on each rank, by rank.

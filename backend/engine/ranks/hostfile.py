@@ -115,11 +115,7 @@ def transport_environ(info: RankInfo, hostfile: str, environ: Mapping[str, str])
     defaults: dict[Transport, dict[str, str]] = {
         "ring": {},
         "jaccl": {"MLX_JACCL_COORDINATOR": f"{host}:{port}"},
-        "nccl": {
-            "NCCL_HOST_IP": host,
-            "NCCL_PORT": str(port),
-            "MLX_WORLD_SIZE": str(info.size),
-        },
+        "nccl": {"NCCL_HOST_IP": host, "NCCL_PORT": str(port), "MLX_WORLD_SIZE": str(info.size)},
         "mpi": {},
     }
     found = {name: environ.get(name) or value for name, value in defaults[info.transport].items()}

@@ -33,19 +33,8 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import require_same
-from backend.engine.ranks.hostfile import (
-    hosts_of,
-    info_in,
-    transport_environ,
-)
-from backend.engine.ranks.link import (
-    Link,
-    LinkLost,
-    accept,
-    accepting,
-    after,
-    listen,
-)
+from backend.engine.ranks.hostfile import hosts_of, info_in, transport_environ
+from backend.engine.ranks.link import Link, LinkLost, accept, accepting, after, listen
 from backend.engine.ranks.rank_info import TOKEN, Loaded, Member, RankInfo, Value, until_ended
 from backend.engine.ranks.wire import Message, Plain, Signal, encode, name_of
 

@@ -17,7 +17,7 @@ from backend.engine.errors import ModelRejected
 from backend.engine.ranks.group import group
 from backend.engine.ranks.rank_info import Parallelism, RankInfo
 
-_UNEVEN = 0.9  # ratio of the least to the most memory from which all ranks get as many layers
+_UNEVEN = 0.9  # if the least memory is at least this share of the most, layers are divided evenly
 _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor parallelism
 
 

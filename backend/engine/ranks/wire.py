@@ -1,7 +1,7 @@
 """Defines and serialises the messages between rank 0 and the other ranks.
 
 A message is encoded as its name, a space, and a JSON object of its fields. Fields with default
-values are left out. The `number` of a message about a load is that of the load.
+values are left out. In messages about a load, `number` is the number of the load.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.constraints import masks
+from backend.engine.constraints.constraint import masked
 from backend.engine.device import compiled
 from backend.engine.request import Sampling
 from backend.engine.sampling.filters import columns, filtered, likelihood, reach, steepness
@@ -150,7 +150,7 @@ class BatchSampler:
                 ends = logits[:, self._ends]
                 logits[:, self._ends] = mx.where(mx.array(closed)[:, None], _NEVER, ends)
         if self._constrained and allowed is not None:
-            own = masks.apply(self._constrained.of(logits), mx.array(allowed))
+            own = masked(self._constrained.of(logits), mx.array(allowed))
             logits = self._constrained.put(logits, own)
         return logits
 

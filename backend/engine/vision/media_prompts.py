@@ -23,6 +23,7 @@ from backend.engine.vision.markers import TemplateForm
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
 from backend.engine.vision.processor import ItemProcessor
 from common.field_names import named
+from common.prefixes import position_of
 
 # The marker that LocalAI writes into a Prompt that it has rendered. Clients may write the marker
 # into a message, because LocalAI sends the texts of a message without the order of its parts.
@@ -202,7 +203,7 @@ class MediaPrompts:
         if len(found) != len(items):
             raise InvalidRequest(
                 f"{named('Prompt')} has {len(found)} media markers, but {len(items)} items are"
-                f" sent: write {PLACE} where each item belongs",
+                f" sent: write {PLACE} where each item belongs"
             )
         for parts in items:
             markers = (self._form.markers[part.kind] for part in parts)
@@ -234,13 +235,13 @@ class MediaPrompts:
         end = 0
         for item in items:
             marker = self._token_markers[item.kind]
-            at = _find(tokens, marker, end)
+            at = position_of(marker, tokens, end)
             if at < 0:
                 break
             end = at + len(marker)
             found.append((at, end))
         kinds = {item.kind for item in items}
-        beyond = any(_find(tokens, self._token_markers[kind], end) >= 0 for kind in kinds)
+        beyond = any(position_of(self._token_markers[kind], tokens, end) >= 0 for kind in kinds)
         if len(found) < len(items) or beyond:
             markers = "more markers" if beyond else f"only {len(found)} markers"
             raise InvalidRequest(
@@ -275,7 +276,7 @@ def _positions(
             if count and not users:
                 raise InvalidRequest(
                     f"{named(_FIELDS[kind])} has {count} items, but {named('Messages')} has no user"
-                    " message for them: add one",
+                    " message for them: add one"
                 )
             positions += [(users[-1],) for _ in range(count)]
             continue
@@ -304,15 +305,3 @@ def _positions(
 def _text(message: Message) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else ""
-
-
-def _find(tokens: Sequence[int], indices: Sequence[int], start: int) -> int:
-    wanted, length = list(indices), len(indices)
-    return next(
-        (
-            at
-            for at in range(start, len(tokens) - length + 1)
-            if tokens[at] == wanted[0] and list(tokens[at : at + length]) == wanted
-        ),
-        -1,
-    )

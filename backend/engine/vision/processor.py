@@ -36,6 +36,7 @@ from backend.engine.vision.families import family_of
 from backend.engine.vision.features import frozen
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
 from backend.engine.vision.patches import replaced
+from common.prefixes import position_of
 
 _log = logging.getLogger(__name__)
 
@@ -253,8 +254,7 @@ class ItemProcessor:
                 tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts
             )
         whole = item.whole
-        at = next((at for at in range(len(whole)) if whole[at : at + len(old)] == old), -1)
-        if at < 0:
+        if (at := position_of(old, whole)) < 0:
             return item
         whole = (*whole[:at], *new, *whole[at + len(old) :])
         count = item.count + len(new) - len(old)

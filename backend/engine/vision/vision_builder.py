@@ -90,7 +90,7 @@ def _open_media_input(
         if not (hasattr(processor, "tokenizer") or hasattr(processor, "image_processor")):
             raise Unusable(
                 f"{_NOT_BUILT} its files are missing, or it needs PyTorch, which this backend does"
-                f" not use{_OTHERS}",
+                f" not use{_OTHERS}"
             )
         control = _control_ids(prompts)
 

@@ -12,9 +12,8 @@ import mlx_lm
 import numpy as np
 import pytest
 
-from backend.engine.constraints import masks
 from backend.engine.constraints.compiler import ConstraintCompiler
-from backend.engine.constraints.constraint import words
+from backend.engine.constraints.constraint import masked, words
 from backend.engine.constraints.schema import read_schema
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.errors import InvalidRequest
@@ -57,9 +56,9 @@ def test_the_tiny_model_at_a_high_temperature() -> None:
             logits = model(mx.array([tokens[delivered:]]), cache=cache)[:, -1]
             delivered = len(tokens)
             constraint.fill(mask[0])
-            masked = masks.apply(logits, mx.array(mask)) / 1.2
+            scaled = masked(logits, mx.array(mask)) / 1.2
             key = mx.random.key(seed * 4000 + delivered)
-            token = int(np.array(mx.random.categorical(masked, key=key))[0])
+            token = int(np.array(mx.random.categorical(scaled, key=key))[0])
             ended = token in ends
             if not ended:
                 constraint.accept(token)
@@ -79,7 +78,7 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
     packed[:, :width] = kept
     bits = np.packbits(packed, axis=1, bitorder="little").view(np.uint32)
     logits = mx.random.normal((3, width), key=mx.random.key(0)).astype(mx.float16)
-    result = masks.apply(logits, mx.array(bits))
+    result = masked(logits, mx.array(bits))
     assert result.dtype == mx.float16
     expected = np.where(kept, np.array(logits), -np.inf)
     assert np.array_equal(np.array(result), expected)

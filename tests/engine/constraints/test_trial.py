@@ -26,9 +26,8 @@ from tokenizers import Tokenizer, normalizers
 from backend.engine.constraints import trial
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
-from backend.engine.constraints.grammar_limits import MEMORY_KEPT, NO_PROCESS
 from backend.engine.constraints.spec import ConstraintSpec, Kind
-from backend.engine.constraints.trial import answer_of
+from backend.engine.constraints.trial import MEMORY_KEPT, NO_PROCESS, answer_of
 from backend.engine.errors import InvalidRequest, Overloaded
 from backend.engine.units import MIB
 from common.chat_format import ChatFormat

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.entities import Entity
-from backend.engine.embedding.label_reader import LabelReader
+from backend.engine.embedding.label_reader import Entity, LabelReader
 from backend.engine.embedding.readers import Embedded, PairReader, Ranked, TextReader
 from backend.engine.engine import Engine
 from backend.engine.load_request import LoadRequest

@@ -21,8 +21,7 @@ from backend.engine.commands import (
     Submit,
 )
 from backend.engine.embedding import networks
-from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.encode_queue import EncodeQueue
+from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.events import Finished, TextDelta

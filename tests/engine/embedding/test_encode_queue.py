@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.encode_queue import EncodeQueue
+from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import Cancelled, EngineFailed, ExpertsUnreadable, Overloaded

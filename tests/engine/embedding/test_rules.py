@@ -17,11 +17,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
+from backend.engine.embedding.encode_queue import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.entities import entities_of, runs_of
 from backend.engine.embedding.kind import is_causal
-from backend.engine.embedding.label_reader import LabelReader, windows
+from backend.engine.embedding.label_reader import LabelReader, entities_of, runs_of, windows
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
 from backend.engine.embedding.readers import Limits, PairReader, TextReader
 from backend.engine.embedding.row_encoding import id_encoder, pair_encoder, text_encoder

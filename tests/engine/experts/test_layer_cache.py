@@ -235,7 +235,7 @@ def test_a_file_that_has_changed_ends_the_requests_that_need_it(
         error = rounds.received[ticket].error
         assert isinstance(error, ExpertsUnreadable)
         assert str(error).startswith("the weight file model-0000")
-        assert str(error).endswith("holds its experts: load the model again")
+        assert str(error).endswith("has changed since the model was loaded: load the model again")
         assert str(own) not in str(error)
     assert not rounds.faults
 

@@ -12,8 +12,8 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mlx_lm.tokenizer_utils import load
 
+from backend.engine.prompting.chat_format import ToolSupport, call_format, learn
 from backend.engine.prompting.prompts import PromptBuilder
-from backend.engine.prompting.tool_support import ToolSupport, call_format, learn
 from backend.engine.request import ChatPrompt
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat

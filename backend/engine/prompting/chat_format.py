@@ -1,4 +1,4 @@
-"""Tests whether a chat template renders tools and calls, and whether the format reads the calls.
+"""Chooses the chat format of a loaded model, and tests how its template renders tools and calls.
 
 If a template ignores tools, the model never receives them, and the user gets no error. So, unless
 the model is known to use another format, tools are then described as text in the prompt
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.derivation import ONE, TWO, Calls, Made, derived
 from common.formats.families import lenient
+from common.formats.response_template import described
 
 if TYPE_CHECKING:
     from backend.engine.prompting.prompts import PromptBuilder
@@ -42,6 +43,44 @@ _CALL_AND_RESULT = (
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": _NAME, "tool_call_id": "call00001", "content": _RESULT},
 )
+
+
+def chat_format(
+    chat_template: str | None,
+    vocabulary: Collection[str],
+    tool_parser: str = "",
+    reasoning_parser: str = "",
+    response_template: Any = None,
+) -> ChatFormat:
+    """Return the chat format of a model.
+
+    If the name of a parser is unknown, the format is detected, and the name is logged. The model is
+    not refused, because LocalAI's importer writes names from another table into model files.
+
+    chat_template: the source of the model's template; None if it has none.
+    vocabulary: all tokens.
+    tool_parser, reasoning_parser: the options; '' if not set.
+    response_template: the description of answers in tokenizer_config.json; None if there is none.
+        Its tags of reasoning are used, and its calls if the model's family is unknown.
+    """
+    detected = ChatFormat.detect(chat_template, vocabulary)
+    family = described(response_template)
+    if family is not None:
+        answers = ChatFormat("response_template", lenient(family), family.shape)
+        if detected.name == "plain" and family.shape:
+            detected = answers.with_reasoning_of(detected)
+        else:
+            detected = detected.with_reasoning_of(answers)
+    try:
+        if tool_parser and reasoning_parser:
+            return ChatFormat.named(tool_parser, reasoning_parser)
+        if tool_parser:
+            return ChatFormat.named(tool_parser).with_reasoning_of(detected)
+        if reasoning_parser:
+            return detected.with_reasoning_of(ChatFormat.named(None, reasoning_parser))
+    except ValueError as unknown:
+        _log.warning("%s; the format is detected from the model instead", unknown)
+    return detected
 
 
 class Render(Protocol):
@@ -153,8 +192,7 @@ def _format_of_calls(
             several = not calls.text(TWO) or _reads(found.strict, calls, TWO)
             if several and _reads(found.strict, calls, ONE):
                 _log.info(
-                    "calls are read in a format that was derived from the chat template: %r",
-                    text,
+                    "calls are read in a format that was derived from the chat template: %r", text
                 )
                 return found
     if reads:
