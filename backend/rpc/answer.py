@@ -99,7 +99,8 @@ class Answer:
 
     def finish(self, end: Finished) -> Sequence[ChatEvent]:
         parser = self._started()
-        events = [] if parser is None else parser.finish(end.reason)
+        cut = end.cut and not (parser and parser.ends_with(end.stop_sequence))
+        events = [] if parser is None else parser.finish("length" if cut else end.reason)
         self._thought.add(events, end.usage.completion_tokens)
         return events
 

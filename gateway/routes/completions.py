@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from gateway import exchange, fields
-from gateway.calls import Done, Piece, Usage
+from gateway.calls import Done, Piece
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.fields import Strict
@@ -99,18 +98,17 @@ async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json,
     config = gateway.supervisor.resolve(body.model)
     model = body.model or config.name
     plan = await apart(completion_plan, body, config)
-    limit = (body.t_max_predict_ms or 0) / 1000
-    first, pieces, begun = 0.0, 0, False
+    limit = body.t_max_predict_ms or 0
+    begun = False
     async with aclosing(events_of(body, plan.wanted, gateway)) as events:
         async for _, event in events:
             if isinstance(event, Done):
                 yield _end(event, model)
             elif isinstance(event, Piece):
-                first, pieces = first or time.monotonic(), pieces + 1
                 shown = {"completion_probabilities": event.logprobs} if event.logprobs else {}
                 yield _part(event.content) | shown
-                if limit > 0 and time.monotonic() - first > limit:
-                    yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
+                if 0 < limit < event.usage.decode_ms:
+                    yield _end(Done("length", event.usage), model)
                     return
             elif body.return_progress:
                 yield _part("") | {"prompt_progress": progress_of(event)}
