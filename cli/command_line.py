@@ -64,14 +64,22 @@ class Commands(click.Group):
         except click.Abort:
             return 1
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, in upper or lower case."""
+        name = cmd_name.lower()
+        return super().get_command(ctx, "list" if name == "ls" else name)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         return list(self.commands)
 
 
-_HELP = {"help_option_names": ["-h", "--help"]}
+_CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "color": False if os.environ.get("NO_COLOR") else None,  # https://no-color.org
+}
 
 
-@click.group(cls=Commands, context_settings=_HELP, invoke_without_command=True)
+@click.group(cls=Commands, context_settings=_CONTEXT, invoke_without_command=True)
 @click.version_option(VERSION, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
 @click.pass_context
 def COMMAND(ctx: click.Context) -> None:
@@ -150,7 +158,7 @@ def serve(reference: str, **given: Any) -> None:
 def run(
     reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str, **given: Any
 ) -> None:
-    """Load a model and talk to it, or answer one PROMPT, which can also be piped in.
+    """Load a model and talk to it, or answer one PROMPT. Text that is piped in comes before PROMPT.
 
     If a running gateway has loaded the model, that gateway answers, unless an option of the model
     is given.
@@ -158,16 +166,18 @@ def run(
     _require_build()
     from cli import serving
     from cli.client import Client
+    from cli.conversation import question
 
+    message = question(prompt)
     model = _fetching(lambda: serving.reference_of(reference))
     settings = list(model_settings(given))
     running = Client(url, api_key)
     if not settings and (name := running.loaded(model)):
-        _converse(running, name, prompt, system)
+        _converse(running, name, message, system)
         return
     with serving.gateway([f"--model={model}", *settings]) as own:
         client = Client(own)
-        _converse(client, client.model()["id"], prompt, system)
+        _converse(client, client.model()["id"], message, system)
 
 
 @COMMAND.command(short_help="Talk to a model of a running gateway.")
@@ -176,23 +186,26 @@ def run(
 @click.option("--system", default="", help="A system message. [default: the template's own]")
 @_gateway_address
 def chat(reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str) -> None:
-    """Talk to a model of a running gateway, or let it answer one PROMPT, which can be piped in."""
+    """Talk to a model of a running gateway, or let it answer one PROMPT.
+
+    Text that is piped in comes before PROMPT.
+    """
     from cli.client import Client
+    from cli.conversation import question
 
     client = Client(url, api_key)
-    _converse(client, client.model(reference)["id"], prompt, system)
+    model = client.model(reference)["id"]
+    _converse(client, model, question(prompt), system)
 
 
-def _converse(client: Any, model: str, prompt: tuple[str, ...], system: str) -> None:
+def _converse(client: Any, model: str, message: str | None, system: str) -> None:
     from cli.conversation import Conversation
 
     conversation = Conversation(client, model, system)
-    if prompt:
-        conversation.ask(" ".join(prompt))
-    elif not sys.stdin.isatty():
-        conversation.ask(sys.stdin.read())
-    else:
+    if message is None:
         conversation.talk()
+    else:
+        conversation.ask(message)
 
 
 @COMMAND.command()
@@ -373,7 +386,7 @@ def backend(ctx: click.Context) -> None:
 
 
 @COMMAND.command()
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish"), case_sensitive=False))
 def completion(shell: str) -> None:
     """Print the script that completes commands and models in a shell.
 

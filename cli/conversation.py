@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -13,6 +15,27 @@ HELP = """\
 /clear  begin a new conversation
 /bye    end (also Ctrl-D); Ctrl-C stops an answer
 A line that ends with a backslash continues in the next line."""
+_PIPE_SECONDS = 1.0  # that a pipe may stay silent beside a prompt
+
+
+def question(words: Sequence[str]) -> str | None:
+    """Return the message to answer: what is piped in, and the words of the command line.
+
+    None stands for a conversation in the terminal. Raises UsageError for an empty message.
+    """
+    piped = ""
+    if sys.stdin and not sys.stdin.isatty():
+        # A program may leave an open pipe that nobody writes to; without words there is no choice.
+        if not words or select.select([sys.stdin], [], [], _PIPE_SECONDS)[0]:
+            piped = sys.stdin.buffer.read().decode(errors="replace").rstrip("\r\n")
+        else:
+            click.echo("Nothing is piped in: the answer is to PROMPT alone.", err=True)
+    elif not words and sys.stdin:
+        return None
+    text = "\n\n".join(part for part in (piped, " ".join(words)) if part.strip())
+    if not text:
+        raise click.UsageError("the message is empty: give PROMPT, or pipe a text in")
+    return text
 
 
 class Conversation:
@@ -21,7 +44,7 @@ class Conversation:
     def __init__(self, client: Client, model: str, system: str = "", **options: Any) -> None:
         self._client = client
         self._body = {"model": model, "stream": True, **options}
-        self._system = [{"role": "system", "content": system}] if system else []
+        self._system = [{"role": "system", "content": _valid(system)}] if system else []
         self._messages: list[dict[str, Any]] = []
 
     def ask(self, prompt: str) -> None:
@@ -29,14 +52,15 @@ class Conversation:
 
         If the user interrupts the answer, its first part stays in the conversation.
         """
-        sent = {"role": "user", "content": prompt}
+        sent = {"role": "user", "content": _valid(prompt)}
         body = self._body | {"messages": [*self._system, *self._messages, sent]}
         parts: list[str] = []
-        thinking = False
+        begun = thinking = False
         try:
             for event in self._client.streamed("/v1/chat/completions", body):
                 for choice in event.get("choices", ()):
                     delta = choice["delta"]
+                    begun = True
                     if thought := delta.get("reasoning_content"):
                         thinking = True
                         click.secho(thought, dim=True, nl=False, err=not sys.stdout.isatty())
@@ -47,7 +71,8 @@ class Conversation:
                         parts.append(text)
                         click.echo(text, nl=False)
         finally:
-            click.echo()
+            if begun:
+                click.echo()
             if parts:
                 self._messages += [sent, {"role": "assistant", "content": "".join(parts)}]
 
@@ -93,3 +118,8 @@ def _message() -> str | None:
         if not line.endswith("\\"):
             return "\n".join(lines).strip()
         prompt = "... "
+
+
+def _valid(text: str) -> str:
+    """Return the text with U+FFFD for bytes that are not UTF-8: Python reads surrogates there."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

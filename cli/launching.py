@@ -18,7 +18,7 @@ from common.wording import did_you_mean
 
 def agent(word: str) -> Agent:
     """Return the agent of this name. Raises UsageError."""
-    found = AGENTS.get(word)
+    found = AGENTS.get(word.lower())
     if found is None:
         suggestion = did_you_mean(word, AGENTS) or f"; the agents are {', '.join(AGENTS)}"
         raise click.UsageError(f"{word!r} is not an agent that can be launched{suggestion}")

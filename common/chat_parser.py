@@ -26,6 +26,7 @@ from common.chat_events import (
 )
 from common.chat_format import ChatFormat
 from common.formats.answer import Answer
+from common.formats.cursor import END_TOKENS
 from common.formats.end_tokens import EndTokens
 from common.formats.reading import FinishReason, Reading, Tags
 from common.formats.tool_schema import ToolSchemas
@@ -66,6 +67,7 @@ class ChatParser:
     ) -> None:
         self._answer = Answer()
         self._ends = EndTokens(format.markers)
+        self._own_ends = {*END_TOKENS, *format.grammar.closers}
         # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
@@ -108,6 +110,10 @@ class ChatParser:
             return self._reading.closing in self._pending
         return tags.anywhere or self._answer.fresh
 
+    def ends_with(self, stop_string: str) -> bool:
+        """Return whether the model itself ends calls or answers with this text."""
+        return stop_string in self._own_ends
+
     def feed(self, text: str) -> list[ChatEvent]:
         """Parse the next piece of text. Returns the events that following text cannot change."""
         if self._finished:
@@ -119,7 +125,7 @@ class ChatParser:
     def finish(self, reason: FinishReason) -> list[ChatEvent]:
         """Parse the end of the answer, and return the remaining events.
 
-        reason: whether the model has stopped or reached the length limit.
+        reason: "stop" if the model has stopped, "length" if the answer was cut off.
         """
         if self._finished:
             return []

@@ -32,7 +32,7 @@ _WORDS = {
     ModelKind.EMBEDDING: "turns text into vectors and does not generate text",
     ModelKind.RERANK: "ranks documents against a query and does not generate text",
     ModelKind.TOKEN_CLASSIFY: "labels words of a text and does not generate text",
-    ModelKind.TRANSCRIBE: "turns speech into text and answers only AudioTranscription",
+    ModelKind.TRANSCRIBE: "only turns speech into text",
 }
 # `model_type` in config.json of the speech-to-text models that are served, and the family's name.
 SPEECH_TYPES = {

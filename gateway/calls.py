@@ -122,6 +122,7 @@ class ToolCallPiece:
 
 
 @dataclass(frozen=True, slots=True)
+<<<<<<< HEAD
 class Piece:
     """The next part of an answer.
 
@@ -139,6 +140,8 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+=======
+>>>>>>> h-gate
 class Usage:
     """The tokens and milliseconds of one answer.
 
@@ -153,6 +156,22 @@ class Usage:
     reasoning_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next part of an answer.
+
+    logprobs: those of its tokens, if they were requested; each is {id, token, bytes, logprob,
+        top_logprobs}, as in Reply.logprobs.
+    usage: that of the answer so far, without the counts that are known only at the end.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+    logprobs: tuple[dict[str, Any], ...] = ()
+    usage: Usage = Usage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +200,8 @@ class Progress:
     ms: float  # since prefill began
 
     @property
-    def prompt_tokens(self) -> int:
-        """The number of tokens of the whole prompt, as in `Piece`."""
-        return self.total
+    def usage(self) -> Usage:
+        return Usage(self.total)
 
 
 Event = Progress | Piece | Done
@@ -304,7 +322,16 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
         calls += tuple(ToolCallPiece(c.index, c.id, c.name, c.arguments) for c in delta.tool_calls)
     if not (content or reasoning or calls or logprobs):
         return None
-    return Piece(content, reasoning, calls, logprobs, reply.prompt_tokens)
+    return Piece(content, reasoning, calls, logprobs, _usage(reply))
+
+
+def _usage(reply: pb.Reply) -> Usage:
+    return Usage(
+        reply.prompt_tokens,
+        reply.tokens,
+        prefill_ms=reply.timing_prompt_processing,
+        decode_ms=reply.timing_token_generation,
+    )
 
 
 def _filled(parts: Iterable[ToolCallPiece], bare: list[int]) -> Iterator[ToolCallPiece]:
@@ -332,13 +359,10 @@ def _done(
     trailing: Mapping[str, Any],
     prompt_logprobs: tuple[dict[str, Any], ...] | None,
 ) -> Done:
-    usage = Usage(
-        last.prompt_tokens,
-        last.tokens,
-        int(trailing.get("mlx-cached-tokens", 0)),
-        int(trailing.get("mlx-reasoning-tokens", thought)),
-        last.timing_prompt_processing,
-        last.timing_token_generation,
+    usage = replace(
+        _usage(last),
+        cached_tokens=int(trailing.get("mlx-cached-tokens", 0)),
+        reasoning_tokens=int(trailing.get("mlx-reasoning-tokens", thought)),
     )
     # Other backends do not report a finish reason; then LocalAI's rule applies.
     cut = 0 < options.Tokens <= last.tokens

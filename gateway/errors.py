@@ -15,6 +15,7 @@ import grpc
 
 from common import error_details
 from common.field_names import fields_in, renamed, shortened, unmarked, written
+from gateway import exchange
 
 INVALID = "invalid_request_error"
 BACKEND_GONE = "backend_unavailable"  # the code for a process that died
@@ -161,6 +162,8 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     fields, message = error_details.unpacked(trailers.get(error_details.KEY, b""))
     row = CODES.get(code) or TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
     details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED and fields:  # the name of the RPC
+        names, fields = {fields[0]: exchange.current().path or fields[0]}, ("model",)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         row = TOO_LARGE  # from gRPC itself: the message was never parsed
     refusal = ApiError(

@@ -44,6 +44,7 @@ from backend.engine.step_limits import StepLimits
 from backend.engine.threads import require_threads, reserved_threads
 from backend.engine.units import MIB
 from backend.engine.worker import Worker
+from common.field_names import named
 from common.model_kind import ModelKind
 from common.wording import shown
 
@@ -516,6 +517,7 @@ class Engine:
 def _wrong_kind(rpc: str, served: ServedModel) -> WrongKind:
     divided = " and is divided among ranks" if served.division else ""
     return WrongKind(
-        f"{rpc} is not served: the loaded model {shown(served.public_name)} {served.kind.words}"
+        f"{named(rpc)} is not served: the loaded model {shown(served.public_name)}"
+        f" {served.kind.words}"
         f"{divided}"
     )

@@ -87,7 +87,10 @@ class TooLong(EngineError):
 
 
 class WrongKind(EngineError):
-    """The loaded model does not support this kind of request."""
+    """The loaded model does not support this kind of request.
+
+    The message marks the name of the RPC like that of a field, because hosts have other names.
+    """
 
 
 class ModelNotFound(EngineError):

@@ -103,6 +103,7 @@ class Finished:
     prompt_logprobs: log-probabilities of the prompt's tokens, if requested.
     scores: for a Score, the scored tokens of each candidate.
     repeated: whether the repetition guard ended the answer.
+    cut: whether a stop string, a stop token or the repetition guard ended the answer.
     """
 
     reason: FinishReason
@@ -112,6 +113,7 @@ class Finished:
     prompt_logprobs: PromptLogprobs | None = None
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
     repeated: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

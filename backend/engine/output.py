@@ -125,7 +125,8 @@ class Output:
             totals.first_token_at = totals.first_token_at or at
         if token in self._ends and self._may_end_with(token):
             self.by_end_token = True
-            return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
+            shown = self.stop.feed(self.text.finish()) + self.stop.finish()
+            return self._end("stop", shown, cut=token not in self.end_tokens)
         self.generated.append(token)
         totals.completion_tokens = count = totals.completion_tokens + 1
         if logprob is not None:
@@ -154,7 +155,7 @@ class Output:
         return token in self.end_tokens and not request.ignore_eos
 
     def _end(
-        self, reason: FinishReason, shown: str, *, repeated: bool = False
+        self, reason: FinishReason, shown: str, *, repeated: bool = False, cut: bool = False
     ) -> Sequence[Undelivered]:
         self.ended = reason
         request, scoring = self.sequence.request, self.sequence.scoring
@@ -166,6 +167,7 @@ class Output:
             self._of_prompt(),
             () if scoring is None else scoring.results(),
             repeated,
+            cut or repeated or bool(self.stop.found),
         )
         return *(self._show(shown) if shown else ()), last
 

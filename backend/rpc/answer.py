@@ -66,7 +66,8 @@ class Answer:
         parser = self._started()
         if isinstance(event, Finished):
             note(finish=event.reason)
-            events = [] if parser is None else parser.finish(event.reason)
+            cut = event.cut and not (parser and parser.ends_with(event.stop_sequence))
+            events = [] if parser is None else parser.finish("length" if cut else event.reason)
             self._thought.add(events, event.usage.completion_tokens)
             return events
         self._unsent += event.logprobs

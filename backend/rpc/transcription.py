@@ -49,7 +49,8 @@ async def transcribe(
     served = engine.require_model()
     if served.speech is None and AUDIO not in served.media:
         raise WrongKind(
-            f"AudioTranscription is not served: the loaded model {shown(served.public_name)}"
+            f"{named('AudioTranscription')} is not served: the loaded model"
+            f" {shown(served.public_name)}"
             f" {served.kind.words} and accepts no audio; {_SERVED_BY}"
         )
     abilities = served.speech or SpeechAbilities(translates=True, samples=True)

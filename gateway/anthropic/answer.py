@@ -85,8 +85,7 @@ class MessageAnswer(NamedEvents[Event]):
     def take(self, event: Event) -> list[Json]:
         events: list[Json] = []
         if not self._started:
-            counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
-            events = self.beat(counted)
+            events = self.beat(event.usage.prompt_tokens)
         if not isinstance(event, Progress):
             events += self._events(self._blocks.take(event))
         if isinstance(event, Done):

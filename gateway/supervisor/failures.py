@@ -9,6 +9,7 @@ from common.wording import did_you_mean, shown
 from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
 BUSY_RETRY = 2  # seconds
+LOAD_FAILED = "model_load_failed"
 
 
 class LoadFailed(Exception):
@@ -29,7 +30,7 @@ def _for_clients(message: str) -> str:
 
 def load_failed(name: str, sentence: str) -> ApiError:
     message = f"the model {shown(name)} could not be loaded: {_for_clients(sentence)}"
-    return ApiError(500, message, SERVER, "model_load_failed")
+    return ApiError(500, message, SERVER, LOAD_FAILED)
 
 
 def adapters_refused(problem: LoadFailed) -> ApiError:

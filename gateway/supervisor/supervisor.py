@@ -445,7 +445,8 @@ class Supervisor:
             try:
                 await self.load(name)
             except Exception as problem:  # the other models still have to be preloaded
-                _log.error("%s is not loaded: %s", name, problem)
+                if not isinstance(problem, ApiError) or problem.code != failures.LOAD_FAILED:
+                    _log.error("%s is not loaded: %s", name, problem)
 
 
 def _unload(leaving: Sequence[policy.Loaded[ModelInstance]], reason: str) -> None:

@@ -46,6 +46,7 @@ def mlx_backend(*arguments: str, stdin: str = "", **environ: str) -> Ended:
         input=stdin,
         capture_output=True,
         text=True,
+        errors="surrogateescape",
         timeout=240,
         check=False,
     )
@@ -83,6 +84,10 @@ def test_every_default_is_shown(word: str) -> None:
         (["rm"], "Missing argument 'MODEL'"),
         (["launch", "cluade"], "'cluade' is not an agent that can be launched; did you mean"),
         (["serve", "x", "--model", "y"], "both x and --model y say what to serve"),
+        (["run", "x"], "the message is empty: give PROMPT, or pipe a text in"),
+        (["run", "x", ""], "the message is empty"),
+        (["LS", "x"], "Got unexpected extra argument (x)"),
+        (["Launch", "Nothing"], "'Nothing' is not an agent that can be launched"),
         (["ps", "--url", "localhost:8080"], "--url is 'localhost:8080': give one such as http"),
     ],
 )
@@ -156,6 +161,9 @@ def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) 
     assert "Ida" in answer.out
     piped = mlx_backend("run", "Tiny-Text", *options, stdin=question, **environ)
     assert piped.out == answer.out
+    # What is piped in comes before PROMPT, and need not be UTF-8.
+    told = ("run", "Tiny-Text", "What is my name?", *options)
+    assert "Ida" in mlx_backend(*told, stdin="My name is Ida. \udcff\n", **environ).out
     typo = run("run", "tiny-txt", question)
     assert (typo.code, "did you mean 'Tiny-Text'?" in typo.err) == (1, True)
     kept = mlx_backend("rm", "Tiny-Text", stdin="n\n", **environ)

@@ -1,4 +1,4 @@
-"""Calls cut anywhere by the length limit: partial in a stream, dropped from a whole answer."""
+"""Calls cut anywhere by a limit or a stop: partial in a stream, dropped from a whole answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.anthropic.test_messages import WEATHER as OWN_WEATHER
 from tests.gateway.anthropic.test_messages import body_of, streamed, whole
-from tests.gateway.asking import WEATHER, chat, chat_chunks, joined, user_message
+from tests.gateway.asking import VOCABULARY, WEATHER, chat, chat_chunks, joined, user_message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.responses.test_responses import WEATHER as FLAT_WEATHER
 from tests.gateway.responses.test_responses import streamed as response_events
@@ -33,6 +33,30 @@ def test_a_chat(gateway: GatewayProcess, limit: int) -> None:
     assert answer["content"] == ""
     assert answer["finish"] == [choice["finish_reason"]]
     assert called or limit < LIMITS[-1]
+
+
+STOPS = [{"stop": [text]} for text in ("Par", '"}', '"arg', "name", "weather")]
+STOPS += [{"stop_token_ids": [VOCABULARY[token]]} for token in ("ar", "city", "is", "arguments")]
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=str)
+def test_a_stop(gateway: GatewayProcess, stop: dict[str, list[str | int]]) -> None:
+    """A stop string or token within a call neither shows markup nor completes the call."""
+    asked = {"messages": user_message(QUESTION), "tools": [WEATHER], **stop}
+    (choice,) = chat(gateway, **asked)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert not choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+    answer = joined(chat_chunks(gateway, **asked))
+    assert (answer["content"], answer["finish"]) == ("", ["stop"])
+
+
+def test_a_stop_at_the_end_of_a_call(gateway: GatewayProcess) -> None:
+    """The family's own closing marker ends a call even as a stop string."""
+    asked = {"messages": user_message(QUESTION), "tools": [WEATHER], "stop": ["</tool_call>"]}
+    (choice,) = chat(gateway, **asked)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert joined(chat_chunks(gateway, **asked))["finish"] == ["tool_calls"]
 
 
 @pytest.mark.parametrize("limit", LIMITS)

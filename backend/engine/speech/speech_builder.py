@@ -30,6 +30,7 @@ from backend.engine.speech.speech_queue import SpeechQueue
 from backend.engine.speech.transcript import Speech
 from backend.engine.speech.windows import MOST_SECONDS
 from common.context_size import context_of
+from common.field_names import named
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def build(order: LoadOrder) -> Stages[Built]:
         new_text=_no_text,
         kind=checkpoint.kind,
         epoch=order.epoch,
-        prompts=_NoTokenizer(name, checkpoint.kind.words),  # type: ignore[arg-type]
+        prompts=_NoTokenizer(checkpoint.kind.words),  # type: ignore[arg-type]
         capacity=settings.parallel + settings.max_queue,
         step_timeout=devices.step_timeout(here, settings),
         weights_bytes=size,
@@ -213,11 +214,11 @@ def _no_text(_: bool) -> Any:
 class _NoTokenizer:
     """Refuses to tokenise, because the tokens of the model are only those of transcripts."""
 
-    def __init__(self, name: str, words: str) -> None:
-        self._refusal = f"the loaded model {shown(name)} {words}"
+    def __init__(self, words: str) -> None:
+        self._refusal = f"the loaded model {words}"
 
     def tokenize(self, _text: str) -> list[int]:
-        raise WrongKind(f"TokenizeString is not served: {self._refusal}")
+        raise WrongKind(f"{named('TokenizeString')} is not served: {self._refusal}")
 
     def detokenize(self, _tokens: list[int]) -> str:
-        raise WrongKind(f"Detokenize is not served: {self._refusal}")
+        raise WrongKind(f"{named('Detokenize')} is not served: {self._refusal}")

@@ -78,7 +78,7 @@ def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     "first",
     [
         Progress(7, 3, 3, 0.0),
-        Piece(content="hi", prompt_tokens=7),
+        Piece(content="hi", usage=Usage(prompt_tokens=7)),
         Done("length", Usage(prompt_tokens=7)),
     ],
 )

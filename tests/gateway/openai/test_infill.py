@@ -123,7 +123,10 @@ def test_a_time_limit_ends_the_answer(gateway: GatewayProcess) -> None:
     asked = {"input_prefix": "a", "input_suffix": "b", "ignore_eos": True}
     whole = post(gateway, "/infill", **asked, n_predict=900, t_max_predict_ms=0.001)
     assert whole["stop_type"] == "limit"
-    assert len(whole["content"]) < 900
+    times = whole["timings"]
+    assert 0 < times["predicted_n"] == whole["tokens_predicted"] < 900
+    assert times["prompt_ms"] > 0
+    assert times["predicted_ms"] > 0.001
 
 
 @pytest.mark.parametrize(

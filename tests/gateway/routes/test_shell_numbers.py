@@ -285,3 +285,19 @@ def test_a_compressed_body_is_distinguished_from_a_broken_one(gateway: GatewayPr
     answer = gateway.client.post("/v1/tokenize", content=b"\x1f\x8b", headers=packed)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+
+
+@pytest.mark.parametrize("path", ["rerank", "audio/transcriptions"])
+def test_the_wrong_kind_of_model_is_refused_in_the_clients_words(
+    gateway: GatewayProcess, path: str
+) -> None:
+    """A client of HTTP knows the endpoint, and not the RPC behind it."""
+    form = {"data": {"model": "tiny"}, "files": {"file": b"RIFF"}}
+    body = {"json": {"model": "tiny", "query": "a", "documents": ["b"]}}
+    answer = gateway.client.post(f"/v1/{path}", **(form if "audio" in path else body))  # type: ignore[arg-type]
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(
+        f"/v1/{path} is not served: the loaded model 'tiny_text' generates text"
+    )
+    assert (error["param"], error["code"]) == ("model", "unsupported")

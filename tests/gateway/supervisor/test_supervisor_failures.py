@@ -124,11 +124,17 @@ def backends(before: list[psutil.Process]) -> list[psutil.Process]:
     return [child for child in children() if child not in before]
 
 
-async def test_a_models_refusal_is_the_backends_message(tmp_path: Path) -> None:
+async def test_a_models_refusal_is_the_backends_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     models = {"nowhere": {"parameters": {"model": "nowhere"}, "preload": True}}
     async with supervising(tmp_path, models) as supervisor:
         # preloading does not end the gateway
         await until_state(supervisor, "nowhere", State.FAILED)
+        assert supervisor._preloads is not None
+        await supervisor._preloads
+        errors = [each.message for each in caplog.records if each.levelname == "ERROR"]
+        assert len(errors) == 1, "the reason is logged once"
         error = await refusal(supervisor, "nowhere")
         assert error.status == 500
         assert "'nowhere' is neither a folder here nor a hub repository" in error.message
