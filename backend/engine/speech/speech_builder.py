@@ -38,6 +38,7 @@ _FLOAT = 4  # bytes
 _MELS = 128
 _FRAMES_PER_SECOND = 100
 _WINDOW_FRAMES = 3000
+_TIMES = 1501  # tokens of times: from 0 to 30 seconds
 
 
 def build(order: LoadOrder) -> Stages[Built]:
@@ -128,7 +129,7 @@ def _prepare(model: Any, model_type: str, path: Path) -> None:
 
     match model_type:
         case "whisper":
-            model._processor = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(path))
+            model._processor = SimpleNamespace(tokenizer=_whisper_tokenizer(path))
             if heads := _alignment_heads(path, model.dims):
                 model.set_alignment_heads(heads)
         case "qwen3_asr":
@@ -147,6 +148,21 @@ def _prepare(model: Any, model_type: str, path: Path) -> None:
             model._tokenizer = TekkenTokenizer.from_model_path(path)
         case "glmasr" | "granite_speech" | "granite_speech_plus" | "moonshine":
             model._tokenizer = AutoTokenizer.from_pretrained(path)
+
+
+def _whisper_tokenizer(path: Path) -> Any:
+    """Return a tokenizer with the tokens of times, which follow all others.
+
+    Older files lack them: Whisper then reads other tokens as times, and its text is wrong.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens([f"<|{at / 50:.2f}|>" for at in range(_TIMES)], special_tokens=True)
+    before, first = tokenizer.convert_tokens_to_ids(["<|notimestamps|>", "<|0.00|>"])
+    if first != before + 1:
+        raise ValueError("its tokenizer does not have <|0.00|> after <|notimestamps|>")
+    return tokenizer
 
 
 def _alignment_heads(path: Path, dims: Any) -> list[list[int]]:

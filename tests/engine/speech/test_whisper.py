@@ -12,6 +12,7 @@ from mlx_audio.stt.models.whisper.audio import log_mel_spectrogram
 from backend.engine.speech import whisper
 from backend.engine.speech.speech_builder import open_model
 from backend.engine.speech.transcript import Segment, Speech, Transcribed
+from tests.engine.speech.conftest import opened
 from tests.engine.speech.tiny_speech import speech, write_whisper
 
 SECONDS = (0.005, 0.3, 12.0, 40.0)
@@ -168,6 +169,19 @@ def test_a_checkpoint_with_a_copy_of_its_embeddings_loads(folder: Path) -> None:
 def test_a_checkpoint_needs_only_its_tokenizer(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     assert open_model(folder, "whisper").get_tokenizer().encode("w12")
+
+
+def test_a_tokenizer_without_tokens_of_times_gets_them(several: Any, folder: Path) -> None:
+    given = Speech(speech(35.0), language="en", temperature=0.5)
+    other = opened(write_whisper(folder, times=False))
+    assert written(segments(other, given)) == written(segments(several, given))
+
+
+def test_a_tokenizer_without_control_tokens_is_refused(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|notimestamps|>", "<|other|>"))
+    with pytest.raises(ValueError, match=r"does not have <\|0.00\|> after <\|notimestamps\|>"):
+        open_model(folder, "whisper")
 
 
 def test_heads_that_align_words_are_read_and_checked(folder: Path) -> None:

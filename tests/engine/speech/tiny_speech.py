@@ -40,8 +40,11 @@ _HF = (
 )
 
 
-def write_whisper(folder: Path, *, multilingual: bool = True) -> Path:
-    """Write a Whisper of two layers in Hugging Face's form; returns the folder."""
+def write_whisper(folder: Path, *, multilingual: bool = True, times: bool = True) -> Path:
+    """Write a Whisper of two layers in Hugging Face's form; returns the folder.
+
+    times: whether the tokenizer has the tokens of times, which older ones lack.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokens = list(_special_tokens(multilingual=multilingual))
     base = _BASE if multilingual else 300
@@ -75,7 +78,8 @@ def write_whisper(folder: Path, *, multilingual: bool = True) -> Path:
         folder / "preprocessor_config.json",
         {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80},
     )
-    _tokenizer(base, tokens).save(str(folder / "tokenizer.json"))
+    known = tokens if times else tokens[: tokens.index("<|0.00|>")]
+    _tokenizer(base, known).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "WhisperTokenizer", "model_max_length": 64}
     ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     _write(folder / "tokenizer_config.json", settings | ends)
