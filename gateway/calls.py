@@ -122,26 +122,6 @@ class ToolCallPiece:
 
 
 @dataclass(frozen=True, slots=True)
-<<<<<<< HEAD
-class Piece:
-    """The next part of an answer.
-
-    logprobs: the log-probabilities of its tokens, if they were requested; each is {id, token,
-        bytes, logprob, top_logprobs}, as in Reply.logprobs.
-    prompt_tokens: the length of the whole prompt, which the backend reports with every part; how
-        much of it was cached is known only at the end.
-    """
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallPiece, ...] = ()
-    logprobs: tuple[dict[str, Any], ...] = ()
-    prompt_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-=======
->>>>>>> h-gate
 class Usage:
     """The tokens and milliseconds of one answer.
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import time
 from collections.abc import AsyncGenerator, Sequence
-=======
-import json
-from collections.abc import AsyncGenerator
->>>>>>> h-gate
 from contextlib import aclosing
 from typing import Any
 
@@ -16,13 +10,8 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from gateway import exchange, fields
-<<<<<<< HEAD
-from gateway.calls import Done, Event, Piece, Usage
+from gateway.calls import Done, Event, Piece
 from gateway.context import GatewayDep
-=======
-from gateway.calls import Done, Piece
-from gateway.context import Gateway, GatewayDep
->>>>>>> h-gate
 from gateway.described import about
 from gateway.fields import Strict
 from gateway.limits import JsonRoute, offload
@@ -92,41 +81,22 @@ async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
     if body.stream_options is not None:
         exchange.current().ignore("stream_options")
     config = gateway.supervisor.resolve(body.model)
-<<<<<<< HEAD
     plan = await offload(completion_plan, body, config)
-    events = _limited(events_of(body, plan.wanted, gateway), (body.t_max_predict_ms or 0) / 1000)
+    events = _limited(events_of(body, plan.wanted, gateway), body.t_max_predict_ms or 0)
     answer = _NativeAnswer(body.model or config.name, shows_progress=body.return_progress is True)
     return await respond(events, answer, gateway.settings, streams=body.stream is True)
 
 
 async def _limited(
-    events: AsyncGenerator[tuple[int, Event], None], seconds: float
+    events: AsyncGenerator[tuple[int, Event], None], limit: float
 ) -> AsyncGenerator[tuple[int, Event], None]:
-    """Yield the events of one answer, which ends `seconds` after its first text; 0: no limit."""
-    first, pieces = 0.0, 0
+    """Yield the events of one answer, which ends after `limit` ms of decoding; 0: no limit."""
     async with aclosing(events):
         async for index, event in events:
             yield index, event
-            if isinstance(event, Piece):
-                first, pieces = first or time.monotonic(), pieces + 1
-                if seconds > 0 and time.monotonic() - first > seconds:
-                    yield index, Done("length", Usage(event.prompt_tokens, pieces))
-=======
-    model = body.model or config.name
-    plan = await apart(completion_plan, body, config)
-    limit = body.t_max_predict_ms or 0
-    begun = False
-    async with aclosing(events_of(body, plan.wanted, gateway)) as events:
-        async for _, event in events:
-            if isinstance(event, Done):
-                yield _end(event, model)
-            elif isinstance(event, Piece):
-                shown = {"completion_probabilities": event.logprobs} if event.logprobs else {}
-                yield _part(event.content) | shown
-                if 0 < limit < event.usage.decode_ms:
-                    yield _end(Done("length", event.usage), model)
->>>>>>> h-gate
-                    return
+            if isinstance(event, Piece) and 0 < limit < event.usage.decode_ms:
+                yield index, Done("length", event.usage)
+                return
 
 
 class _NativeAnswer(Answer[tuple[int, Event]]):

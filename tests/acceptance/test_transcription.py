@@ -126,7 +126,10 @@ def test_a_language_has_a_name_a_code_or_a_region(whisper: Backend) -> None:
         (asked(recording(1.0), prompt="a" * 4097), "prompt has 4097 characters: send at most 4096"),
         (pb.TranscriptRequest(dst="/nowhere/a.wav"), "dst is a path, but not of a readable file"),
         (asked(b"GIF89a and more"), "dst is in the format GIF"),
-        (asked(recording(1.0), language="xx"), "language is 'xx', which this model does not support"),
+        (
+            asked(recording(1.0), language="xx"),
+            "language is 'xx', which this model does not support",
+        ),
         (asked(recording(1.0), temperature=-1), "temperature is -1"),
         (
             asked(recording(1.0), timestamp_granularities=["day"]),

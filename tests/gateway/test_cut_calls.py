@@ -35,12 +35,14 @@ def test_a_chat(gateway: GatewayProcess, limit: int) -> None:
     assert called or limit < LIMITS[-1]
 
 
-STOPS = [{"stop": [text]} for text in ("Par", '"}', '"arg', "name", "weather")]
+STOPS: list[dict[str, list[str] | list[int]]] = [
+    {"stop": [text]} for text in ("Par", '"}', '"arg', "name", "weather")
+]
 STOPS += [{"stop_token_ids": [VOCABULARY[token]]} for token in ("ar", "city", "is", "arguments")]
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=str)
-def test_a_stop(gateway: GatewayProcess, stop: dict[str, list[str | int]]) -> None:
+def test_a_stop(gateway: GatewayProcess, stop: dict[str, list[str] | list[int]]) -> None:
     """A stop string or token within a call neither shows markup nor completes the call."""
     asked = {"messages": user_message(QUESTION), "tools": [WEATHER], **stop}
     (choice,) = chat(gateway, **asked)["choices"]
