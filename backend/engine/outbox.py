@@ -69,14 +69,17 @@ class Outbox:
         if not self._waiting:
             return
         now = self._clock()
-        raised = min(PER_ANSWER * len(self._begun), FOR_ALL)
-        interval = self.interval and max(self.interval, raised)
-        if everything or self._urgent or now + until_next - self._flushed_at >= interval:
-            waiting, self._waiting = self._waiting, []
-            self._urgent, self._flushed_at = False, now
-            self._deliver(
-                [
-                    (ticket, what.close() if isinstance(what, GrowingText) else what)
-                    for ticket, what in waiting
-                ]
-            )
+        if self.interval and not (everything or self._urgent):
+            collected = now + until_next - self._flushed_at
+            if collected < self.interval:
+                return
+            if collected < min(PER_ANSWER * len(self._begun), FOR_ALL):
+                return
+        waiting, self._waiting = self._waiting, []
+        self._urgent, self._flushed_at = False, now
+        self._deliver(
+            [
+                (ticket, what.close() if isinstance(what, GrowingText) else what)
+                for ticket, what in waiting
+            ]
+        )

@@ -31,8 +31,8 @@ class _Totals:
     """
 
     prompt_tokens: int
+    generated: Sequence[int]
     cached_tokens: int = 0
-    completion_tokens: int = 0
     started_at: float = 0.0
     first_token_at: float = 0.0
 
@@ -42,7 +42,7 @@ class _Totals:
         return Usage(
             self.prompt_tokens,
             self.cached_tokens,
-            self.completion_tokens,
+            len(self.generated),
             (first - self.started_at) * 1e3,
             (now - first) * 1e3,
         )
@@ -77,7 +77,7 @@ class Output:
     def __post_init__(self) -> None:
         self._ends = self.end_tokens.union(self.sequence.request.stop_tokens)
         self._limit = self.sequence.limit
-        self._totals = _Totals(len(self.sequence.prompt))
+        self._totals = _Totals(len(self.sequence.prompt), self.generated)
 
     def started(self, reused: int, at: float) -> None:
         """Record the first admission; admissions after a preemption change nothing.
@@ -120,15 +120,14 @@ class Output:
         over: whether the sequence's grammar ends with this token; no end-of-sequence token follows.
         at: time.perf_counter() when the token was read.
         """
-        totals = self._totals
-        if not totals.completion_tokens:
-            totals.first_token_at = totals.first_token_at or at
+        generated = self.generated
+        if not generated:
+            self._totals.first_token_at = self._totals.first_token_at or at
         if token in self._ends and self._may_end_with(token):
             self.by_end_token = True
             shown = self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown, cut=token not in self.end_tokens)
-        self.generated.append(token)
-        totals.completion_tokens = count = totals.completion_tokens + 1
+        generated.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
         shown = self.text.add(token)
@@ -142,7 +141,7 @@ class Output:
         if self.guard is not None and self.guard.repeats(token):
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown, repeated=True)
-        if count >= self._limit:
+        if len(generated) >= self._limit:
             shown += self.stop.feed(self.text.finish())
             reason: FinishReason = "stop" if self.stop.found else "length"
             return self._end(reason, shown + self.stop.finish())
@@ -178,7 +177,7 @@ class Output:
         if text is None or text.closed:
             text = self._shown = GrowingText(self._totals.usage, [], [])
             new = (text,)
-        text.pieces.append((shown, self._totals.completion_tokens))
+        text.pieces.append((shown, len(self.generated)))
         if self.logprobs:
             text.logprobs += self.logprobs[self._shown_logprobs :]
             self._shown_logprobs = len(self.logprobs)

@@ -110,8 +110,8 @@ class Scheduler:
         self._events: list[PlannerEvent] = []
         # Events that the planner need not get at every step: tokens, and times of decode steps.
         self._generated: defaultdict[int, list[int]] = defaultdict(list)
-        self._deliveries = 0  # number of deliveries of these tokens
-        self._decoded: list[PlannerEvent] = []
+        self._grown = 0  # at least the number of these tokens of any sequence
+        self._decoded: list[float] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
@@ -255,7 +255,7 @@ class Scheduler:
             kept.clear()
         for tickets in (self._retried, self._unstarted, self._watched):
             tickets.clear()
-        self._deliveries = 0
+        self._grown = 0
         self.executor.clear()
         self.planner = Planner(self.planner.limits, self.planner.pace)
         self._settle()
@@ -270,9 +270,9 @@ class Scheduler:
             self._plan, self._step_name = plan, str(plan)
             expected = self._expected_seconds(plan)
         self._gauges.heartbeat.begin(self._step_name, expected=expected)
-        if not plan.burst:
-            self._deliver_early(self.executor.release())
         if not again:
+            if not plan.burst:
+                self._deliver_early(self.executor.release())
             self._prepare(plan)
         before, began = self._began, time.perf_counter()
         self._began = began
@@ -285,9 +285,9 @@ class Scheduler:
         arriving = plan.burst or (not plan.decode and self._more())
         self.executor.withholds = arriving and self._model.leader is None
         self._learn(self.executor.settle(idle=not plan.decode), began, len(sampled))
-        early = self.executor.take_early()
-        self._deliver_early(early)
-        if not (early or again):  # otherwise no time has passed since the last flush
+        if early := self.executor.take_early():
+            self._deliver_early(early)
+        elif not again:  # otherwise no time has passed since the last flush
             self._flush()
         if self.executor.failures:
             self._fail_broken()
@@ -331,17 +331,19 @@ class Scheduler:
 
     def _next_plan(self) -> StepPlan:
         """Return the plan of the next step: the latest plan if it is still valid, or a new plan."""
-        # Without draft tokens, with which no plan lasts, a delivery has at most two tokens each.
-        if not self._events and (
-            self.planner.lasts(2 * self._deliveries)
-            or self.planner.lasts(max(map(len, self._generated.values()), default=0))
-        ):
-            return self._plan
+        if not self._events:
+            if self.planner.lasts(self._grown):
+                return self._plan
+            self._grown = max(map(len, self._generated.values()), default=0)
+            if self.planner.lasts(self._grown):
+                return self._plan
         events: list[PlannerEvent] = [Generated(self._generated)] if self._generated else []
-        events += self._decoded
+        if self._decoded:
+            *before, latest = self._decoded
+            events.append(DecodeTimed(latest, sum(before)))
         events += self._events
         self._generated, self._decoded, self._events = defaultdict(list), [], []
-        self._deliveries = 0
+        self._grown = 0
         return self.planner.plan(self._now(), events)
 
     def _learn(self, events: list[PlannerEvent], began: float, read: int = 0) -> None:
@@ -353,7 +355,7 @@ class Scheduler:
         steps, seconds = 0, 0.0
         for event in events:
             if isinstance(event, DecodeTimed):
-                self._decoded.append(event)
+                self._decoded.append(event.seconds)
                 steps, seconds = steps + 1, seconds + event.seconds
                 continue
             if isinstance(event, Started) and (output := self._outputs.get(event.sequence)):
@@ -384,7 +386,8 @@ class Scheduler:
                 self._publish_all(number, output, events)
                 count -= output.by_end_token
         self._gauges.tokens_generated += count
-        self._deliveries += 1
+        # Without draft tokens, with which no plan lasts, these are at most two tokens each.
+        self._grown += 2
 
     def _deliver_early(self, sampled: Sequence[Sampled]) -> None:
         """Publish tokens that were read outside a decode step."""

@@ -59,14 +59,14 @@ class ByteStream:
         text_of: Callable[[int], str | None] = lambda _: None,
     ) -> None:
         self._bytes_of, self._text_of = bytes_of, text_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-        self._incomplete = False  # whether the decoder has a part of a character
+        self._incomplete = b""  # the first bytes of a character
         self._strip = strip_first_space
 
     def add(self, token: int) -> str:
         if self._incomplete or (text := self._text_of(token)) is None:
-            text = self._decoder.decode(self._bytes_of(token)).replace(_REPLACEMENT, "")
-            self._incomplete = bool(self._decoder.getstate()[0])
+            known = self._incomplete + self._bytes_of(token)
+            text, used = codecs.utf_8_decode(known, "ignore", False)
+            text, self._incomplete = text.replace(_REPLACEMENT, ""), known[used:]
         if self._strip and text:
             self._strip = False
             text = text.removeprefix(" ")

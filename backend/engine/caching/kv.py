@@ -8,6 +8,7 @@ sequence: it is a list with one cache per layer. A `BatchCache` holds the sequen
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -212,6 +213,7 @@ class BatchCache:
         # Counted even if this rank has no such layer: all ranks must make the same decisions.
         self._depth = 0
         self._settled = True  # whether `_layers` are exactly these sequences
+        self._room = 0  # tokens for which the buffers have columns, or fewer
         # tokens per row in the pass between `begin` and `end`
         self._counts: Sequence[int] = ()
         self._before: list[list[Any]] = []  # recurrent states from before that pass
@@ -226,7 +228,8 @@ class BatchCache:
 
         Their rows are the sequences, in order, unless `pass_rows` returns another order.
         """
-        self.settle()
+        if not self._settled:
+            self.settle()
         return self._layers
 
     def settle(self) -> None:
@@ -243,11 +246,15 @@ class BatchCache:
     def reserve(self, tokens: int) -> None:
         """Let the buffers grow for a pass of this many tokens, if they must.
 
-        They would also grow in the pass, where more arrays are copied at the same time.
+        They would also grow in the pass, where more arrays are copied at the same time. If one pass
+        is announced here, the later ones must be too.
         """
-        layers = self.layers
-        if [leaf for leaf in leaves(layers) if isinstance(leaf, LayerKV) and leaf.reserve(tokens)]:
-            start_copies([layers])
+        if tokens > self._room:
+            growing = [leaf for leaf in leaves(self.layers) if isinstance(leaf, LayerKV)]
+            if [leaf for leaf in growing if leaf.reserve(tokens)]:
+                start_copies([self._layers])
+            self._room = min([leaf.room for leaf in growing], default=sys.maxsize)
+        self._room -= tokens
 
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove the last `tokens[i]` tokens of each sequence i; recurrent states are left alone.
@@ -339,7 +346,7 @@ class BatchCache:
         if not len(self) and list(indices) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
             self._width, self._depth = other._width, other._depth
-            self.copied = other.copied
+            self.copied, self._room = other.copied, 0
         elif len(order) == 1 < len(other):
             self.join([(other.extract(indices[0]), 0)])
         else:
@@ -388,7 +395,7 @@ class BatchCache:
 
         A row without a sequence is fed the tokens of the first one. None if there is no such row.
         """
-        if self._width == len(self):
+        if self._width == len(self._rows):
             return None
         indices = {row: index for index, row in enumerate(self._rows)}
         return [indices.get(row, 0) for row in range(self._width)], self._rows
@@ -484,7 +491,7 @@ class BatchCache:
             else:
                 layers = [gathered(own, depth) for own in by_layer]
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
-        self._width, self._depth, self.copied = len(members), depth, True
+        self._width, self._depth, self.copied, self._room = len(members), depth, True, 0
 
 
 def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:

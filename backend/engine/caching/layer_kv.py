@@ -12,6 +12,7 @@ class.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
@@ -182,6 +183,12 @@ class LayerKV:
             return False
         self.parts = self.grown(old, columns)
         return True
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit in the buffers; no limit if the model has not used the layer."""
+        parts = self.parts
+        return parts[0].shape[2] - self.lengths.longest if parts else sys.maxsize
 
     def keys_and_values(self) -> tuple[Any, Any]:
         used = self.columns_of(self.lengths.longest)

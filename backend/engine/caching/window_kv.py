@@ -5,6 +5,7 @@ The token at position p is in column p % max_size of its row, so a new token rep
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -54,6 +55,11 @@ class WindowKV(LayerKV):
     @parts.setter
     def parts(self, parts: Parts) -> None:
         self.buffers = parts
+
+    @property
+    def room(self) -> int:
+        parts = self.parts
+        return sys.maxsize if parts and parts[0].shape[2] == self.max_size else super().room
 
     def _move_in(self) -> None:
         """Write the tokens of the latest pass that were not removed into the window."""

@@ -151,7 +151,8 @@ class DecodeBatch(Rows):
             the pass starts; None: no draft tokens, and the planner does not learn from the step.
         before_start: called when the graph is built, before the device gets any part of it.
         """
-        self.settle()
+        if self._chooser is None:
+            self.settle()
         self.ahead = self.drafted = None
         if width is not None:
             self.drafted = Drafted(len(self.sequences), 0, width, 0, (), 0.0)
@@ -221,18 +222,20 @@ class DecodeBatch(Rows):
 
     def _launch(self, before_start: Callable[[], None]) -> None:
         assert self._chosen is not None
-        chosen = self._fed = self._chosen
-        if self._chooser is None:
+        chosen, chooser = self._chosen, self._chooser
+        self._fed = chosen
+        if chooser is None:
             self._left = max(sequence.limit - sequence.delivered for sequence in self.sequences)
         if self._left <= 1:
             return  # every sequence ends with its last token, so no forward pass is needed
         self._left -= 1
         chosen.fed = True
-        if self._chooser is None:
+        if chooser is None:
             pasts = [_past(sequence, again) for sequence, again in self._known()]
-            self._chooser = Chooser(self.sequences, pasts, self._engine_model)
-        if any(self._again):
-            chosen.again = self._again
+            chooser = self._chooser = Chooser(self.sequences, pasts, self._engine_model)
+            if any(self._again):
+                chosen.again = self._again
+        if chosen.again:
             logits = self._run_again(chosen.tokens)
         else:
             tokens = mx.expand_dims(chosen.tokens, 1)
@@ -243,17 +246,19 @@ class DecodeBatch(Rows):
         elif self._passed is not None:
             self._kept.add(self._passed, self._states())
             self._passed = None
-        self._chosen = self._chooser(logits, chosen, new=True)
+        self._chosen = chooser(logits, chosen, new=True)
         self.ahead = self._chosen.tokens
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
         """Return the logits, [sequences, tokens, vocabulary]."""
         self.cache.reserve(tokens.shape[1])
-        sequences = self.sequences
-        if (rows := self.cache.pass_rows) is not None:
+        sequences, rows = self.sequences, self.cache.pass_rows
+        drafting = self._engine_model.drafting
+        if rows is None and drafting is None and self._engine_model.adapters is None:
+            return self._model(tokens, cache=layers)  # type: ignore[no-any-return]
+        if rows is not None:
             tokens = tokens[mx.array(rows[0])]
             sequences = [sequences[row] for row in rows[0]]
-        drafting = self._engine_model.drafting
         with adapted(self._engine_model, sequences):
             # Hidden states take time, which requests without drafting should not spend.
             if (
@@ -440,16 +445,18 @@ def _delivered(sampled: list[Sampled], *, fed: bool = False) -> list[Sampled]:
 
     fed: whether a pass was launched on the tokens, which then are part of the histories.
     """
-    known: set[int] = set()
-    for at, (sequence, token, _, fault, _) in enumerate(sampled):
+    known = False
+    for sequence, token, _, _, _ in sampled:
         sequence.delivered += 1
         if fed:
             sequence.history.append(token)
-        if sequence.first_delivered:
-            sequence.first_delivered = False
-            if fault is None:
-                known.add(at)
-    return [sample for at, sample in enumerate(sampled) if at not in known] if known else sampled
+        known |= sequence.first_delivered
+    if not known:
+        return sampled
+    new = [sample for sample in sampled if sample[3] is not None or not sample[0].first_delivered]
+    for sequence, *_ in sampled:
+        sequence.first_delivered = False
+    return new
 
 
 def _past(sequence: ExecutorSequence, tokens: Sequence[int]) -> Past:

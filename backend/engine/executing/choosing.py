@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -334,7 +334,7 @@ def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
     Returns the tokens, and the indices of those from logits that are not finite, which become 0: a
     token that is safe to feed.
     """
-    tokens = cast(list[int], checked.tolist())
+    tokens: list[int] = checked.tolist()  # type: ignore[assignment]
     unfit = [at for at, token in enumerate(tokens) if token == UNFIT] if UNFIT in tokens else []
     for at in unfit:
         tokens[at] = 0

@@ -64,13 +64,17 @@ class Executor:
         self._entries = KeptEntries(positions=model.leader is not None and not model.trims)
         self._batches: dict[int, DecodeBatch] = {}
         self._launched_batches: list[DecodeBatch] = []
+        self._ahead: list[mx.array] = []  # the tokens that the launched batches compute
         self._plan = StepPlan(0)  # the latest
         self._early: list[Sampled] = []
         self.withholds = False
         self._withheld: list[PrefillPass] = []  # passes whose first tokens are not due yet
         self._drafted: list[PlannerEvent] = []
         self._other = OtherBytes(0)
-        self.lacking_bytes = 0  # working memory for which a batch of texts to embed waits
+        self._counts_other = model.media is not None or model.disk is not None
+        # working memory for which a batch of texts to embed waits; after a change, the caller asks
+        # for `other_memory_events`
+        self.lacking_bytes = 0
         self.sequences: dict[int, ExecutorSequence] = {}
         self._with_grammar: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
@@ -126,19 +130,19 @@ class Executor:
 
         Returns the events that are known immediately.
         """
-        if self._model.blas is not None:
-            self._model.blas.follow()
         self._times.begin()
         events: list[PlannerEvent] = []
         if plan is not self._plan:
             self._plan = plan
+            if self._model.blas is not None:
+                self._model.blas.follow()
             self._change(plan, events)
         self._launched_batches = []
         for number in plan.decode:
-            if number in self._batches:
-                self._decode(self._batches[number], plan.draft.get(number))
-        launched = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
-        self._times.decode_launched(launched)
+            if (batch := self._batches.get(number)) is not None:
+                self._decode(batch, plan.draft.get(number))
+        self._ahead = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
+        self._times.decode_launched(self._ahead)
         return events
 
     def _change(self, plan: StepPlan, events: list[PlannerEvent]) -> None:
@@ -353,8 +357,8 @@ class Executor:
         if self._launched_batches:
             if self._reads_early:
                 self._times.decode_finished()
-            ahead = any(batch.ahead is not None for batch in self._launched_batches)
-            self._times.decode_read(ahead=ahead)
+            if not self._times.in_order:
+                self._times.decode_read(ahead=bool(self._ahead))
         if self._model.drafting is not None:
             self._count_drafts()
         return sampled
@@ -392,7 +396,8 @@ class Executor:
         for score in self._plan.score:
             self._score(score, events)
         self.failures += self._entries.settle(events)
-        events += self.other_memory_events()
+        if self._counts_other:
+            events += self.other_memory_events()
         return events
 
     def _finish_pass(self, launched: PrefillPass, events: list[PlannerEvent]) -> None:
@@ -557,8 +562,6 @@ class Executor:
     def other_memory_events(self) -> list[PlannerEvent]:
         """Report the memory that neither sequences nor cached prefixes use, if it has changed."""
         media, disk = self._model.media, self._model.disk
-        if media is None and disk is None and self.lacking_bytes == self._other.texts:
-            return []
         other = OtherBytes(
             disk.writing_bytes if disk else 0,
             features=media.features.size if media else 0,

@@ -84,9 +84,11 @@ class KeptEntries:
 
     def settle(self, events: list[PlannerEvent]) -> list[Failure]:
         """Wait for the KV of new cached prefixes, and report their sizes or failures."""
+        failures: list[Failure] = []
+        if not (self._new or self._lost):
+            return failures
         events += [NotStored(number) for number in self._lost]
         self._lost.clear()
-        failures: list[Failure] = []
         new, self._new = self._new, []
         for number in new:
             if (entry := self.by_number.get(number)) is None:

@@ -225,7 +225,7 @@ class PrefillPasses:
     @property
     def in_flight(self) -> list[PrefillPass]:
         """The passes that were launched and not waited for."""
-        return [*self._earlier, *self._launched]
+        return self._earlier + self._launched
 
     def _keeping_states(
         self, run: Callable[[], mx.array], counts: list[int], launched: PrefillPass

@@ -26,10 +26,13 @@ class MaskShare:
         self._pause = pause
         self._step = 0.0
 
-    def decoded(self, seconds: float) -> None:
-        """Record the duration of a decode step in seconds, including its masks."""
+    def decoded(self, seconds: float, before: float = 0.0) -> None:
+        """Record the duration of a decode step in seconds, including its masks.
+
+        before: seconds of earlier steps that were not recorded.
+        """
         self._step = seconds
-        self.owed = max(self.owed - seconds * _SHARE, 0.0)
+        self.owed = max(self.owed - (before + seconds) * _SHARE, 0.0)
 
     def masked(self, seconds: float) -> None:
         """Record the seconds that a sequence's grammar used for one mask.

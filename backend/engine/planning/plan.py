@@ -262,9 +262,14 @@ class PrefillTimed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimed:
-    """The device has computed a decode step of all batches, in this many seconds."""
+    """The device has computed a decode step of all batches.
+
+    seconds: time of the step.
+    before: time of the steps between the previous event and this step.
+    """
 
     seconds: float
+    before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,10 +290,10 @@ class Planner:
             case PrefillTimed(tokens, seconds, behind):
                 self.pace.measured(tokens, seconds, behind)
                 self._turns.prefilled(seconds)
-            case DecodeTimed(seconds):
+            case DecodeTimed(seconds, before):
                 self._step_seconds = seconds
-                self.masks.decoded(seconds)
-                self._turns.decoded(seconds)
+                self.masks.decoded(seconds, before)
+                self._turns.decoded(before + seconds)
             case Masked(_, seconds, postponed):
                 self.masks.masked(seconds)
                 if sequence:

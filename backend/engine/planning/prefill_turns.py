@@ -39,7 +39,7 @@ class PrefillTurns:
         self._owed_to_decode += seconds * (1 - _SHARE) / _SHARE
 
     def decoded(self, seconds: float) -> None:
-        """Record the duration of a decode step in seconds."""
+        """Record the duration of decode steps in seconds."""
         self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
 
     def choose(
