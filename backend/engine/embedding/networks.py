@@ -151,15 +151,17 @@ def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
     # mlx-lm's layers of Mistral have no window.
     window = int((config["model_type"] == "mistral" and config.get("sliding_window")) or 0)
     causal = is_causal(config)
-    if causal and not window:
-        return lambda rows: inner(rows.ids)
 
     def hidden(rows: PaddedRows) -> mx.array:
+        states: mx.array
+        if causal and not 0 < window < rows.ids.shape[1]:
+            states = inner(rows.ids)
+            return states
         if causal:
             _, mask = attention_masks(mx.ones_like(rows.mask[:1]), window, causal=True)
         else:
             mask = rows.mask.astype(mx.bool_)[:, None, None, :]
-        states: mx.array = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
+        states = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
         return states
 
     return hidden
