@@ -184,8 +184,9 @@ class _TaggedArgument:
         return "{flag}" in self.shape.parameter
 
     def rule(self, options: Sequence[Mapping[str, Any]]) -> str:
-        texts = [o for o in options if _is_text(o)]
-        others = [o for o in options if not _is_text(o)]
+        all_json = self.shape.undeclared == "json"
+        texts = [o for o in options if not all_json and _is_text(o)]
+        others = [o for o in options if all_json or not _is_text(o)]
         listed = all("enum" in o or "const" in o or o.get("type") == "null" for o in options)
         found: list[str] = []
         if texts and others and listed:

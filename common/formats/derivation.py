@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from common.formats.family import Family
 from common.formats.reading import CallSyntax, Tags
 from common.formats.shapes import UNMARKED, FencedShape, JsonShape, PythonShape, Shape, TagShape
+from common.formats.tool_schema import Undeclared
 from common.prefixes import common_prefix
 
 Made = tuple[str, Mapping[str, Any]]
@@ -204,9 +205,12 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
     number = calls.text(_NUMBER).partition(NAMES[0])[2].partition(KEYS[0])[2]
     number_end = number.partition(str(NUMBER))[0]
     flag, other = _FLAG.fullmatch(tag_end), _FLAG.fullmatch(number_end)
+    undeclared: Undeclared = "text"
     if number_end != tag_end and flag and other:
         tag_end, flags = f"{flag[1]}{{flag}}{flag[3]}", (flag[2], other[2])
-    elif number_end != tag_end:  # strings have quotes, which no reader of tags removes
+    elif f'{number_end}"' == tag_end and value_end.startswith('"'):  # all values are JSON
+        tag_end, value_end, undeclared = number_end, value_end[1:], "json"
+    elif number_end != tag_end:
         return None
     if NAMES[0] in call_end:  # an element with the name of the tool
         call_end = call_end.replace(NAMES[0], "{name}")
@@ -223,6 +227,7 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         closing=closing,
         each=each,
         flags=flags,
+        undeclared=undeclared,
         lines="dropped" if dropped else "paired",
     )
 

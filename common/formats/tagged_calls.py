@@ -374,6 +374,7 @@ class CallTags:
         """Read a parameter from behind its tag."""
         flag = tag.attributes.get(self.text_flag[0])
         is_text = None if flag is None else flag == self.text_flag[1]
+        is_text = False if self.undeclared == "json" else is_text
         value = ValueSender(reading, name, tag.name, arguments, is_text)
         value.undeclared, value.lines = self.undeclared, self.lines
         value.ends = (tag.close,) if tag.close else (*self._ends, f"</{tag.name}>")

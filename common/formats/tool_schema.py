@@ -15,8 +15,10 @@ from typing import Any, Literal
 from common.formats.json_text import NUMBER, json_string
 from common.formats.values import MODEL_JSON, PYTHON_JSON, as_json, string_of
 
-Undeclared = Literal["text", "guess"]
-"""The type of an argument that is not declared: a string, or inferred from its text."""
+Undeclared = Literal["text", "guess", "json"]
+"""The type of an argument that is not declared: a string, or inferred from its text; or JSON, as
+the declared ones are too.
+"""
 
 _MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+>?\Z""")
 _AROUND_NAME = " \t\r\n\"'`:*"

@@ -126,6 +126,15 @@ WRITTEN: dict[str, tuple[str, type]] = {
         ),
         TagShape,
     ),
+    "tags around JSON": (
+        EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}">'
+            + KEYS.replace("KEY", '<arg name="{{ k }}">{{ v|tojson }}</arg>')
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
     "tags with types": (
         "<acts>"
         + EACH.replace(
@@ -336,12 +345,6 @@ def test_a_template_may_allow_one_call() -> None:
         "{{ m.tool_calls }}",
         EACH.replace("EACH", "{{ f.arguments|tojson }} for {{ f.name }}"),
         EACH.replace("EACH", "{{ f.name }} {{ f.arguments|tojson }}"),
-        EACH.replace(
-            "EACH",
-            '<act name="{{ f.name }}">'
-            + KEYS.replace("KEY", '<with name="{{ k }}">{{ v|tojson }}</with>')
-            + "</act>",
-        ),
         EACH.replace(
             "EACH",
             '<act id="{{ loop.index0 }}" name="{{ f.name }}">{{ f.arguments|tojson }}</act>',

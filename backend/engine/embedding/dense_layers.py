@@ -1,21 +1,31 @@
-"""Reads and applies the Dense layers that follow pooling in sentence-transformers checkpoints."""
+"""Reads and applies the Dense layers of sentence-transformers checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers import activations
 
 from backend.engine.embedding.sentence_files import SentenceFiles
+from backend.engine.embedding.vectors import normalized
 from backend.engine.errors import Unusable
 from common.wording import shown
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "Identity": lambda vectors: vectors,
     "Tanh": mx.tanh,
+    "ReLU": activations.relu,
+    "GELU": activations.gelu,
+    "SiLU": activations.silu,
+    "Sigmoid": mx.sigmoid,
+    "LeakyReLU": activations.leaky_relu,
+    "ELU": activations.elu,
+    "Mish": activations.mish,
 }
 
 
@@ -26,6 +36,9 @@ class DenseLayer:
     folder: the folder of the layer's weights in the checkpoint.
     inputs, outputs: lengths of the input and output vectors.
     activation: a key of `_ACTIVATIONS`.
+    of_tokens: whether it is applied to the vectors of tokens, before pooling.
+    adds: whether its input is added to its output.
+    normalizes: whether its input is scaled to length 1 first.
     """
 
     folder: str
@@ -33,6 +46,9 @@ class DenseLayer:
     outputs: int
     bias: bool
     activation: str
+    of_tokens: bool = False
+    adds: bool = False
+    normalizes: bool = False
 
 
 def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
@@ -50,7 +66,12 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
     if (steps := files.steps) is None:
         return tuple(usual)
     found: list[DenseLayer] = []
-    for folder in (folder for kind, folder in steps if kind == "Dense"):
+    pooled = normalized = False
+    for kind, folder in steps:
+        pooled = pooled or kind == "Pooling"
+        normalized = normalized or kind == "Normalize"
+        if kind != "Dense":
+            continue
         path = files.path / folder
         if (path / "pytorch_model.bin").exists() and not (path / "model.safetensors").exists():
             raise Unusable(
@@ -58,7 +79,14 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
                 " needs PyTorch; use a version that has model.safetensors there"
             )
         undescribed = files.value(f"{folder}/config.json") is None and len(found) < len(usual)
-        found.append(usual[len(found)] if undescribed else _layer(files, folder))
+        layer = usual[len(found)] if undescribed else _layer(files, folder)
+        if layer.of_tokens == pooled:
+            raise Unusable(
+                f"the Dense layer in {shown(folder)} comes"
+                f" {'after' if pooled else 'before'} pooling, where its input is missing"
+            )
+        found.append(replace(layer, normalizes=normalized))
+        normalized = False
     return tuple(found)
 
 
@@ -72,17 +100,23 @@ def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
             f" {' and '.join(_ACTIVATIONS)} are supported"
         )
     source = stated.get("module_input_name", "sentence_embedding")
-    if source != "sentence_embedding" or stated.get("use_residual"):
-        raise Unusable(
-            f"the Dense layer in {shown(folder)} reads or returns more than the pooled vector,"
-            " which is not supported"
-        )
     inputs, outputs = stated.get("in_features"), stated.get("out_features")
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 1:
         raise Unusable(
             f"the config.json in {shown(folder)} does not state in_features and out_features"
         )
-    return DenseLayer(folder, inputs, outputs, stated.get("bias", True) is True, activation)
+    adds, of_tokens = stated.get("use_residual") is True, source == "token_embeddings"
+    if (
+        not (of_tokens or source == "sentence_embedding")
+        or stated.get("module_output_name") not in (source, None)
+        or (adds and inputs != outputs)
+    ):
+        raise Unusable(
+            f"the Dense layer in {shown(folder)} reads or returns other vectors than those of the"
+            " tokens or of the text, which is not supported"
+        )
+    bias = stated.get("bias", True) is True
+    return DenseLayer(folder, inputs, outputs, bias, activation, of_tokens, adds)
 
 
 def with_dense(network: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
@@ -115,13 +149,19 @@ def with_dense(network: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
     return type(network.__name__, (network,), {"__init__": begin, "sanitize": sanitize})
 
 
-def applied(layers: Sequence[DenseLayer], model: Any) -> list[Callable[[mx.array], mx.array]]:
+def applied(
+    layers: Sequence[DenseLayer], model: Any, *, of_tokens: bool
+) -> list[Callable[[mx.array], mx.array]]:
     """Return a function for each layer, which applies the layer to vectors.
 
     model: an instance of `with_dense`, whose matrices may be quantised.
+    of_tokens: whether to return the layers before pooling; otherwise those after it.
     """
 
-    def call(layer: DenseLayer, matrix: Any) -> Any:
-        return lambda vectors: _ACTIVATIONS[layer.activation](matrix(vectors))
+    def call(layer: DenseLayer, matrix: Any, vectors: mx.array) -> mx.array:
+        vectors = normalized(vectors) if layer.normalizes else vectors
+        result = _ACTIVATIONS[layer.activation](matrix(vectors))
+        return result + vectors if layer.adds else result
 
-    return list(map(call, layers, model.dense)) if layers else []
+    pairs = zip(layers, model.dense if layers else (), strict=True)
+    return [partial(call, *pair) for pair in pairs if pair[0].of_tokens == of_tokens]

@@ -133,9 +133,7 @@ def text_embedder(
     if networks.inner_model(loaded.model) is None:
         return None, None
     rule = pooling_of_text_model(settings)
-    run = networks.embedder(
-        networks.text_states(loaded.model, loaded.config), (), rule, pad_token=0
-    )
+    run = networks.embedder(networks.text_states(loaded.model, loaded.config), rule, pad_token=0)
     encode = _id_encoder(checkpoint, loaded)
     reader = TextReader(encode, limits, per_token=rule.per_token, truncates=settings.truncate)
     return _new_encoder(run, loaded, settings, here, budget), reader
@@ -176,12 +174,13 @@ def _embedding(
 ) -> tuple[Run, TextReader]:
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
     rule = pooling_of_checkpoint(files, config, settings)
-    dense = applied(dense_layers(files, config), loaded.model)
     module = module_of(checkpoint.kind, config)
     if not module and networks.inner_model(loaded.model) is None:
         raise Unusable("it does not expose the vectors of its tokens")
     hidden = networks.encoder(loaded.model, module, config)
-    run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
+    dense = dense_layers(files, config)
+    of_tokens, of_texts = (applied(dense, loaded.model, of_tokens=early) for early in (True, False))
+    run = networks.embedder(hidden, rule, _pad_token(loaded), of_tokens, of_texts)
     transformer, prompts = files.transformer, prompts_of(files, settings)
     encode: EncodeRow
     if (messages := messages_of(transformer)) is not None:

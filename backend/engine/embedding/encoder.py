@@ -18,7 +18,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from backend.engine.embedding.encoder_names import in_own_names, own_paths
+from backend.engine.embedding.encoder_names import HEAD, in_own_names, own_paths
 from backend.engine.embedding.encoder_shape import Shape
 from backend.engine.embedding.vectors import attention_masks
 
@@ -123,9 +123,11 @@ class Model(Module):
     def own_paths(self, layer: str) -> Sequence[str]:
         """Return the paths of the layers that a checkpoint stores as one layer.
 
+        Returns none for a layer of a head that is not served, such as BERT's pooler.
+
         layer: the name of the layer in the checkpoint.
         """
-        return own_paths(layer)
+        return [path for path in own_paths(layer) if path in self or path not in HEAD]
 
 
 def _norm(shape: Shape) -> LayerNorm:

@@ -18,7 +18,7 @@ Weights = dict[str, mx.array]
 _PREFIX = re.compile(r"^((model|roberta|new|nomic_bert|gte|bert|mpnet|distilbert)\.)?")
 _LAYER = re.compile(r"^(?:encoder\.|transformer\.)?layers?\.(\d+)\.(.+)$")
 _UNREAD = re.compile(r"^(lm_head|cls|decoder|vocab_\w+)\.|(position_ids|token_type_ids|inv_freq)$")
-_HEAD = frozenset({"pooler", "head_norm", "score"})
+HEAD = frozenset({"pooler", "head_norm", "score"})
 _LEAVES = {"gamma": "weight", "beta": "bias"}  # names of norms in early checkpoints
 
 
@@ -95,7 +95,7 @@ def in_own_names(weights: Weights, parts: Collection[str], experts: Experts | No
             continue
         module, _, leaf = name.rpartition(".")
         paths = own_paths(module)
-        if paths[0] in _HEAD and paths[0] not in parts:
+        if paths[0] in HEAD and paths[0] not in parts:
             continue
         for path, part in zip(paths, mx.split(value, len(paths)), strict=True):
             found[f"{path}.{_LEAVES.get(leaf, leaf)}"] = part

@@ -29,22 +29,34 @@ from backend.engine.embedding.vectors import (
 Hidden = Callable[[PaddedRows], mx.array]
 
 
-def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token: int) -> Run:
+def embedder(
+    hidden: Hidden,
+    rule: PoolingRule,
+    pad_token: int,
+    of_tokens: Sequence[Any] = (),
+    of_texts: Sequence[Any] = (),
+) -> Run:
     """Return a pass that computes a vector, (dim,), for each row.
+
+    of_tokens: functions to apply to the vectors of tokens.
+    of_texts: functions to apply to the pooled vectors.
 
     With the pooling mode `none`, the pass computes the vectors of all tokens, (tokens, dim).
     """
 
     def vectors_of(rows: PaddedRows) -> mx.array:
         vectors = hidden(rows)
+        for layer in of_tokens:
+            vectors = layer(vectors)
         if rule.per_token:
             vectors = vectors.astype(mx.float32)
         else:
             pooled = [pool(vectors, rows, mode) for mode in rule.modes]
             vectors = mx.concatenate(pooled, axis=-1)
-            for layer in dense:
+            for layer in of_texts:
                 vectors = layer(vectors)
-        return normalized(vectors) if rule.normalize else vectors
+        vectors = normalized(vectors) if rule.normalize else vectors
+        return vectors[..., : rule.dimensions]
 
     return _run(vectors_of, pad_token, per_token=rule.per_token)
 
@@ -136,12 +148,20 @@ def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
     inner = inner_model(model)
     if config["model_type"] in ("gemma2", "gemma3_text"):
         return lambda rows: _gemma(inner, config, rows)
-    if is_causal(config):
-        return lambda rows: inner(rows.ids)
+    # mlx-lm's layers of Mistral have no window.
+    window = int((config["model_type"] == "mistral" and config.get("sliding_window")) or 0)
+    causal = is_causal(config)
 
     def hidden(rows: PaddedRows) -> mx.array:
-        mask = rows.mask.astype(mx.bool_)[:, None, None, :]
-        states: mx.array = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
+        states: mx.array
+        if causal and not 0 < window < rows.ids.shape[1]:
+            states = inner(rows.ids)
+            return states
+        if causal:
+            _, mask = attention_masks(mx.ones_like(rows.mask[:1]), window, causal=True)
+        else:
+            mask = rows.mask.astype(mx.bool_)[:, None, None, :]
+        states = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
         return states
 
     return hidden

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from backend.engine.embedding.kind import FAMILIES, is_causal
-from backend.engine.embedding.sentence_files import SentenceFiles
+from backend.engine.embedding.sentence_files import SentenceFiles, truncated_size
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import Unusable
 from backend.engine.settings import Settings
@@ -42,6 +42,7 @@ class PoolingRule:
     # Poolings whose vectors are joined; `none` returns the vectors of all tokens.
     modes: tuple[Mode, ...]
     normalize: bool  # whether each vector is scaled to length 1
+    dimensions: int | None = None  # how many numbers of each vector are returned; None means all
 
     @property
     def per_token(self) -> bool:
@@ -77,17 +78,14 @@ def pooling_of_checkpoint(
             modes = found or modes
         elif kind == "Normalize":
             normalize = True
-        elif kind not in ("Transformer", "Dense"):
+        elif kind == "Dense":
+            normalize = False
+        elif kind not in ("Transformer", "Dropout"):
             raise Unusable(f"the step {shown(kind)} in its modules.json is not supported")
-        if kind == "Dense" and (normalize or not pooled):
-            raise Unusable(
-                "its modules.json has a Dense layer before pooling or after normalisation, which"
-                " is not supported"
-            )
         pooled = pooled or kind == "Pooling"
     if not (pooled or pools_itself or settings.pooling):
         raise _unpooled("the step Pooling in modules.json")
-    return _overridden(PoolingRule(modes, normalize), settings)
+    return _overridden(PoolingRule(modes, normalize, truncated_size(files)), settings)
 
 
 def _unpooled(missing: str) -> Unusable:

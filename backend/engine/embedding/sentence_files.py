@@ -118,6 +118,12 @@ def unknown_prompt(wanted: str, named: Mapping[str, str]) -> str:
     return f"prompt_name is {shown(wanted)}, but {there}: send one of these, or leave it out"
 
 
+def truncated_size(files: SentenceFiles) -> int | None:
+    """Return how many numbers of a vector the checkpoint keeps; None if it keeps all."""
+    size = files.object(_STATED).get("truncate_dim")
+    return size if type(size) is int and size > 0 else None
+
+
 def answers_of(files: SentenceFiles) -> Answers | None:
     """Return the tokens that the step LogitScore compares; None without this step.
 
@@ -180,8 +186,6 @@ def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
     limits: list[int] = []
     if family_of(config):
         limits.append(shape_of(config).longest)
-    elif config["model_type"] == "mistral" and type(config.get("sliding_window")) is int:
-        limits.append(config["sliding_window"])  # mlx-lm's layers have no window
     for limit in (
         files.transformer.get("max_seq_length"),
         files.object("tokenizer_config.json").get("model_max_length"),

@@ -109,7 +109,7 @@ def _saved_whole(
         if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
             layer, _, leaf = whole_name(tensor).rpartition(".")
             paths = _own_paths(model, layer, modules)
-            for path, part in zip(paths, mx.split(value, len(paths)), strict=True):
+            for path, part in zip(paths, mx.split(value, len(paths)) if paths else (), strict=True):
                 found[f"{path}.{leaf}"] = part
     return found
 
@@ -118,7 +118,7 @@ def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]
     """Return the model's paths for a layer that an adapter names.
 
     The beginning of a path differs between transformers and mlx-lm. The networks of this project
-    translate whole paths, and may divide a layer into several.
+    translate whole paths, may divide a layer into several, and may leave one out.
     """
     if hasattr(model, "own_paths"):
         paths: Sequence[str] = model.own_paths(path)
@@ -130,8 +130,8 @@ def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]
 
 def _divided(whole: Mapping[str, mx.array], count: int) -> list[dict[str, mx.array]]:
     """Divide an adapter's weights among `count` layers with equal numbers of outputs."""
-    if count == 1:
-        return [dict(whole)]
+    if count <= 1:
+        return [dict(whole)] * count
     divided = {
         name: [value] * count if name == "lora_a" else mx.split(value, count, axis=-1)
         for name, value in whole.items()

@@ -88,6 +88,19 @@ async def test_weights_are_replaced_under_the_names_of_the_checkpoint(tmp_path: 
     np.testing.assert_allclose(found, await vectors(merged), atol=2e-5)
 
 
+async def test_a_pooler_that_is_not_served_is_left_out(tmp_path: Path) -> None:
+    """PEFT adapts all layers of a name, and saves all biases if it trains them."""
+    folder, adapter = tiny.write("bert", tmp_path / "base"), tmp_path / "adapter"
+    write_adapter(adapter, LAYERS["bert"], HIDDEN)
+    wanted = await vectors(folder, AdapterRequest(str(adapter)))
+    held = load_file(adapter / PEFT_WEIGHTS)
+    write_adapter(tmp_path / "pooler", "pooler.dense", HIDDEN)
+    held |= load_file(tmp_path / "pooler" / PEFT_WEIGHTS)
+    held["base_model.model.pooler.dense.bias"] = np.ones(HIDDEN, np.float32)
+    save_file(held, adapter / PEFT_WEIGHTS)
+    np.testing.assert_array_equal(await vectors(folder, AdapterRequest(str(adapter))), wanted)
+
+
 async def test_adapters_of_mlx_lm_are_refused_by_encoders(tmp_path: Path) -> None:
     folder, adapter = tiny.write("mpnet", tmp_path / "base"), tmp_path / "adapter"
     adapter.mkdir()

@@ -78,7 +78,6 @@ def serving(model: EngineModel, *, fails: int = 0) -> Iterator[tuple[Worker, Out
     worker.start()
     run = networks.embedder(
         networks.text_states(model.model, {"model_type": "llama"}),
-        (),
         PoolingRule(("mean",), False),
         pad_token=0,
     )
@@ -171,7 +170,6 @@ def _stored_bytes(worker: Worker) -> int:
 def _vectors_alone(model: EngineModel) -> list[np.ndarray]:
     run = networks.embedder(
         networks.text_states(model.model, {"model_type": "llama"}),
-        (),
         PoolingRule(("mean",), False),
         pad_token=0,
     )

@@ -10,7 +10,9 @@ import asyncio
 import importlib
 import itertools
 import json
+import math
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +238,9 @@ async def test_dense_layers_follow_pooling(
     ("changed", "reason"),
     [
         ({"activation_function": "torch.nn.modules.activation.Softmax"}, "activation 'Softmax'"),
-        ({"use_residual": True}, "more than the pooled vector"),
-        ({"module_input_name": "token_embeddings"}, "more than the pooled vector"),
+        ({"use_residual": True}, "returns other vectors"),
+        ({"module_input_name": "image_embeddings"}, "returns other vectors"),
+        ({"module_input_name": "token_embeddings"}, "comes after pooling"),
         ({"in_features": None}, "does not state in_features"),
     ],
 )
@@ -249,6 +252,92 @@ async def test_other_dense_layers_are_refused_by_name(
     with pytest.raises(ModelRejected, match=f"layer in '2_Dense'.*{reason}|{reason}"):
         async with serving(folder):
             pass
+
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": lambda x: x * (1 + np.vectorize(math.erf)(x / 2**0.5)) / 2,
+    "SiLU": lambda x: x / (1 + np.exp(-x)),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "LeakyReLU": lambda x: np.where(x > 0, x, x / 100),
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+}
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+async def test_dense_layers_with_other_functions(name: str, tmp_path: Path) -> None:
+    layer = _layer(HIDDEN, HIDDEN, f"torch.nn.modules.activation.{name}", bias=True)
+    (wanted,) = await _after_steps(tmp_path, [("Pooling", {}), ("Dense", layer)], "paris")
+    (pooled,) = await _after_steps(tmp_path, [("Pooling", {})], "paris")
+    linear = pooled @ layer[1]["linear.weight"].T + layer[1]["linear.bias"]
+    np.testing.assert_allclose(wanted, _FUNCTIONS[name](linear), atol=1e-5)
+
+
+async def test_steps_are_applied_in_their_order(tmp_path: Path) -> None:
+    """Dense layers before pooling and after normalisation, added to their inputs, and Dropout."""
+    of_tokens, first, second = (
+        _layer(HIDDEN, HIDDEN, activation, bias=True)
+        for activation in (_TANH, _IDENTITY, "torch.nn.modules.activation.ReLU")
+    )
+    of_tokens[0]["module_input_name"] = "token_embeddings"
+    first[0]["use_residual"] = True
+    mean: tuple[str, Any] = ("Pooling", {"pooling_mode": "mean"})
+    states = await _after_steps(tmp_path, [mean], "a", settings={"pooling": "none"})
+    tokens = np.tanh(states @ of_tokens[1]["linear.weight"].T + of_tokens[1]["linear.bias"])
+    text = tokens.mean(axis=0)
+    scaled = text / np.linalg.norm(text)
+    text = scaled + scaled @ first[1]["linear.weight"].T + first[1]["linear.bias"]
+    text = np.maximum(text @ second[1]["linear.weight"].T + second[1]["linear.bias"], 0)
+    steps: list[tuple[str, Any]] = [
+        *(("Dense", of_tokens), mean, ("Dropout", {"dropout": 0.5}), ("Normalize", {})),
+        *(("Dense", first), ("Dense", second)),
+    ]
+    (found,) = await _after_steps(tmp_path, steps, "a")
+    np.testing.assert_allclose(found, text, atol=1e-5)
+    (found,) = await _after_steps(tmp_path, [*steps, ("Normalize", {})], "a")
+    np.testing.assert_allclose(found, text / np.linalg.norm(text), atol=1e-5)
+    (tmp_path / "bert" / "config_sentence_transformers.json").write_text(
+        json.dumps({"truncate_dim": 5})
+    )
+    (found,) = await _after_steps(tmp_path, steps, "a")
+    np.testing.assert_allclose(found, text[:5], atol=1e-5)
+
+
+async def _after_steps(
+    scratch: Path, steps: Sequence[tuple[str, Any]], text: str, **request: Any
+) -> np.ndarray:
+    """The vectors of a text after these steps of a BERT's modules.json."""
+    folder = scratch / "bert"
+    if not folder.exists():
+        write("bert", folder)
+    modules = [{"path": "", "type": "x.Transformer"}]
+    for place, (kind, stated) in enumerate(steps, 1):
+        path = f"{place}_{kind}"
+        modules.append({"path": path, "type": f"x.{kind}"})
+        (folder / path).mkdir(exist_ok=True)
+        if kind == "Dense":
+            stated, weights = stated
+            arrays = {name: mx.array(value) for name, value in weights.items()}
+            mx.save_safetensors(str(folder / path / "model.safetensors"), arrays)
+        (folder / path / "config.json").write_text(json.dumps(stated))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    async with serving(folder, **request) as engine:
+        found = await embed(engine, text)
+    return np.array(found.values).reshape(found.rows, found.dim)
+
+
+async def test_mistral_attends_within_its_window(tmp_path: Path) -> None:
+    """What is further away than both layers' windows changes nothing."""
+    folder = write("mistral", tmp_path, sliding_window=4)
+    far, near = "moon " * 20 + "a" * 9, "river " * 20 + "a" * 9
+    async with serving(folder) as engine:
+        texts = [(await embed(engine, text)).values for text in (far, near, "river " + far)]
+        alone = (await embed(engine, "paris")).values
+        together = await asyncio.gather(embed(engine, far), embed(engine, "paris"))
+    np.testing.assert_allclose(texts[1:], [texts[0]] * 2, atol=1e-5)
+    np.testing.assert_allclose([one.values for one in together], [texts[0], alone], atol=1e-5)
 
 
 async def test_a_dense_layer_that_only_pytorch_reads_is_refused(tmp_path: Path) -> None:
