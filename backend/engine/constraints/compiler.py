@@ -287,8 +287,8 @@ def _error_message(spec: ConstraintSpec, error: str) -> str:
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
     error = unmarked(error)  # it quotes the client's text
     if regex := _REGEX_PLACE.search(error):
-        place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
-        return f"{subject}: {regex[3]}{place} {regex[1].strip()[:80]!r}"
+        where = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
+        return f"{subject}: {regex[3]}{where} {regex[1].strip()[:80]!r}"
     if (why := cause_in(error)) is not None:
         return f"{subject}, because {why}"
     first = error.strip().splitlines()[0] if error.strip() else "it is too complex"

@@ -93,7 +93,7 @@ class _Row:
     """A waiting row of a request."""
 
     job: _Job
-    place: int  # the index of the row in its request
+    index: int  # the index of the row in its request
     piece: Piece
     turn: int  # the turn in which the row runs
     retried: bool = False  # whether the row runs once more, alone, after a failed allocation
@@ -169,8 +169,8 @@ class EncodeQueue:
             return
         count = len(pieces)
         job = self._jobs[ticket] = _Job(ticket, [None] * count, count)
-        for place, piece in enumerate(pieces):
-            row = _Row(job, place, piece, self._turn + 1 + place // _ROWS_IN_TURN)
+        for index, piece in enumerate(pieces):
+            row = _Row(job, index, piece, self._turn + 1 + index // _ROWS_IN_TURN)
             waiting = self._buckets.setdefault(bucket_of(row.length), deque())
             insort(waiting, row, key=_TURN)
 
@@ -265,7 +265,7 @@ class EncodeQueue:
             job.left = -1
             self._fail(job.ticket, EngineFailed("the model's output is not finite"))
             return
-        job.outputs[row.place] = output
+        job.outputs[row.index] = output
         job.left -= 1
         if job.left == 0:
             del self._jobs[job.ticket]

@@ -61,7 +61,7 @@ class Model(Module):
         if shape.segments:
             self.segments = Embedding(shape.segments, shape.hidden)
         if shape.learned:
-            self.places = Embedding(shape.learned, shape.hidden)
+            self.positions = Embedding(shape.learned, shape.hidden)
         if shape.distances:
             self.nearness = Embedding(shape.distances, shape.heads)
         self.norm = _norm(shape)
@@ -86,9 +86,9 @@ class Model(Module):
         if "segments" in self:
             # The tokenizer of a model with one segment embedding may number two segments.
             states += self.segments(mx.zeros_like(ids) if shape.segments == 1 else token_type_ids)
-        if "places" in self:
+        if "positions" in self:
             filled = (ids != shape.pad).astype(mx.int32)
-            states += self.places(mx.cumsum(filled, axis=1) * filled + shape.pad)
+            states += self.positions(mx.cumsum(filled, axis=1) * filled + shape.pad)
         states = self.norm(states)
         reach = shape.local.reach if shape.local else 0
         everywhere, nearby = attention_masks(attention_mask, reach)

@@ -44,15 +44,15 @@ class DecodedAudio:
 class Video:
     """Frames of a video, all of the same size.
 
-    places: the index of each frame in the video.
+    indices: the index of each frame in the video.
     count: number of frames in the video.
     rate: frames per second in the video.
-    digest: SHA-256 of frames, `places`, `count` and `rate`.
+    digest: SHA-256 of frames, `indices`, `count` and `rate`.
     cost: processor time that decoding took, in seconds.
     """
 
     frames: tuple[DecodedImage, ...]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     count: int
     rate: float
     digest: bytes

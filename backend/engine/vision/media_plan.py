@@ -87,16 +87,16 @@ class MediaPlan:
 
 
 def spliced(
-    tokens: Sequence[int], places: Sequence[tuple[int, int]], items: Sequence[MediaItem]
+    tokens: Sequence[int], ranges: Sequence[tuple[int, int]], items: Sequence[MediaItem]
 ) -> tuple[list[int], list[Span]]:
     """Return the prompt with each marker replaced by its item's tokens, and the items' spans.
 
-    places: the (start, stop) of each item's marker in `tokens`, in ascending order.
+    ranges: the (start, stop) of each item's marker in `tokens`, in ascending order.
     """
     prompt: list[int] = []
     spans: list[Span] = []
     done = 0
-    for (start, stop), item in zip(places, items, strict=True):
+    for (start, stop), item in zip(ranges, items, strict=True):
         prompt += tokens[done:start]
         spans.append(Span(len(prompt), item))
         prompt += item.tokens
@@ -104,9 +104,9 @@ def spliced(
     return [*prompt, *tokens[done:]], spans
 
 
-def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
+def grown(length: int, ranges: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
     """Return the length that a prefix of `length` tokens has after `spliced`."""
-    markers = zip(places, items, strict=True)
+    markers = zip(ranges, items, strict=True)
     return length + sum(
         len(item.tokens) - (stop - start) for (start, stop), item in markers if stop <= length
     )

@@ -229,7 +229,7 @@ class MediaPrompts:
                 pieces.append(" ")
         return "".join([*pieces, text[at:], ending])
 
-    def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
+    def ranges(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """Return the (start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
         found: list[tuple[int, int]] = []
         end = 0

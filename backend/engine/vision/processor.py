@@ -222,18 +222,18 @@ class ItemProcessor:
         return pixels if 0 < pixels < math.prod(_PROBE) else None
 
     def fitted(
-        self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
+        self, items: Sequence[MediaItem], ranges: Sequence[tuple[int, int]]
     ) -> list[MediaItem]:
         """Return a prompt's items, changed where they depend on the items before them.
 
         Some families number images, and some write only one boundary between two images. An item
         that was prepared separately has the number 0, and all boundaries.
 
-        places: the (start, stop) of each item's marker in the prompt.
+        ranges: the (start, stop) of each item's marker in the prompt.
         """
         fitted: list[MediaItem] = []
         images, end = 0, -1
-        for item, (start, stop) in zip(items, places, strict=True):
+        for item, (start, stop) in zip(items, ranges, strict=True):
             found = item
             if item.kind == IMAGE:
                 found, images = self._numbered(item, images), images + 1
@@ -332,7 +332,7 @@ def _mlx_vlm_arguments(given: MediaContent, processor: Any) -> dict[str, Any]:
     metadata = VideoMetadata(
         total_num_frames=given.count,
         fps=given.rate,
-        frames_indices=list(given.places),
+        frames_indices=list(given.indices),
         width=given.frames[0].width,
         height=given.frames[0].height,
         duration=given.count / given.rate,

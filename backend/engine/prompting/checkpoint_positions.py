@@ -56,7 +56,7 @@ def _instructs(message: Message) -> bool:
     return message.get("role") in ("system", "developer")
 
 
-class TokenPlaces:
+class TokenPositions:
     """Maps positions in a prompt's text to numbers of tokens, without tokenising all of the text.
 
     Tokenizers split text at control tokens first, so the text after a control token does not change
