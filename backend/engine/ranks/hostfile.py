@@ -149,11 +149,8 @@ def _address_in(text: str) -> tuple[str, int] | None:
         host.encode("idna")  # as the resolver does
     except UnicodeError:
         return None
-    return (host.strip("[]"), int(port)) if host and _is_port(port) else None
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
+    valid = host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    return (host.strip("[]"), int(port)) if valid else None
 
 
 def _is_ip(host: str, kind: str) -> bool:
