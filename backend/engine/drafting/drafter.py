@@ -26,17 +26,13 @@ _EMPTY = 4  # consecutive attempts without a draft token, which cost less, befor
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence for which draft tokens are requested.
-
-    tokens: prompt and output. Between calls, tokens are only appended.
-    most: maximum number of draft tokens, at least 1.
-    states: the hidden states from which the model chose the latest tokens, for drafters that read
-        hidden states; None if they are not collected.
-    """
+    """A sequence for which draft tokens are requested."""
 
     sequence: int
-    tokens: Sequence[int]
-    most: int
+    tokens: Sequence[int]  # prompt and output. Between calls, tokens are only appended.
+    most: int  # maximum number of draft tokens, at least 1
+    # The hidden states from which the model chose the latest tokens, for drafters that read hidden
+    # states; None if they are not collected.
     states: UnreadStates | None = None
 
 

@@ -21,18 +21,14 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A Dense layer as its checkpoint describes it.
+    """A Dense layer as its checkpoint describes it."""
 
-    folder: the folder of the layer's weights in the checkpoint.
-    inputs, outputs: lengths of the input and output vectors.
-    activation: a key of `_ACTIVATIONS`.
-    """
-
-    folder: str
+    folder: str  # the folder of the layer's weights in the checkpoint
+    # Lengths of the input and output vectors.
     inputs: int
     outputs: int
     bias: bool
-    activation: str
+    activation: str  # a key of `_ACTIVATIONS`
 
 
 def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:

@@ -42,15 +42,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a layer relates to the other layers with experts.
+    """How a layer relates to the other layers with experts."""
 
-    payoff: the decision whether to read ahead, shared by all layers of a pass.
-    first: whether a pass begins with this layer.
-    following: the next layer and its router; None if a pass ends with this layer.
-    """
-
-    payoff: Payoff
-    first: bool
+    payoff: Payoff  # the decision whether to read ahead, shared by all layers of a pass
+    first: bool  # whether a pass begins with this layer
+    # The next layer and its router; None if a pass ends with this layer.
     following: tuple[LayerCache, Router] | None
 
 

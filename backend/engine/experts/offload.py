@@ -42,16 +42,11 @@ class NotOffloadedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CachedExperts:
-    """The cache of a model's experts.
+    """The cache of a model's experts."""
 
-    nbytes: the size of all slots.
-    working_bytes: the maximum size of the buffers for reading.
-    packed: whether the experts are quantised in memory.
-    """
-
-    nbytes: int
-    working_bytes: int
-    packed: bool
+    nbytes: int  # the size of all slots
+    working_bytes: int  # the maximum size of the buffers for reading
+    packed: bool  # whether the experts are quantised in memory
     counts: ExpertCounts
 
 

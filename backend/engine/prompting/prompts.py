@@ -73,17 +73,14 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt in tokens.
-
-    tail: the end of the prompt's text, which shows whether the answer begins inside reasoning.
-    media: the media among the tokens, if any.
-    positions: the checkpoint positions, for models that need snapshots: lengths of prefixes that
-        later prompts are likely to share, the likeliest first.
-    """
+    """A prompt in tokens."""
 
     tokens: list[int]
+    # The end of the prompt's text, which shows whether the answer begins inside reasoning.
     tail: str
-    media: MediaPlan | None = None
+    media: MediaPlan | None = None  # the media among the tokens, if any
+    # The checkpoint positions, for models that need snapshots: lengths of prefixes that later
+    # prompts are likely to share, the likeliest first.
     positions: tuple[int, ...] = ()
 
 

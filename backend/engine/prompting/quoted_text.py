@@ -45,16 +45,11 @@ def tokenizing() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A piece of the prompt.
+    """A piece of the prompt."""
 
-    text: the piece without marks.
-    quotes: whether the piece quotes control strings.
-    begins: whether a quoting piece is at the beginning of the prompt.
-    """
-
-    text: str
-    quotes: bool
-    begins: bool = False
+    text: str  # the piece without marks
+    quotes: bool  # whether the piece quotes control strings
+    begins: bool = False  # whether a quoting piece is at the beginning of the prompt
 
 
 class QuotedText:

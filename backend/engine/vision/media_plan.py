@@ -16,28 +16,22 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """An image, video or audio item as the model's processor has prepared it.
+    """An image, video or audio item as the model's processor has prepared it."""
 
-    kind: `IMAGE`, `VIDEO` or `AUDIO`.
-    digest: a hash of the item's content, 32 bytes.
-    whole: the item's tokens, including text that the processor writes around the item.
-    first, count: the index of the first token of `whole` that belongs in a prompt, and how many do.
-    arrays: the encoder's inputs by the processor's names, as NumPy arrays.
-    nbytes: size of the arrays.
-    encoded: the tokens for the encoder if they differ from `whole`, because the encoder expects one
-        placeholder for all embeddings of the item, or tokens outside the vocabulary.
-    bos: number of BOS tokens (0 or 1) that the processor wrote. `whole` begins with the BOS token,
-        unless the item has only one placeholder.
-    """
-
-    kind: str
-    digest: bytes
+    kind: str  # `IMAGE`, `VIDEO` or `AUDIO`
+    digest: bytes  # a hash of the item's content, 32 bytes
+    # The item's tokens, including text that the processor writes around the item.
     whole: tuple[int, ...]
+    # The index of the first token of `whole` that belongs in a prompt, and how many tokens do.
     first: int
     count: int
-    arrays: Mapping[str, Any]
-    nbytes: int
+    arrays: Mapping[str, Any]  # the encoder's inputs by the processor's names, as NumPy arrays
+    nbytes: int  # size of the arrays
+    # The tokens for the encoder if they differ from `whole`, because the encoder expects one
+    # placeholder for all embeddings of the item, or tokens outside the vocabulary.
     encoded: tuple[int, ...] = ()
+    # Number of BOS tokens (0 or 1) that the processor wrote. `whole` begins with the BOS token,
+    # unless the item has only one placeholder.
     bos: int = 0
 
     @property
