@@ -239,7 +239,7 @@ class PromptBuilder:
         media = None
         if items and self._media is not None:
             markers = self._media.ranges(tokens, items)
-            items = self._media.fitted(items, markers)
+            items = self._media.processor.fitted(items, markers)
             positions = tuple(grown(position, markers, items) for position in positions)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
