@@ -137,13 +137,8 @@ _MIMO = _Family(
     state_first=True,
 )
 _FAMILIES = {
-    "qwen3_5": _QWEN,
-    "qwen3_5_moe": _QWEN,
-    "qwen3_next": _QWEN,
-    "deepseek_v3": _NEXT_LAYER,
-    "glm4_moe": _NEXT_LAYER,
-    "glm4_moe_lite": _NEXT_LAYER,
-    "glm_moe_dsa": _NEXT_LAYER,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), _QWEN),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _NEXT_LAYER),
     "nemotron_h": _NEMOTRON,
     "mimo": _MIMO,
 }

@@ -112,13 +112,11 @@ def transport_environ(info: RankInfo, hostfile: str, environ: Mapping[str, str])
     `mpi`, which mpirun sets. Variables in `environ` keep their values.
     """
     host, port = hosts_of(hostfile)[0]
-    defaults: dict[Transport, dict[str, str]] = {
-        "ring": {},
+    defaults = {
         "jaccl": {"MLX_JACCL_COORDINATOR": f"{host}:{port}"},
         "nccl": {"NCCL_HOST_IP": host, "NCCL_PORT": str(port), "MLX_WORLD_SIZE": str(info.size)},
-        "mpi": {},
-    }
-    found = {name: environ.get(name) or value for name, value in defaults[info.transport].items()}
+    }.get(info.transport, {})
+    found = {name: environ.get(name) or value for name, value in defaults.items()}
     return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(info.rank)}
 
 
