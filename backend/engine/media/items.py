@@ -56,9 +56,6 @@ class Media:
     videos: list[Video]
     audios: list[DecodedAudio]
 
-    def __bool__(self) -> bool:
-        return bool(self.images or self.videos or self.audios)
-
 
 class BadItem(Exception):
     """An item cannot be used. The error's text continues a message about the item."""
