@@ -111,7 +111,7 @@ def load_drafting(
         drafting = _with_lookup(drafting or Drafting(settings.n_draft, list))
     if drafting is not None:
         _log.info(
-            "model %s: tokens are drafted by %s, up to %d at a time, weights %d MiB",
+            "model %s: tokens are drafted by %s, up to %d in a step; weights: %d MiB",
             shown(main.name),
             drafting.names,
             drafting.most,

@@ -130,7 +130,8 @@ def offload(
     counts.read_bytes, counts.wait_seconds = 0, 0.0
     nbytes = sum(cache.nbytes for cache in caches.values())
     _log.info(
-        "model %s: the experts of %d layers stay in its files; a cache of %d MiB has %d of %d",
+        "model %s: the experts of %d layers stay in its files; a cache of %d MiB has %d of the %d"
+        " experts of each layer",
         shown(name),
         len(switches),
         nbytes // MIB,
