@@ -114,6 +114,8 @@ PLAIN_FOLDERS = (
     "backend/engine/drafting",
     "backend/engine/embedding",
     "backend/engine/experts",
+    "backend/engine/media",
+    "backend/engine/prompting",
     "backend/engine/ranks",
     "backend/engine/sampling",
     "backend/engine/speech",

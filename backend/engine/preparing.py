@@ -147,7 +147,7 @@ class Preparer:
                 stored,
                 media=prompt.media,
                 key=key,
-                positions=prompt.places,
+                positions=prompt.positions,
                 adapter=adapter,
             )
         )

@@ -22,17 +22,12 @@ from common.gbnf.syntax import (
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """How a text of a regular expression begins and ends.
+    """How a text of a regular expression begins and ends."""
 
-    nullable: whether the expression matches the empty text.
-    first: the characters with which a text may begin.
-    onward: the characters with which a text may continue when it is complete.
-    clear: whether each character of a text can be read in one way only, given the text before it.
-    """
-
-    nullable: bool
-    first: Ranges = ()
-    onward: Ranges = ()
+    nullable: bool  # whether the expression matches the empty text
+    first: Ranges = ()  # the characters with which a text may begin
+    onward: Ranges = ()  # the characters with which a text may continue when it is complete
+    # Whether each character of a text can be read in one way only, given the text before it.
     clear: bool = True
 
 

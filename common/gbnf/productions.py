@@ -33,23 +33,19 @@ class Item:
 
 @dataclass
 class Productions:
-    """`start` and the rules that it needs, each a list of alternatives.
-
-    regular: the regular rules of the grammar.
-    edges: the edges of regular expressions.
-    lexable: returns whether a regular expression may be a lexeme. Others are divided into parts;
-        single characters are lexemes in any case.
-    lexemes: the expressions of lexemes. A lexeme has one position in the productions, because what
-        may follow an expression depends on its position.
-    terminals: the names of lexemes → the first lexeme with the same expression.
-    """
+    """`start` and the rules that it needs, each a list of alternatives."""
 
     grammar: Mapping[str, Expr]
-    regular: Mapping[str, Expr]
-    edges: EdgesOf
+    regular: Mapping[str, Expr]  # the regular rules of the grammar
+    edges: EdgesOf  # the edges of regular expressions
+    # Returns whether a regular expression may be a lexeme. Others are divided into parts; single
+    # characters are lexemes in any case.
     lexable: Callable[[Expr], bool]
     rules: dict[str, list[list[Item]]] = field(default_factory=dict)
+    # The expressions of lexemes. A lexeme has one position in the productions, because what may
+    # follow an expression depends on its position.
     lexemes: dict[str, Expr] = field(default_factory=dict)
+    # The names of lexemes → the first lexeme with the same expression.
     terminals: dict[str, str] = field(default_factory=dict)
     _names: dict[tuple[str, Expr], str] = field(default_factory=dict)
     _waiting: deque[tuple[str, Expr, bool]] = field(default_factory=deque)

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -40,26 +41,16 @@ _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)")
 _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
 
 
+@dataclass(eq=False)
 class ConstraintCompiler:
-    """Compiles constraints for one tokenizer. Several prompt threads may do so at the same time.
+    """Compiles constraints for one tokenizer. Several prompt threads may do so at the same time."""
 
-    tokenizer: mlx-lm's TokenizerWrapper.
-    vocabulary_size: width of the model's logits.
-    end_tokens: ids that end an answer.
-    chat_format: the model's format of reasoning and calls.
-    """
+    tokenizer: Any  # mlx-lm's TokenizerWrapper
+    vocabulary_size: int  # width of the model's logits
+    end_tokens: Collection[int]  # ids that end an answer
+    chat_format: ChatFormat  # the model's format of reasoning and calls
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        vocabulary_size: int,
-        end_tokens: Collection[int],
-        chat_format: ChatFormat,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary_size = vocabulary_size
-        self._end_tokens = frozenset(end_tokens)
-        self._chat_format = chat_format
+    def __post_init__(self) -> None:
         self._source: TokenizerSource | None = None  # dropped once the child process has it
         self._table: TokenTable | None = None
         self._trial: Trial | None = None
@@ -114,7 +105,7 @@ class ConstraintCompiler:
         setting = ""
         if answers_messages:
             setting = setting_of(
-                self._chat_format,
+                self.chat_format,
                 table.special,
                 prompt_tail,
                 thinking=thinking,
@@ -178,7 +169,7 @@ class ConstraintCompiler:
             return table, self._trial
 
     def _token_table(self) -> TokenTable:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise InvalidRequest(
                 "answers of this model cannot be constrained: its tokenizer is not supported"
@@ -186,10 +177,10 @@ class ConstraintCompiler:
         if self._unready:
             raise InvalidRequest(self._unready)
         if self._table is None:
-            source = source_of(backend, self._vocabulary_size, self._end_tokens)
+            source = source_of(backend, self.vocabulary_size, self.end_tokens)
             vocabulary = backend.get_vocab(with_added_tokens=True)
             try:
-                self._table = TokenTable.of(vocabulary, self._vocabulary_size, source)
+                self._table = TokenTable.of(vocabulary, self.vocabulary_size, source)
             except InvalidRequest as refusal:
                 self._unready = str(refusal)
                 raise
@@ -214,8 +205,8 @@ class ConstraintCompiler:
                 "tools": spec.tools,
                 "parallel": spec.parallel,
             },
-            "format": self._chat_format.name,
-            "shape": self._chat_format.shape and to_record(self._chat_format.shape),
+            "format": self.chat_format.name,
+            "shape": self.chat_format.shape and to_record(self.chat_format.shape),
             "special": table.special.ids if spec.kind == "calls" else {},
         }
         key = f"{spec.kind} {spec.parallel} {sent}"
@@ -287,8 +278,8 @@ def _error_message(spec: ConstraintSpec, error: str) -> str:
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
     error = unmarked(error)  # it quotes the client's text
     if regex := _REGEX_PLACE.search(error):
-        place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
-        return f"{subject}: {regex[3]}{place} {regex[1].strip()[:80]!r}"
+        where = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
+        return f"{subject}: {regex[3]}{where} {regex[1].strip()[:80]!r}"
     if (why := cause_in(error)) is not None:
         return f"{subject}, because {why}"
     first = error.strip().splitlines()[0] if error.strip() else "it is too complex"

@@ -111,25 +111,18 @@ class Compiled:
 
 @dataclass(eq=False, slots=True)
 class Constraint:
-    """The constraint of one row. Created on a prompt thread, then used only by the engine thread.
+    """The constraint of one row, created on a prompt thread and used by the engine thread."""
 
-    matcher: llguidance's matcher, at the start of the answer.
-    known: mask of the ids that both the model and the tokenizer have.
-    ends: mask of the end tokens. Both masks are read-only and shared between rows.
-    scratch_words: length of the matcher's own mask, at least that of `known`.
-    source: the compiled grammar that the matcher was copied from; its memory counts as used while
-        the row exists.
-    allowance: seconds of processor time that the grammar may still take.
-    """
-
-    matcher: LLMatcher
-    known: np.ndarray
-    ends: np.ndarray
-    scratch_words: int
+    matcher: LLMatcher  # llguidance's matcher, at the start of the answer
+    known: np.ndarray  # mask of the ids that both the model and the tokenizer have
+    ends: np.ndarray  # mask of the end tokens. Both masks are read-only and shared between rows.
+    scratch_words: int  # length of the matcher's own mask, at least that of `known`
+    # The compiled grammar of which the matcher is a copy. Its memory counts as used while the row
+    # exists.
     source: Compiled
     _scratch: np.ndarray = field(init=False)
     _accepted: list[int] = field(init=False, default_factory=list)
-    allowance: float = BURST_SECONDS
+    allowance: float = BURST_SECONDS  # seconds of processor time that the grammar may still take
 
     def __post_init__(self) -> None:
         self._scratch = np.zeros(self.scratch_words, np.uint32)

@@ -29,16 +29,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """The input for llguidance's tokenizer.
+    """The input for llguidance's tokenizer."""
 
-    definition: the contents of a tokenizer.json.
-    size: total number of tokens.
-    ends: the end tokens. If there are none, the last of the `size` ids must be an id that the model
-        does not have.
-    """
-
-    definition: str
-    size: int
+    definition: str  # the contents of a tokenizer.json
+    size: int  # total number of tokens
+    # The end tokens. If there are none, the last of the `size` ids must be an id that the model
+    # does not have.
     ends: tuple[int, ...]
 
     def read(self) -> llguidance.LLTokenizer:

@@ -12,20 +12,15 @@ Kind = Literal["gbnf", "json_schema", "lark", "regex", "calls"]
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """A constraint on an answer. All fields after `text` are for calls.
-
-    text: the grammar, schema or regular expression; '' for calls.
-    tools: the OpenAI tool objects that may be called; a single one if the request names it.
-    parallel: whether several calls are allowed.
-    optional: whether text may come before the calls or instead of them.
-    answer: the constraint on an answer without calls; no text may then come before calls.
-    """
+    """A constraint on an answer. All fields after `text` are for calls."""
 
     kind: Kind
-    text: str = ""
+    text: str = ""  # the grammar, schema or regular expression; '' for calls
+    # The OpenAI tool objects that may be called; a single one if the request names it.
     tools: tuple[Mapping[str, Any], ...] = ()
-    parallel: bool = True
-    optional: bool = False
+    parallel: bool = True  # whether several calls are allowed
+    optional: bool = False  # whether text may come before the calls or instead of them
+    # The constraint on an answer without calls; no text may then come before calls.
     answer: ConstraintSpec | None = None
 
 

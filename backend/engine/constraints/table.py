@@ -18,15 +18,11 @@ from backend.engine.errors import InvalidRequest
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenTable:
-    """The tokens of one model. Building it takes about a second for 50,000 tokens.
-
-    known: mask of the ids that both model and tokenizer have.
-    ends: mask of the end tokens.
-    """
+    """The tokens of one model. Building it takes about a second for 50,000 tokens."""
 
     tokens: llguidance.LLTokenizer
-    known: np.ndarray
-    ends: np.ndarray
+    known: np.ndarray  # mask of the ids that both model and tokenizer have
+    ends: np.ndarray  # mask of the end tokens
     special: SpecialTokens
 
     @classmethod

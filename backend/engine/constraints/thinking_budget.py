@@ -8,6 +8,7 @@ tokens of the marker are part of the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,53 +49,42 @@ def openings(
     return found
 
 
+@dataclass(eq=False)
 class ThinkingBudget:
     """An `AnswerRule` that limits reasoning.
 
     Created on a prompt thread, then used only by the engine thread.
-
-    most: maximum number of reasoning tokens in the whole answer.
-    new_parser, new_text: create the parser and the decoder for the answer.
-    encode: tokenises text, which may contain control tokens.
-    forbidden: the result of `openings`; once the budget has ended the reasoning, none of these
-        tokens may open reasoning again.
-    rule: another constraint on the answer.
     """
 
-    def __init__(
-        self,
-        most: int,
-        new_parser: Callable[[], ChatParser],
-        new_text: Callable[[], TextStream],
-        encode: Callable[[str], list[int]],
-        forbidden: Mapping[tuple[int, ...], tuple[int, Tags]],
-        rule: AnswerRule | None = None,
-    ) -> None:
-        self._most = most
-        self._new_parser = new_parser
-        self._new_text = new_text
-        self._encode = encode
-        self._forbidden = forbidden
-        self._longest = max(map(len, forbidden), default=0)
-        self._rule = rule
+    most: int  # maximum number of reasoning tokens in the whole answer
+    new_parser: Callable[[], ChatParser]  # creates the parser for the answer
+    new_text: Callable[[], TextStream]  # creates the decoder for the answer
+    encode: Callable[[str], list[int]]  # tokenises text, which may contain control tokens
+    # The result of `openings`. Once the budget has ended the reasoning, none of these tokens may
+    # open reasoning again.
+    forbidden: Mapping[tuple[int, ...], tuple[int, Tags]]
+    rule: AnswerRule | None = None  # another constraint on the answer
+
+    def __post_init__(self) -> None:
+        self._longest = max(map(len, self.forbidden), default=0)
         self._begin()
 
     @property
     def ended(self) -> bool:
-        return self._rule is not None and self._rule.ended
+        return self.rule is not None and self.rule.ended
 
     def restart(self, tokens: Sequence[int]) -> None:
-        if self._rule is not None:
-            self._rule.restart(tokens)
+        if self.rule is not None:
+            self.rule.restart(tokens)
         self._begin()
         for token in tokens:
             self._follow(token)
 
     def fill(self, allowed: np.ndarray) -> None:
-        if self._rule is None:
+        if self.rule is None:
             allowed[:] = _ALL
         else:
-            self._rule.fill(allowed)
+            self.rule.fill(allowed)
         if self._forced:
             only = bits_of(self._forced[:1], len(allowed))
         elif self._closed and (opening := self._opening()):
@@ -107,17 +97,17 @@ class ThinkingBudget:
 
     def accept(self, token: int) -> None:
         """Advance by a sampled token. Raises the other rule's exceptions."""
-        if self._rule is not None:
-            self._rule.accept(token)
+        if self.rule is not None:
+            self.rule.accept(token)
         self._follow(token)
 
     def look_ahead(self, draft_tokens: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
         return 0  # the parser that counts reasoning tokens cannot be copied
 
     def _begin(self) -> None:
-        self._parser = self._new_parser()
+        self._parser = self.new_parser()
         self._parser.feed("")  # the prompt may have opened reasoning
-        self._text = self._new_text()
+        self._text = self.new_text()
         self._spent = 0
         self._closed = False
         self._latest: tuple[int, ...] = ()
@@ -142,16 +132,16 @@ class ThinkingBudget:
         latest: the text that the latest token completed.
         """
         grace = _LONGEST_CHARACTER - 1 if self._spent and not latest else 0
-        if self._spent < self._most + grace:
+        if self._spent < self.most + grace:
             return []
         end = self._parser.reasoning_end
-        return self._encode(end) if end else []
+        return self.encode(end) if end else []
 
     def _opening(self) -> list[int]:
         """Return the tokens that would open reasoning again if they came next."""
         return [
             token
-            for before, (token, tags) in self._forbidden.items()
+            for before, (token, tags) in self.forbidden.items()
             if self._latest[len(self._latest) - len(before) :] == before
             and self._parser.may_open(tags)
         ]

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,37 +40,31 @@ _MOST_OPENED = 64
 _SEARCH_SECONDS = 60.0  # after which a request no longer waits for the disk
 
 
+@dataclass(eq=False)
 class DiskCache:
     """The KV of earlier prompts in files.
 
     The cache has no reference to the model, and references rows only until they are written.
-
-    layout, identity: of the model, as from `learn_layout` and `model_digest`.
-    folder: the folder for all requests; None means that only folders named by requests are used.
-    max_bytes: maximum size of the files in a folder.
-    copy: as for `layout.pack`.
-    max_waiting: maximum bytes of KV that waits to be written, and of KV that waits to be restored.
     """
 
-    def __init__(
-        self,
-        layout: Layers,
-        identity: str,
-        folder: Path | None,
-        max_bytes: int,
-        *,
-        copy: bool,
-        max_waiting: int = _MOST_WAITING,
-    ) -> None:
-        self._layout = layout
-        self._max_bytes = max_bytes
-        self._copy = copy
-        self._max_waiting = max_waiting
-        # Folders are kept, because they remember the files that they have read.
-        self._open = lru_cache(_MOST_OPENED)(lambda path: Folder(path, identity, layout, max_bytes))
-        self._folder = self._open(folder) if folder else None
+    layout: Layers  # the result of `learn_layout`
+    identity: str  # the result of `model_digest`
+    # The folder for all requests; None means that only folders named by requests are used.
+    folder: Path | None
+    max_bytes: int  # maximum size of the files in a folder
+    _: KW_ONLY
+    copy: bool  # as for `layout.pack`
+    # Maximum bytes of KV that waits to be written, and of KV that waits to be restored.
+    max_waiting: int = _MOST_WAITING
+
+    def __post_init__(self) -> None:
+        # Folders are stored, because they remember the files that they have read.
+        self._open = lru_cache(_MOST_OPENED)(
+            lambda path: Folder(path, self.identity, self.layout, self.max_bytes)
+        )
+        self._folder = self._open(self.folder) if self.folder else None
         self._made = False  # whether the folder has been created
-        self._writer = Writer(self._write, max_waiting)
+        self._writer = Writer(self._write, self.max_waiting)
         self._turn = threading.Lock()  # only one search runs at any time
         self._search = threading.Thread()
         self._read: list[weakref.ref[StoredPrefix]] = []
@@ -129,9 +124,9 @@ class DiskCache:
         folders = [folder for folder in (self._folder, path and self._open(path)) if folder]
         files = {file: folder for folder in folders for file in folder.refresh()}
         waiting = self.read_bytes
-        most = min(free - waiting, self._max_bytes)
+        most = min(free - waiting, self.max_bytes)
         if waiting:  # a single file may use the whole budget
-            most = min(most, self._max_waiting - waiting)
+            most = min(most, self.max_waiting - waiting)
         for file in candidates(files, prompt, in_memory, LEAST_TOKENS, most):
             if stored := files[file].read(file, prompt):
                 self._read = [
@@ -145,7 +140,7 @@ class DiskCache:
     def restore(self, stored: StoredPrefix, row: kv.RowCache) -> kv.RowCache | None:
         """Fill a new row with `stored.length` tokens, and return it; None on failure."""
         try:
-            unpack(self._layout, stored.arrays, stored.numbers, row)
+            unpack(self.layout, stored.arrays, stored.numbers, row)
             if kv.trim(row, len(stored.prefix.key) - stored.length):
                 kv.start_copies([row])
                 return row
@@ -165,10 +160,10 @@ class DiskCache:
             return
         try:
             prefix = Prefix(PrefixKey(tokens), trimmable)
-            save = StoredPrefix(prefix, *pack(row, copy=self._copy), path)
-            if not fits(self._layout, save.arrays, save.numbers, len(tokens)):
+            save = StoredPrefix(prefix, *pack(row, copy=self.copy), path)
+            if not fits(self.layout, save.arrays, save.numbers, len(tokens)):
                 _log.debug("a prefix is not stored on disk: this kind of KV cannot be stored")
-            elif save.nbytes > self._max_bytes or not self._writer.put(save):
+            elif save.nbytes > self.max_bytes or not self._writer.put(save):
                 _log.debug(
                     "a prefix of %d bytes is not stored on disk: it does not fit", save.nbytes
                 )

@@ -29,13 +29,10 @@ class BadFile(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """A token sequence whose KV is in a file or queued for writing.
-
-    trimmable: whether the KV can be cut to any prefix.
-    """
+    """A token sequence whose KV is in a file or queued for writing."""
 
     key: PrefixKey
-    trimmable: bool
+    trimmable: bool  # whether the KV can be cut to any prefix
 
     def reusable(self, prompt: PrefixKey) -> int:
         """Return how many tokens of a prompt need no prefill. The last token always needs it."""
@@ -51,18 +48,14 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrefix:
-    """A prefix with its KV, packed for a file or read from a file.
-
-    arrays, numbers: the layers' arrays and numbers, as `layout.pack` returns them.
-    path: the folder that a request names; None means the model's folder.
-    length: number of tokens of a prompt that need no prefill.
-    """
+    """A prefix with its KV, packed for a file or read from a file."""
 
     prefix: Prefix
+    # The layers' arrays and numbers, as `layout.pack` returns them.
     arrays: Sequence[Any]
     numbers: Sequence[int]
-    path: Path | None = None
-    length: int = 0
+    path: Path | None = None  # the folder that a request names; None means the model's folder
+    length: int = 0  # number of tokens of a prompt that need no prefill
 
     @property
     def nbytes(self) -> int:

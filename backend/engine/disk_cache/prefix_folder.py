@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -50,29 +50,27 @@ class PrefixFile:
     size: int
 
 
+@dataclass(eq=False)
 class Folder:
     """The files of one model in a folder.
 
     The methods wait for the disk, and may be called on any thread.
-
-    max_bytes: maximum size of all files in the folder, of any model.
     """
 
-    def __init__(self, path: Path, identity: str, layout: Layers, max_bytes: int) -> None:
-        self.path = path
-        self._identity = identity
-        self._layout = layout
-        self._max_bytes = max_bytes
-        # The dictionary is never changed, only replaced, so threads need no lock.
-        self._files: dict[str, PrefixFile] = {}
-        self._refused: set[str] = set()  # names of files about which a fault was logged
+    path: Path
+    identity: str
+    layout: Layers
+    max_bytes: int  # maximum size of all files in the folder, of any model
+    # The dictionary is never changed, only replaced, so threads need no lock.
+    _files: dict[str, PrefixFile] = field(default_factory=dict, init=False)
+    _refused: set[str] = field(default_factory=set, init=False)  # files whose fault was logged
 
     def refresh(self) -> list[PrefixFile]:
         """List the folder again, and return the files of this model."""
         names: list[str] = []
         with suppress(OSError):
             names = os.listdir(self.path)  # noqa: PTH208, names only: no Path for each of them
-        mine = [name for name in names if name.startswith(self._identity) and _NAME.fullmatch(name)]
+        mine = [name for name in names if name.startswith(self.identity) and _NAME.fullmatch(name)]
         looked = {name: self._files.get(name) or self._look_at(name) for name in mine}
         self._files = {name: file for name, file in looked.items() if file}
         return list(self._files.values())
@@ -80,8 +78,8 @@ class Folder:
     def read(self, file: PrefixFile, prompt: PrefixKey) -> StoredPrefix | None:
         """Read a file for a prompt, and mark it as used; None if the file is damaged or gone."""
         try:
-            stored = read_file(file.path, self._identity)
-            if not fits(self._layout, stored.arrays, stored.numbers, len(stored.prefix.key)):
+            stored = read_file(file.path, self.identity)
+            if not fits(self.layout, stored.arrays, stored.numbers, len(stored.prefix.key)):
                 raise BadFile("it does not have this model's kind of KV")
             _touch(file.path)
             return replace(stored, length=stored.prefix.reusable(prompt))
@@ -104,12 +102,12 @@ class Folder:
         # Every process gives the same content the same name.
         key = b"\1" if prefix.trimmable else b"\0"
         digest = hashlib.blake2b(prefix.key.tokens.tobytes(), digest_size=16, key=key).hexdigest()
-        name = f"{self._identity}-{digest}.safetensors"
+        name = f"{self.identity}-{digest}.safetensors"
         beside = self.path / _UNFINISHED / secrets.token_hex(8)
         beside.parent.mkdir(mode=0o700, exist_ok=True)
         try:
             self.evict(stored.nbytes)
-            write_file(beside, self._identity, stored)
+            write_file(beside, self.identity, stored)
             for file in files:
                 if prefix.covers(file.prefix):
                     file.path.unlink(missing_ok=True)
@@ -127,7 +125,7 @@ class Folder:
 
         needed: bytes of a file that is about to be written.
         """
-        now, excess = time.time(), needed - self._max_bytes
+        now, excess = time.time(), needed - self.max_bytes
         files: list[tuple[float, int, Path]] = []
         for path in [*self.path.iterdir(), *(self.path / _UNFINISHED).glob("*")]:
             with suppress(FileNotFoundError):
@@ -150,7 +148,7 @@ class Folder:
     def _look_at(self, name: str) -> PrefixFile | None:
         path = self.path / name
         try:
-            return PrefixFile(path, read_prefix(path, self._identity), path.stat().st_size)
+            return PrefixFile(path, read_prefix(path, self.identity), path.stat().st_size)
         except Exception as fault:
             self._refuse(name, fault)
             return None

@@ -12,16 +12,12 @@ from common.wording import shown
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """How a request uses the disk.
+    """How a request uses the disk."""
 
-    path: the folder in PromptCachePath; None means the folder of the model's settings, if any.
-    answer: whether to store the answer's KV too (PromptCacheAll).
-    read_only: whether to store nothing (PromptCacheRO).
-    """
-
+    # The folder in PromptCachePath; None means the folder of the model's settings, if any.
     path: Path | None = None
-    answer: bool = False
-    read_only: bool = False
+    answer: bool = False  # whether to store the answer's KV too (PromptCacheAll)
+    read_only: bool = False  # whether to store nothing (PromptCacheRO)
 
     def saves_prompt(self, *, trimmable: bool) -> bool:
         """Return whether to save the KV at the end of the prompt.

@@ -16,15 +16,11 @@ NEAR = 32  # tokens; a sequence that misses more in the drafter's KV catches up 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """How the states of a draft model or head become tokens.
+    """How the states of a draft model or head become tokens."""
 
-    project: returns logits [..., n] for states [..., size].
-    vocabulary: number of tokens; later logits are padding.
-    tokens: the main model's id of each token, [vocabulary]; None if the ids are equal.
-    """
-
-    project: Callable[[mx.array], mx.array]
-    vocabulary: int
+    project: Callable[[mx.array], mx.array]  # returns logits [..., n] for states [..., size]
+    vocabulary: int  # number of tokens; later logits are padding
+    # The main model's id of each token, [vocabulary]; None if the ids are equal.
     tokens: mx.array | None = None
 
     def best(self, states: mx.array) -> tuple[Any, Any]:

@@ -53,22 +53,17 @@ _PAUSE = 0.25  # share of stall_ms that a draft model's prefill may add to a dec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafting:
-    """How a loaded model drafts.
+    """How a loaded model drafts."""
 
-    most: maximum number of draft tokens in a step if a request does not set NDraft.
-    new_drafters: creates the drafters of a batch, the cheapest first.
-    weights_bytes: size of the draft model's or head's weights.
-    cost: memory of the drafter's KV and of unread hidden states; None if there are none.
-    states: collects hidden states for the drafter; None if it reads none.
-    names: the drafters' names, for logs.
-    """
-
-    most: int
+    most: int  # maximum number of draft tokens in a step if a request does not set NDraft
+    # Creates the drafters of a batch, the cheapest first.
     new_drafters: Callable[[], Sequence[Drafter]]
-    weights_bytes: int = 0
+    weights_bytes: int = 0  # size of the draft model's or head's weights
+    # Memory of the drafter's KV and of unread hidden states; None if there are none.
     cost: CacheCost | None = None
+    # Collects hidden states for the drafter; None if it reads none.
     states: StateSource | None = None
-    names: str = ""
+    names: str = ""  # the drafters' names, for logs
 
 
 def load_drafting(
@@ -116,7 +111,7 @@ def load_drafting(
         drafting = _with_lookup(drafting or Drafting(settings.n_draft, list))
     if drafting is not None:
         _log.info(
-            "model %s: tokens are drafted by %s, up to %d at a time, weights %d MiB",
+            "model %s: tokens are drafted by %s, up to %d in a step; weights: %d MiB",
             shown(main.name),
             drafting.names,
             drafting.most,

@@ -18,17 +18,13 @@ from common.prefixes import common_prefix
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftModel:
-    """A loaded draft model.
-
-    vocabulary, main_vocabulary: number of logits of the draft model and of the main model, which
-        may have different padding.
-    longest: the draft model's context in tokens.
-    """
+    """A loaded draft model."""
 
     model: Any
+    # Number of logits of the draft model and of the main model, which may have different padding.
     vocabulary: int
     main_vocabulary: int
-    longest: int
+    longest: int  # the draft model's context in tokens
 
 
 class ModelDrafter(BatchDrafter):

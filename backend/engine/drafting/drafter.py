@@ -26,17 +26,13 @@ _EMPTY = 4  # consecutive attempts without a draft token, which cost less, befor
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence for which draft tokens are requested.
-
-    tokens: prompt and output. Between calls, tokens are only appended.
-    most: maximum number of draft tokens, at least 1.
-    states: the hidden states from which the model chose the latest tokens, for drafters that read
-        hidden states; None if they are not collected.
-    """
+    """A sequence for which draft tokens are requested."""
 
     sequence: int
-    tokens: Sequence[int]
-    most: int
+    tokens: Sequence[int]  # prompt and output. Between calls, tokens are only appended.
+    most: int  # maximum number of draft tokens, at least 1
+    # The hidden states from which the model chose the latest tokens, for drafters that read hidden
+    # states; None if they are not collected.
     states: UnreadStates | None = None
 
 
@@ -61,10 +57,10 @@ class Drafter(Protocol):
 class DraftLength:
     """The number of tokens to draft for a sequence, learnt from its earlier draft tokens.
 
-    The number doubles if all draft tokens were right, and otherwise shrinks to one more than were
-    right. After failures follows a pause, counted in tokens of the sequence, so steps without draft
-    tokens need not be recorded. Pauses double while attempts fail, so unpredictable text costs one
-    short attempt in 16 tokens.
+    The number doubles if all draft tokens were right, becomes one more than were right if some
+    were, and halves if none was. Repeated failures cause a pause, counted in the sequence's tokens,
+    so steps without draft tokens need not be recorded. Pauses double while attempts fail, so
+    unpredictable text costs one short attempt in 16 tokens.
     """
 
     def __init__(self) -> None:
@@ -113,7 +109,8 @@ class DraftLength:
 class LookupDrafter:
     """A `Drafter` by prompt lookup.
 
-    A call indexes at most CHUNK tokens of each sequence, so a long prompt takes several calls.
+    A call indexes at most CHUNK tokens of each sequence, so a long prompt is indexed in several
+    calls.
     """
 
     nbytes = 0

@@ -41,31 +41,26 @@ class _Family:
     """How checkpoints of a family name the parts of a head.
 
     The "model" below is an mlx-lm model that consists of the head's layers.
-
-    tensors: a pattern for the names of the head's tensors. The group is the name of a part, and
-        `{layers}` stands for the number of layers of the main model.
-    alone: the same for a checkpoint of the head alone, as mlx-vlm's `convert --mtp` writes it.
-    projection, of_token, of_state, norm: patterns for the names of parts outside the layers.
-    layer: prefix of the names of layers' parts in the model.
-    changes: changes to the main model's configuration to build the model.
-    depth: the configuration's field with the number of layers per head; '' means one layer.
-    last: name of the norm after the layers in the model.
-    centred: whether the published weights of norms lack the 1 that mlx-lm adds at load.
-    state_first: as in `PredictionHead`.
     """
 
+    # A pattern for the names of the head's tensors. The group is the name of a part, and `{layers}`
+    # stands for the number of layers of the main model.
     tensors: str
+    # Patterns for the names of parts outside the layers.
     projection: str
     of_token: str
     of_state: str
     norm: str
-    layer: str
-    changes: Mapping[str, Any]
+    layer: str  # prefix of the names of layers' parts in the model
+    changes: Mapping[str, Any]  # changes to the main model's configuration to build the model
+    # The pattern for a checkpoint of the head alone, as mlx-vlm's `convert --mtp` writes it.
     alone: str = r"(?:mtp\.)?(.+)"
+    # The configuration's field with the number of layers per head; '' means one layer.
     depth: str = ""
-    last: str = "model.norm"
+    last: str = "model.norm"  # name of the norm after the layers in the model
+    # Whether the published weights of norms lack the 1 that mlx-lm adds at load.
     centred: bool = False
-    state_first: bool = False
+    state_first: bool = False  # as in `PredictionHead`
 
     def renamed(self, part: str) -> str:
         """Return the name of a part in `PredictionHead`, or in the model for parts of layers."""
@@ -142,13 +137,8 @@ _MIMO = _Family(
     state_first=True,
 )
 _FAMILIES = {
-    "qwen3_5": _QWEN,
-    "qwen3_5_moe": _QWEN,
-    "qwen3_next": _QWEN,
-    "deepseek_v3": _NEXT_LAYER,
-    "glm4_moe": _NEXT_LAYER,
-    "glm4_moe_lite": _NEXT_LAYER,
-    "glm_moe_dsa": _NEXT_LAYER,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next"), _QWEN),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _NEXT_LAYER),
     "nemotron_h": _NEMOTRON,
     "mimo": _MIMO,
 }

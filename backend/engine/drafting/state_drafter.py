@@ -37,7 +37,7 @@ class StateDrafter(BatchDrafter, ABC):
         return [found.get(request.sequence) for request in requests]
 
     def _catch_up(self, request: DraftRequest, states: mx.array) -> mx.array:
-        """Read all but the last state of a sequence, add it to the batch, and return the rest."""
+        """Read all but the last state of a sequence, which joins the batch; return the last one."""
         row = self._take_out(request.sequence)
         count = states.shape[0]
         if count > 1:

@@ -281,7 +281,7 @@ def _mask(cache: Any, size: int, causal: bool, window: int | None) -> mx.array:
     """Return the attention mask of a block of `size` tokens.
 
     Every token attends to the whole block, and to as much of the KV as the first token. In a causal
-    layer, tokens attend only to earlier tokens.
+    layer, tokens do not attend to later tokens.
     """
     starts = mx.array(cache.offset).reshape(-1, 1)
     columns = mx.arange(cache.size())

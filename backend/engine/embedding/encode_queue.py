@@ -17,7 +17,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import attrgetter
 
@@ -93,7 +93,7 @@ class _Row:
     """A waiting row of a request."""
 
     job: _Job
-    place: int  # the index of the row in its request
+    index: int  # the index of the row in its request
     piece: Piece
     turn: int  # the turn in which the row runs
     retried: bool = False  # whether the row runs once more, alone, after a failed allocation
@@ -103,41 +103,24 @@ class _Row:
         return len(self.piece.ids)
 
 
+@dataclass(eq=False)
 class EncodeQueue:
-    """The queue of one loaded model.
+    """The queue of one loaded model."""
 
-    run: runs the model on one batch, and returns an output for each piece.
-    cost: the memory that a batch needs.
-    pace: decides the number of tokens, including padding, in a step.
-    budget: bytes that are left after the weights.
-    publish: called with a request's answer or error.
-    report: logs a fault.
-    short: whether the latest step failed for lack of memory. Its rows run once more, one by one.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        cost: ActivationCost,
-        pace: Pace,
-        budget: int,
-        publish: Publish,
-        report: Report,
-        gauges: Gauges,
-    ) -> None:
-        self._run = run
-        self._cost = cost
-        self.budget = budget
-        self._publish = publish
-        self._report = report
-        self._gauges = gauges
-        self._pace = pace
-        self._jobs: dict[int, _Job] = {}  # by ticket
-        # The first row of each bucket is never of a dropped job; others may be.
-        self._buckets: dict[int, deque[_Row]] = {}
-        self._turn = 0  # the turn of the latest step's first row
-        self._steps = 0
-        self.short = False
+    run: Run  # runs the model on one batch, and returns an output for each piece
+    cost: ActivationCost  # the memory that a batch needs
+    pace: Pace  # decides the number of tokens, including padding, in a step
+    budget: int  # bytes that are left after the weights
+    publish: Publish  # called with a request's answer or error
+    report: Report  # logs a fault
+    gauges: Gauges
+    # Whether the latest step failed for lack of memory. Its rows run once more, one by one.
+    short: bool = field(default=False, init=False)
+    _jobs: dict[int, _Job] = field(default_factory=dict, init=False)  # by ticket
+    # The first row of each bucket is never of a dropped job; others may be.
+    _buckets: dict[int, deque[_Row]] = field(default_factory=dict, init=False)
+    _turn: int = field(default=0, init=False)  # the turn of the latest step's first row
+    _steps: int = field(default=0, init=False)
 
     @property
     def busy(self) -> bool:
@@ -146,7 +129,7 @@ class EncodeQueue:
     @property
     def needs(self) -> int:
         """The minimum number of bytes that the next step needs: the bytes for its first row."""
-        return self._cost.of(1, self._next[0].length) if self._buckets else 0
+        return self.cost.of(1, self._next[0].length) if self._buckets else 0
 
     @property
     def _next(self) -> deque[_Row]:
@@ -156,9 +139,9 @@ class EncodeQueue:
     def submit(self, ticket: int, pieces: Sequence[Piece]) -> None:
         """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
         longest = max(len(piece.ids) for piece in pieces)
-        needed = self._cost.of(1, longest)
+        needed = self.cost.of(1, longest)
         if needed > self.budget:
-            self._publish(
+            self.publish(
                 ticket,
                 Overloaded(
                     f"a text of {longest} tokens needs {needed // MIB} MiB, but the model leaves"
@@ -169,8 +152,8 @@ class EncodeQueue:
             return
         count = len(pieces)
         job = self._jobs[ticket] = _Job(ticket, [None] * count, count)
-        for place, piece in enumerate(pieces):
-            row = _Row(job, place, piece, self._turn + 1 + place // _ROWS_IN_TURN)
+        for index, piece in enumerate(pieces):
+            row = _Row(job, index, piece, self._turn + 1 + index // _ROWS_IN_TURN)
             waiting = self._buckets.setdefault(bucket_of(row.length), deque())
             insort(waiting, row, key=_TURN)
 
@@ -185,7 +168,7 @@ class EncodeQueue:
         jobs, self._jobs = self._jobs, {}
         self._buckets.clear()
         for ticket in jobs:
-            self._publish(ticket, error)
+            self.publish(ticket, error)
 
     def step(self, *, running: bool, budget: int | None = None) -> None:
         """Run one batch.
@@ -194,21 +177,21 @@ class EncodeQueue:
         budget: bytes that the step may use; None means all that the weights leave.
         """
         rows = self._take(
-            self._pace.tokens(running=running), self.budget if budget is None else budget
+            self.pace.tokens(running=running), self.budget if budget is None else budget
         )
         padded = len(rows) * max(row.length for row in rows)
-        expected = self._pace.seconds(padded) if self._pace.known else None
-        self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}", expected=expected)
+        expected = self.pace.seconds(padded) if self.pace.known else None
+        self.gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}", expected=expected)
         self.short = False
         started = time.perf_counter()
         try:
-            outputs = self._run([row.piece for row in rows])
+            outputs = self.run([row.piece for row in rows])
         except Exception as fault:
             self._failed(rows, fault)
             return
         tokens = sum(row.length for row in rows)
-        self._pace.measured(padded, time.perf_counter() - started)
-        self._gauges.prompt_tokens_processed += tokens
+        self.pace.measured(padded, time.perf_counter() - started)
+        self.gauges.prompt_tokens_processed += tokens
         for row, output in zip(rows, outputs, strict=True):
             self._store(row, output)
         self._steps += 1
@@ -229,13 +212,13 @@ class EncodeQueue:
         if isinstance(fault, EngineError):
             failure = fault
         else:
-            self._report("encoding", fault)
+            self.report("encoding", fault)
             failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
         if self.short:
             longest = max(row.length for row in rows)
             failure = Overloaded(
                 f"the device is out of memory: {mx.get_active_memory() // MIB} MiB are in use, and"
-                f" a text of {longest} tokens needs about {self._cost.of(1, longest) // MIB} MiB:"
+                f" a text of {longest} tokens needs about {self.cost.of(1, longest) // MIB} MiB:"
                 " send it again later, send a shorter text, or lower memory_limit_mib"
             )
         for ticket in {row.job.ticket for row in rows}:
@@ -249,7 +232,7 @@ class EncodeQueue:
         if not waiting[0].retried:
             left = (row for row in waiting if not row.job.dropped)
             fresh = takewhile(lambda row: not row.retried, left)
-            count = rows_that_fit((row.length for row in fresh), tokens, self._cost, budget)
+            count = rows_that_fit((row.length for row in fresh), tokens, self.cost, budget)
         rows: list[_Row] = []
         while len(rows) < count:
             row = waiting.popleft()
@@ -265,16 +248,16 @@ class EncodeQueue:
             job.left = -1
             self._fail(job.ticket, EngineFailed("the model's output is not finite"))
             return
-        job.outputs[row.place] = output
+        job.outputs[row.index] = output
         job.left -= 1
         if job.left == 0:
             del self._jobs[job.ticket]
             done = tuple(output for output in job.outputs if output is not None)
-            self._publish(job.ticket, Encoded(done))
+            self.publish(job.ticket, Encoded(done))
 
     def _fail(self, ticket: int, failure: EngineError) -> None:
         self.cancel(ticket)
-        self._publish(ticket, failure)
+        self.publish(ticket, failure)
 
     def _drop_first_rows(self) -> None:
         """Drop rows of dropped jobs from the beginning of each bucket.

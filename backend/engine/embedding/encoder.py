@@ -20,7 +20,6 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from backend.engine.embedding.encoder_names import HEAD, in_own_names, own_paths
 from backend.engine.embedding.encoder_shape import Shape
-from backend.engine.embedding.vectors import attention_masks
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
@@ -61,7 +60,7 @@ class Model(Module):
         if shape.segments:
             self.segments = Embedding(shape.segments, shape.hidden)
         if shape.learned:
-            self.places = Embedding(shape.learned, shape.hidden)
+            self.positions = Embedding(shape.learned, shape.hidden)
         if shape.distances:
             self.nearness = Embedding(shape.distances, shape.heads)
         self.norm = _norm(shape)
@@ -86,9 +85,9 @@ class Model(Module):
         if "segments" in self:
             # The tokenizer of a model with one segment embedding may number two segments.
             states += self.segments(mx.zeros_like(ids) if shape.segments == 1 else token_type_ids)
-        if "places" in self:
+        if "positions" in self:
             filled = (ids != shape.pad).astype(mx.int32)
-            states += self.places(mx.cumsum(filled, axis=1) * filled + shape.pad)
+            states += self.positions(mx.cumsum(filled, axis=1) * filled + shape.pad)
         states = self.norm(states)
         reach = shape.local.reach if shape.local else 0
         everywhere, nearby = attention_masks(attention_mask, reach)
@@ -252,3 +251,23 @@ class _Experts(Module):
         mixed = (self.experts(states, best) * weights[..., None]).sum(axis=-2)
         result: mx.array = mixed + self.bias
         return result
+
+
+def attention_masks(
+    tokens: mx.array, reach: int, *, causal: bool = False
+) -> tuple[mx.array, mx.array]:
+    """Return the boolean masks of global and local layers, (rows, 1, 1 or longest, longest).
+
+    tokens: (rows, longest), 1 for tokens and 0 for padding.
+    reach: a token of a local layer attends to the tokens that are less than this far away.
+    causal: whether tokens attend only to earlier tokens.
+    """
+    position = mx.arange(tokens.shape[1])
+    distance = position[:, None] - position[None, :]
+    everywhere = tokens.astype(mx.bool_)[:, None, None, :]
+    if causal:
+        everywhere = everywhere & (distance >= 0)
+    nearby = everywhere & (mx.abs(distance) < reach)
+    # Padding attends to everything: the softmax of no scores is NaN, and NaN in a column of padding
+    # would reach the tokens of its row.
+    return everywhere, nearby | (tokens == 0)[:, None, :, None]

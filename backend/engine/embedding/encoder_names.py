@@ -30,7 +30,7 @@ def _by_name(names: Mapping[str, str]) -> Mapping[str, str]:
 _OUTER = _by_name({
     "words": "embeddings.word_embeddings embeddings.tok_embeddings",
     "segments": "embeddings.token_type_embeddings",
-    "places": "embeddings.position_embeddings",
+    "positions": "embeddings.position_embeddings",
     "norm": "embeddings.LayerNorm embeddings.norm emb_ln",
     "nearness": "encoder.relative_attention_bias",
     "pooler": "pooler.dense head.dense classifier.dense pre_classifier",

@@ -43,70 +43,55 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes and parts of an encoder.
-
-    inner: width of the MLP.
-    longest: maximum number of tokens.
-    segments: number of segment embeddings; 0 for none.
-    gated: whether the MLP multiplies its inner values by the activation of others.
-    norms_first: whether norms precede attention and MLP, instead of following the residuals.
-    attention_bias, up_bias, down_bias, norm_bias: whether the layers of these names have biases.
-    learned: number of learned positions; 0 for none.
-    pad: the id of the padding token. The first token has the position `pad + 1`; -1 if positions
-        begin with 0.
-    distances: number of classes of distances between two tokens, each with a learned bias for
-        attention; 0 for none.
-    theta: the base of rotary frequencies; 0 for none.
-    stretch: a divisor of the rotary frequencies.
-    pooled: which vector a reranker's head reads, `cls` or `mean`.
-    head_norm: whether the head has the activation of the MLP and a norm after it.
-    head_activation: the activation of a reranker's head without a norm.
-    """
+    """Sizes and parts of an encoder."""
 
     vocabulary: int
     hidden: int
     layers: int
     heads: int
-    inner: int
-    longest: int
-    segments: int = 0
+    inner: int  # width of the MLP
+    longest: int  # maximum number of tokens
+    segments: int = 0  # number of segment embeddings; 0 for none
     epsilon: float = 1e-12
     activation: str = "gelu"
-    gated: bool = False
+    gated: bool = False  # whether the MLP multiplies its inner values by the activation of others
+    # Whether norms precede attention and MLP, instead of following the residuals.
     norms_first: bool = False
+    # Whether the layers of these names have biases.
     attention_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
     norm_bias: bool = True
-    learned: int = 0
+    learned: int = 0  # number of learned positions; 0 for none
+    # The id of the padding token. The first token has the position `pad + 1`; -1 if positions begin
+    # with 0.
     pad: int = -1
+    # Number of classes of distances between two tokens, each with a learned bias for attention; 0
+    # for none.
     distances: int = 0
-    theta: float = 0.0
-    stretch: float = 1.0
+    theta: float = 0.0  # the base of rotary frequencies; 0 for none
+    stretch: float = 1.0  # a divisor of the rotary frequencies
     local: Local | None = None
     experts: Experts | None = None
-    pooled: str = "cls"
+    pooled: str = "cls"  # which vector a reranker's head reads, `cls` or `mean`
     pooler_bias: bool = True
-    head_norm: bool = False
-    head_activation: str = "tanh"
+    head_norm: bool = False  # whether the head has the activation of the MLP and a norm after it
+    head_activation: str = "tanh"  # the activation of a reranker's head without a norm
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How config.json describes the encoders of a family.
+    """How config.json describes the encoders of a family."""
 
-    example: a model of the family, for messages.
-    complete: returns the fields of `Shape` that cannot be read as a number.
-    only: the supported values of keys in config.json. Other values are refused, because the network
-        would ignore them.
-    names: the family's keys for fields of `Shape`; "" for a field that the family does not have.
-    usual: the values of fields that config.json does not state.
-    """
-
-    example: str
+    example: str  # a model of the family, for messages
+    # Returns the fields of `Shape` that cannot be read as a number.
     complete: Callable[[Mapping[str, Any], Fields], Fields]
+    # The supported values of keys in config.json. Other values are refused, because the network
+    # would ignore them.
     only: Mapping[str, Any] = field(default_factory=dict)
+    # The family's keys for fields of `Shape`; "" for a field that the family does not have.
     names: Mapping[str, str] = field(default_factory=dict)
+    # The values of fields that config.json does not state.
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -26,19 +26,14 @@ _MARKS = ("B", "I", "E", "S")
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A named entity.
+    """A named entity."""
 
-    group: the type of the entity, such as PER.
-    start, end: byte offsets into the text in UTF-8, half-open.
-    score: the model's confidence, from 0 to 1.
-    text: the characters of the entity.
-    """
-
-    group: str
+    group: str  # the type of the entity, such as PER
+    # Byte offsets into the text in UTF-8, half-open.
     start: int
     end: int
-    score: float
-    text: str
+    score: float  # the model's confidence, from 0 to 1
+    text: str  # the characters of the entity
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +157,18 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class LabelReader:
-    """Reads texts for token classification, and turns the model's output into entities.
-
-    tokenizer: a tokenizers.Tokenizer.
-    labels: the names of labels, in the order of the model's outputs.
-    path: returns the label index of each token, given probabilities, (tokens, labels).
-    before, after: token ids at the beginning and at the end of every row.
-    by_word: whether all tokens of a word have the same label.
-    """
+    """Reads texts for token classification, and turns the model's output into entities."""
 
     rpc: ClassVar[str] = "TokenClassify"
-    tokenizer: Any
+    tokenizer: Any  # a tokenizers.Tokenizer
     limits: Limits
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # the names of labels, in the order of the model's outputs
+    # Returns the label index of each token, given probabilities, (tokens, labels).
     path: Callable[[np.ndarray], Sequence[int]]
+    # Token ids at the beginning and at the end of every row.
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    by_word: bool = True
+    by_word: bool = True  # whether all tokens of a word have the same label
 
     def read(self, text: str) -> LabelledText:
         """Tokenise a text. Raises TooLong, InvalidRequest."""

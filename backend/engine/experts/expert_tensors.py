@@ -29,18 +29,14 @@ _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The part of the files from which one parameter of a layer is made.
+    """The part of the files from which one parameter of a layer is made."""
 
-    spans: the bytes of each expert.
-    dtype: the data type in the files.
-    form: `whole` for values as they are, `even` or `odd` for every other row, `turned` for the
-        transposed matrix, `turned first` or `turned second` for a half of the transposed matrix.
-    scales: the location of the scales of an FP8 matrix, one scale per block; None without scales.
-    """
-
-    spans: tuple[Span, ...]
-    dtype: mx.Dtype
+    spans: tuple[Span, ...]  # the bytes of each expert
+    dtype: mx.Dtype  # the data type in the files
+    # `whole` for values as they are, `even` or `odd` for every other row, `turned` for the
+    # transposed matrix, `turned first` or `turned second` for a half of the transposed matrix.
     form: str
+    # The location of the scales of an FP8 matrix, one scale per block; None without scales.
     scales: Location | None = None
 
     @property

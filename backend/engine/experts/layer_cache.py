@@ -10,7 +10,7 @@ avoid the copy, MLX computes each layer's result immediately.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -42,58 +42,45 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a layer relates to the other layers with experts.
+    """How a layer relates to the other layers with experts."""
 
-    payoff: the decision whether to read ahead, shared by all layers of a pass.
-    first: whether a pass begins with this layer.
-    following: the next layer and its router; None if a pass ends with this layer.
-    """
-
-    payoff: Payoff
-    first: bool
+    payoff: Payoff  # the decision whether to read ahead, shared by all layers of a pass
+    first: bool  # whether a pass begins with this layer
+    # The next layer and its router; None if a pass ends with this layer.
     following: tuple[LayerCache, Router] | None
 
 
+@dataclass(eq=False)
 class LayerCache:
-    """The slots of one layer.
+    """The slots of one layer."""
 
-    switch: mlx-lm's layer, whose parameters have one row per slot.
-    parameters: all parameters of `switch`.
-    portion: maximum number of bytes that are read before they are written to slots.
-    link: set when all layers have caches; None if the order of the layers is unknown.
-    """
+    switch: Any  # mlx-lm's layer, whose parameters have one row per slot
+    parameters: Sequence[Parameter]  # all parameters of `switch`
+    files: WeightFiles
+    portion: int  # maximum number of bytes that are read before they are written to slots
+    counts: ExpertCounts
+    # Set when all layers have caches; None if the order of the layers is unknown.
+    link: Link | None = field(default=None, init=False)
 
-    link: Link | None = None
-
-    def __init__(
-        self,
-        switch: Any,
-        parameters: Sequence[Parameter],
-        files: WeightFiles,
-        portion: int,
-        counts: ExpertCounts,
-    ) -> None:
-        self._switch = switch
-        self._parameters = parameters
-        self._files = files
-        self._counts = counts
+    def __post_init__(self) -> None:
         # Several parameters may be made from the same bytes, which are read once.
         self._sources = list(
-            dict.fromkeys(source for each in parameters for source in each.location.sources)
+            dict.fromkeys(source for each in self.parameters for source in each.location.sources)
         )
-        experts, slots = len(parameters[0].location.spans), parameters[0].slots.shape[0]
+        first = self.parameters[0]
+        experts, slots = len(first.location.spans), first.slots.shape[0]
         self._slot = np.full(experts, -1)  # the slot of each expert; -1 if it is not in memory
         self._expert = np.full(slots, -1)  # the expert in each slot; -1 if the slot is empty
         self._worth = np.zeros(experts)
         # An expert may need more bytes in memory than in the files, or less.
         read = sum(spans[0].size for spans in self._sources)
-        self._step = max(portion // max(read, self.nbytes // slots), 1)
+        self._step = max(self.portion // max(read, self.nbytes // slots), 1)
         self._read = read
         self._ahead: dict[int, Reading] = {}  # by expert, reads that began before the router chose
 
     @property
     def nbytes(self) -> int:
-        return sum(parameter.slots.nbytes for parameter in self._parameters)
+        return sum(parameter.slots.nbytes for parameter in self.parameters)
 
     @property
     def experts(self) -> int:
@@ -114,15 +101,15 @@ class LayerCache:
         self._worth *= _FADING
         self._worth[experts] += 1
         missing = experts[self._slot[experts] < 0]
-        self._counts.hits += len(experts) - len(missing)
-        self._counts.misses += len(missing)
+        self.counts.hits += len(experts) - len(missing)
+        self.counts.misses += len(missing)
         self._abandon_all_but(missing)
-        self._counts.ahead_hits += len(self._ahead)
+        self.counts.ahead_hits += len(self._ahead)
         if len(experts) > len(self._expert):
             result = self._in_groups(x, selected, experts)
         else:
             self._bring(experts)
-            result = self._switch(x, mx.array(self._slots_of(selected)))
+            result = self.switch(x, mx.array(self._slots_of(selected)))
         if self.link and self.link.following and likely is not None:
             # Before the launch, which lets the threads have Python's lock.
             self.link.following[0].read_ahead(np.array(likely))
@@ -151,13 +138,13 @@ class LayerCache:
         self._abandon_all_but(np.array([], int))
         experts, count = np.unique(likely[likely < self.experts], return_counts=True)
         experts = experts[np.argsort(-count, kind="stable")]
-        most = self._step - -(-self._files.abandoned_bytes // self._read)
+        most = self._step - -(-self.files.abandoned_bytes // self._read)
         for expert in experts[self._slot[experts] < 0][: max(most, 0)]:
             self._ahead[int(expert)] = self._begin(np.array([expert]))
 
     def _abandon_all_but(self, experts: np.ndarray) -> None:
         for expert in self._ahead.keys() - set(experts.tolist()):
-            self._files.abandon(self._ahead.pop(expert))
+            self.files.abandon(self._ahead.pop(expert))
 
     def _in_groups(self, x: mx.array, selected: np.ndarray, experts: np.ndarray) -> mx.array:
         """Compute the result for more experts than there are slots, one group at a time.
@@ -171,7 +158,7 @@ class LayerCache:
             self._bring(group, after=parts[-1:])
             at = np.flatnonzero(np.isin(flat, group))
             own = rows[mx.array(at // selected.shape[-1])]
-            part = self._switch(own, mx.array(self._slots_of(flat[at][:, None])))[:, 0]
+            part = self.switch(own, mx.array(self._slots_of(flat[at][:, None])))[:, 0]
             mx.async_eval(part)
             parts.append(part)
             positions.append(at)
@@ -227,7 +214,7 @@ class LayerCache:
         return [*begun, self._begin(rest)] if len(rest) else begun
 
     def _begin(self, experts: np.ndarray) -> Reading:
-        return self._files.begin([[spans[expert] for expert in experts] for spans in self._sources])
+        return self.files.begin([[spans[expert] for expert in experts] for spans in self._sources])
 
     def _write(
         self, experts: np.ndarray, slots: np.ndarray, readings: list[Reading], *, wait: bool
@@ -238,17 +225,17 @@ class LayerCache:
 
         wait: whether to wait until the slots are written.
         """
-        raw = self._files.finish(readings)
+        raw = self.files.finish(readings)
         self._slot[self._expert[slots][self._expert[slots] >= 0]] = -1
         self._expert[slots] = -1
         at = mx.array(slots.astype(np.uint32))
         try:
             read = dict(zip(self._sources, raw, strict=True))
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 own = [read[source] for source in parameter.location.sources]
                 parameter.slots[at] = parameter.location.values(own, parameter.slots)
             evaluate = mx.eval if wait else mx.async_eval  # both allocate memory immediately
-            evaluate([parameter.slots for parameter in self._parameters])
+            evaluate([parameter.slots for parameter in self.parameters])
         except Exception:
             self._empty()
             raise
@@ -258,5 +245,5 @@ class LayerCache:
     def _empty(self) -> None:
         """Empty all slots, because a failed allocation leaves some of them in an unknown state."""
         self._slot[:], self._expert[:] = -1, -1
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.projection[parameter.name] = mx.zeros_like(parameter.slots)

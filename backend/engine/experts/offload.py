@@ -42,16 +42,11 @@ class NotOffloadedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CachedExperts:
-    """The cache of a model's experts.
+    """The cache of a model's experts."""
 
-    nbytes: the size of all slots.
-    working_bytes: the maximum size of the buffers for reading.
-    packed: whether the experts are quantised in memory.
-    """
-
-    nbytes: int
-    working_bytes: int
-    packed: bool
+    nbytes: int  # the size of all slots
+    working_bytes: int  # the maximum size of the buffers for reading
+    packed: bool  # whether the experts are quantised in memory
     counts: ExpertCounts
 
 
@@ -135,7 +130,8 @@ def offload(
     counts.read_bytes, counts.wait_seconds = 0, 0.0
     nbytes = sum(cache.nbytes for cache in caches.values())
     _log.info(
-        "model %s: the experts of %d layers stay in its files; a cache of %d MiB has %d of %d",
+        "model %s: the experts of %d layers stay in its files; a cache of %d MiB has %d of the %d"
+        " experts of each layer",
         shown(name),
         len(switches),
         nbytes // MIB,

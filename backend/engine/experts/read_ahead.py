@@ -32,17 +32,13 @@ _REFRESH = 32  # one pass in 32 is of the slower kind
 _GAIN = 1.03  # minimum gain, because times vary
 
 
+@dataclass(eq=False)
 class Router:
-    """A layer's router, which is looked up for each call, because a load may replace it.
+    """A layer's router, which is looked up for each call, because a load may replace it."""
 
-    around: the modules that may contain the router.
-    experts: the number of experts.
-    """
-
-    def __init__(self, around: Sequence[Any], experts: int) -> None:
-        self._around = around
-        self._experts = experts
-        self._usable = True
+    around: Sequence[Any]  # the modules that may contain the router
+    experts: int  # the number of experts
+    _usable: bool = field(default=True, init=False)
 
     def choose(self, x: mx.array, count: int) -> mx.array | None:
         """Return `count` experts for each token; None if the router needs other arguments.
@@ -51,7 +47,7 @@ class Router:
         """
         if not self._usable:
             return None
-        found = (block[name] for block in self._around for name in _NAMES if name in block)
+        found = (block[name] for block in self.around for name in _NAMES if name in block)
         router = next(found, None)
         try:
             made = router(x)  # type: ignore[misc]  # None cannot be called either
@@ -59,7 +55,7 @@ class Router:
             for values in results:
                 if not mx.issubdtype(values.dtype, mx.floating):
                     return values  # type: ignore[no-any-return]
-            if results[0].shape[-1] == self._experts:
+            if results[0].shape[-1] == self.experts:
                 return mx.argpartition(results[0], kth=-count, axis=-1)[..., -count:]
         except Exception:
             _log.debug("a router cannot be applied to the input of another layer", exc_info=True)

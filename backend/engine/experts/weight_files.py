@@ -68,16 +68,11 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reads that have begun.
+    """Reads that have begun."""
 
-    buffers: the bytes of each source, one row per span.
-    parts: number of bytes that each task reads.
-    files: the numbers of the files that are read.
-    """
-
-    buffers: Sequence[np.ndarray]
-    parts: Mapping[Future[None], int]
-    files: Set[int]
+    buffers: Sequence[np.ndarray]  # the bytes of each source, one row per span
+    parts: Mapping[Future[None], int]  # number of bytes that each task reads
+    files: Set[int]  # the numbers of the files that are read
 
 
 class WeightFiles:

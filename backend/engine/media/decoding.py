@@ -1,4 +1,4 @@
-"""Decodes a request's media within limits. This module is the entry point of the package.
+"""Decodes a request's media within limits, for other packages.
 
 It runs on a prompt thread and does not use MLX. An item that cannot be decoded ends the request
 with an error that names the item. No item is ever dropped, because an answer about an image that

@@ -98,7 +98,7 @@ def _of_path(path: str, most: int, allow_paths: bool) -> bytes:
             " accepted only if the model is loaded with the option allow_media_paths"
         )
     try:
-        # Opening a pipe or a terminal must not wait for its other end.
+        # If the path is a pipe or a terminal, the call must not wait for the other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(file.fileno())

@@ -15,12 +15,10 @@ RATES = range(4_000, 192_001)
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """A decoded image: upright, RGB, with transparency replaced by white.
-
-    digest: SHA-256 of size and pixels. Equal images from different files have equal digests.
-    """
+    """A decoded image: upright, RGB, with transparency replaced by white."""
 
     pixels: Image
+    # SHA-256 of size and pixels. Equal images from different files have equal digests.
     digest: bytes
     width: int
     height: int
@@ -28,35 +26,23 @@ class DecodedImage:
 
 @dataclass(frozen=True, slots=True)
 class DecodedAudio:
-    """Decoded audio.
+    """Decoded audio."""
 
-    samples: float32, (n,), one channel.
-    rate: samples per second, 16,000.
-    digest: SHA-256 of rate and samples.
-    """
-
-    samples: Any
-    rate: int
-    digest: bytes
+    samples: Any  # float32, (n,), one channel
+    rate: int  # samples per second, 16,000
+    digest: bytes  # SHA-256 of rate and samples
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames of a video, all of the same size.
-
-    places: the index of each frame in the video.
-    count: number of frames in the video.
-    rate: frames per second in the video.
-    digest: SHA-256 of frames, `places`, `count` and `rate`.
-    cost: processor time that decoding took, in seconds.
-    """
+    """Frames of a video, all of the same size."""
 
     frames: tuple[DecodedImage, ...]
-    places: tuple[int, ...]
-    count: int
-    rate: float
-    digest: bytes
-    cost: float = 0.0
+    indices: tuple[int, ...]  # the index of each frame in the video
+    count: int  # number of frames in the video
+    rate: float  # frames per second in the video
+    digest: bytes  # SHA-256 of frames, `indices`, `count` and `rate`
+    cost: float = 0.0  # processor time that decoding took, in seconds
 
 
 MediaContent = DecodedImage | DecodedAudio | Video
@@ -69,9 +55,6 @@ class Media:
     images: list[DecodedImage]
     videos: list[Video]
     audios: list[DecodedAudio]
-
-    def __bool__(self) -> bool:
-        return bool(self.images or self.videos or self.audios)
 
 
 class BadItem(Exception):

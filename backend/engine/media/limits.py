@@ -24,28 +24,21 @@ VIDEO_MEMORY: Final = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """The limits of one loaded model, for each request.
+    """The limits of one loaded model, for each request."""
 
-    images, videos, audios: maximum number of items.
-    item_bytes: maximum size of an item's file.
-    image_pixels: maximum number of pixels of an image, of a stored video frame, and of all frames
-        together that are used of a video. All images and videos of a request together may have
-        `IMAGES_IN_ALL` times as many.
-    video_frames: maximum number of frames that are used of a video.
-    video_seconds: maximum length of a video.
-    audio_seconds: maximum length of all audio of a request together.
-    allow_paths: whether an item may be the path of a file on this machine.
-    """
-
+    # Maximum number of items of each kind.
     images: int = DEFAULT_COUNT
     videos: int = DEFAULT_COUNT
     audios: int = DEFAULT_COUNT
-    item_bytes: int = 64 * MIB
+    item_bytes: int = 64 * MIB  # maximum size of an item's file
+    # Maximum number of pixels of an image, of a stored video frame, and of all frames together that
+    # are used of a video. All images and videos of a request together may have `IMAGES_IN_ALL`
+    # times as many.
     image_pixels: int = 33_554_432
-    video_frames: int = 16
-    video_seconds: int = 3600
-    audio_seconds: int = 600
-    allow_paths: bool = False
+    video_frames: int = 16  # maximum number of frames that are used of a video
+    video_seconds: int = 3600  # maximum length of a video
+    audio_seconds: int = 600  # maximum length of all audio of a request together
+    allow_paths: bool = False  # whether an item may be the path of a file on this machine
 
 
 def shape_problem(width: int, height: int) -> str:

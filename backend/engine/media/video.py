@@ -53,13 +53,13 @@ def decode_video(
         "cpu_seconds": max(math.ceil(cpu_seconds), 1),
     }
     found, pixels = answer_of(_PROGRAM, task, content, VIDEO_WALL_SECONDS, "videos", _SLOW, _LARGE)
-    size, places, count, rate = found["size"], found["places"], found["count"], found["rate"]
+    size, indices, count, rate = found["size"], found["indices"], found["count"], found["rate"]
     each = 3 * size[0] * size[1]
     frames = tuple(
         image_of(Image.frombytes("RGB", size, pixels[at : at + each]))
-        for at in range(0, each * len(places), each)
+        for at in range(0, each * len(indices), each)
     )
-    digest = hashlib.sha256(f"{places} {count} {rate}".encode())
+    digest = hashlib.sha256(f"{indices} {count} {rate}".encode())
     for frame in frames:
         digest.update(frame.digest)
-    return Video(frames, tuple(places), count, rate, digest.digest(), found["cost"])
+    return Video(frames, tuple(indices), count, rate, digest.digest(), found["cost"])

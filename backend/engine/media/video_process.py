@@ -128,20 +128,20 @@ def _extracted(kind: str, limits: MediaLimits, most: int) -> tuple[dict[str, Any
             " model with a larger max_video_seconds"
         )
     _require_whole(count, stream.frames or round(stated * rate))
-    places = _even(count, limits.video_frames)
-    share = most / len(places)
-    frames = [_image(frame, share) for frame in _at(stream, packets, [times[at] for at in places])]
-    if len(frames) < len(places):
+    indices = _even(count, limits.video_frames)
+    share = most / len(indices)
+    frames = [_image(frame, share) for frame in _at(stream, packets, [times[at] for at in indices])]
+    if len(frames) < len(indices):
         # Some packets have no visible frame, or a damaged frame, so the frames are counted.
         intact = sum(1 for _ in _decoded(stream, packets))
         _require_whole(intact, count)
-        count, places = intact, _even(intact, limits.video_frames)
-        chosen, shown = set(places), enumerate(_decoded(stream, packets))
+        count, indices = intact, _even(intact, limits.video_frames)
+        chosen, shown = set(indices), enumerate(_decoded(stream, packets))
         frames = [_image(frame, share) for at, frame in shown if at in chosen]
     width, height = frames[0].size
     if any(frame.size != (width, height) for frame in frames):
         raise BadItem("has frames of different sizes: encode it with one frame size")
-    found = {"size": (width, height), "places": places, "count": count, "rate": rate}
+    found = {"size": (width, height), "indices": indices, "count": count, "rate": rate}
     return found | {"cost": time.process_time()}, (frame.tobytes() for frame in frames)
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from backend.engine.errors import InvalidRequest, PromptTooLong
+from backend.engine.prompting.checkpoint_positions import TokenPositions, continuations
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
-from backend.engine.prompting.prompt_places import TokenPlaces, continuations
 from backend.engine.prompting.quoted_text import QuotedText, tokenizing
 from backend.engine.prompting.roles import Roles, shows_instructions, without_halves
 from backend.engine.prompting.template_limits import CostlyTemplate
@@ -73,18 +73,15 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt in tokens.
-
-    tail: the end of the prompt's text, which shows whether the answer begins inside reasoning.
-    media: the media among the tokens, if any.
-    places: for models that need snapshots, the lengths of prefixes that later prompts are likely
-        to share, the likeliest first.
-    """
+    """A prompt in tokens."""
 
     tokens: list[int]
+    # The end of the prompt's text, which shows whether the answer begins inside reasoning.
     tail: str
-    media: MediaPlan | None = None
-    places: tuple[int, ...] = ()
+    media: MediaPlan | None = None  # the media among the tokens, if any
+    # The checkpoint positions, for models that need snapshots: lengths of prefixes that later
+    # prompts are likely to share, the likeliest first.
+    positions: tuple[int, ...] = ()
 
 
 def require_returnable(tokens: int, alternatives: int) -> None:
@@ -129,7 +126,8 @@ class PromptBuilder:
     tokenizer: mlx-lm's TokenizerWrapper.
     context_size: maximum number of tokens of prompt and output together.
     model_vocabulary: number of token ids of the model. A tokenizer may have more.
-    trims: whether the model's caches can be truncated to any length. If not, prompts have `places`.
+    trims: whether the model's caches can be truncated to any length; if not, prompts get
+        `positions`.
     """
 
     def __init__(
@@ -186,7 +184,7 @@ class PromptBuilder:
         most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
         shown: list[Shown] = []
         items: list[MediaItem] = []
-        places: tuple[int, ...] = ()
+        positions: tuple[int, ...] = ()
         seen = _TAIL
         if attachments is not None:
             assert self._media is not None, "only models with media get requests with media"
@@ -236,13 +234,13 @@ class PromptBuilder:
             else:
                 tokens = self._quoted.tokenize(marked, quoted.mark)
             if not (self._trims or counted):
-                cuts = self._cuts(attached, marked, items)
-                places = TokenPlaces(marked, tokens, self._control.ids, self.tokenize).of(cuts)
+                located = TokenPositions(marked, tokens, self._control.ids, self.tokenize)
+                positions = located.of(self._cuts(attached, marked, items))
         media = None
         if items and self._media is not None:
-            markers = self._media.places(tokens, items)
-            items = self._media.fitted(items, markers)
-            places = tuple(grown(place, markers, items) for place in places)
+            markers = self._media.ranges(tokens, items)
+            items = self._media.processor.fitted(items, markers)
+            positions = tuple(grown(position, markers, items) for position in positions)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
         if not tokens:
@@ -254,7 +252,7 @@ class PromptBuilder:
             raise InvalidRequest(
                 "the prompt ends with an image, a video or audio: write text after it"
             )
-        return BuiltPrompt(tokens, text[-seen:], media, places)
+        return BuiltPrompt(tokens, text[-seen:], media, positions)
 
     def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:
         if self.infill is None:

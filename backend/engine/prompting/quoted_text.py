@@ -45,31 +45,22 @@ def tokenizing() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A piece of the prompt.
+    """A piece of the prompt."""
 
-    text: the piece without marks.
-    quotes: whether the piece quotes control strings.
-    begins: whether a quoting piece is at the beginning of the prompt.
-    """
-
-    text: str
-    quotes: bool
-    begins: bool = False
+    text: str  # the piece without marks
+    quotes: bool  # whether the piece quotes control strings
+    begins: bool = False  # whether a quoting piece is at the beginning of the prompt
 
 
+@dataclass(eq=False)
 class QuotedText:
-    """The two tokenizers of a model. The second is built when it is first needed.
+    """The two tokenizers of a model. The second is built when it is first needed."""
 
-    backend: the underlying `tokenizers.Tokenizer`; None if the tokenizer has none.
-    encode: tokenises a text with the first tokenizer.
-    """
+    control: ControlTokens
+    backend: Any  # the underlying `tokenizers.Tokenizer`; None if the tokenizer has none
+    encode: Callable[[str], list[int]]  # tokenises a text with the first tokenizer
 
-    def __init__(
-        self, control: ControlTokens, backend: Any, encode: Callable[[str], list[int]]
-    ) -> None:
-        self._control = control
-        self._backend = backend
-        self._encode = encode
+    def __post_init__(self) -> None:
         self._literal: Any = None
         self._lock = threading.Lock()
         # No text contains names made from this random number.
@@ -80,7 +71,7 @@ class QuotedText:
         """Return the tokens of a prompt that was rendered with marks. Raises InvalidRequest."""
         tokens: list[int] = []
         for stretch in self._stretches(text, mark):
-            tokens += self._literally(stretch) if stretch.quotes else self._encode(stretch.text)
+            tokens += self._literally(stretch) if stretch.quotes else self.encode(stretch.text)
         return tokens
 
     def literal(self, text: str) -> list[int]:
@@ -90,9 +81,9 @@ class QuotedText:
     def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
         unquoted = start = 0
         strip_next = False
-        for found in [*self._control.written(mark).finditer(text), None]:
+        for found in [*self.control.written(mark).finditer(text), None]:
             end = len(text) if found is None else found.start()
-            token = None if found is None else self._control.tokens[found[0]]
+            token = None if found is None else self.control.tokens[found[0]]
             between = text[start:end]
             if mark in between:
                 if unquoted < start:
@@ -119,7 +110,7 @@ class QuotedText:
         return tokens if stretch.begins else tokens[1:]
 
     def _literal_tokenizer(self) -> Any:
-        if self._backend is None:
+        if self.backend is None:
             raise InvalidRequest(
                 f"{named('Messages')} contain the text of a control token, which this model's"
                 " tokenizer cannot read as plain text: remove it from the content of users and"
@@ -129,7 +120,7 @@ class QuotedText:
             if self._literal is None:
                 from tokenizers import AddedToken, Tokenizer
 
-                written = _without(self._backend.to_str(), set(self._control.tokens), self._hidden)
+                written = _without(self.backend.to_str(), set(self.control.tokens), self._hidden)
                 self._literal = Tokenizer.from_str(written)
                 self._literal.add_special_tokens([AddedToken(self._boundary, normalized=False)])
             return self._literal

@@ -66,7 +66,7 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def without_halves(text: str) -> str:
-    """Return the text with U+FFFD in place of each half of a surrogate pair.
+    """Return the text with U+FFFD instead of each half of a surrogate pair.
 
     Agents send such halves if they cut a text in the middle of an emoji.
     """

@@ -22,24 +22,15 @@ def require_divisible(order: LoadOrder) -> None:
             " one that mlx-lm knows, set the option type:text",
         )
     for given, words in (
-        (
-            order.adapters,
-            f"{named('LoraAdapter')} is set, but adapters are not applied where ranks",
-        ),
-        (order.choices, "option adapters is set, but adapters are not applied where ranks"),
-        (order.draft, f"{named('DraftModel')} is set, but no tokens are drafted where ranks"),
-        (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted where ranks"),
-        (settings.mtp, "mtp is set, but no tokens are drafted where ranks"),
-        (
-            settings.expert_cache_mib,
-            "expert_cache_mib is set, but all experts are in memory where ranks",
-        ),
-        (
-            settings.prompt_cache_dir,
-            "prompt_cache_dir is set, but no KV is stored on disk where ranks",
-        ),
+        (order.adapters, f"{named('LoraAdapter')} is set, but adapters are not applied"),
+        (order.choices, "option adapters is set, but adapters are not applied"),
+        (order.draft, f"{named('DraftModel')} is set, but no tokens are drafted"),
+        (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted"),
+        (settings.mtp, "mtp is set, but no tokens are drafted"),
+        (settings.expert_cache_mib, "expert_cache_mib is set, but all experts are in memory"),
+        (settings.prompt_cache_dir, "prompt_cache_dir is set, but no KV is stored on disk"),
     ):
         if given:
             raise InvalidRequest(
-                f"{words} divide the model: leave it out, or serve it with one rank"
+                f"{words} where ranks divide the model: leave it out, or serve it with one rank"
             )

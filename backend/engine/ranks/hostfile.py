@@ -112,13 +112,11 @@ def transport_environ(info: RankInfo, hostfile: str, environ: Mapping[str, str])
     `mpi`, which mpirun sets. Variables in `environ` keep their values.
     """
     host, port = hosts_of(hostfile)[0]
-    defaults: dict[Transport, dict[str, str]] = {
-        "ring": {},
+    defaults = {
         "jaccl": {"MLX_JACCL_COORDINATOR": f"{host}:{port}"},
         "nccl": {"NCCL_HOST_IP": host, "NCCL_PORT": str(port), "MLX_WORLD_SIZE": str(info.size)},
-        "mpi": {},
-    }
-    found = {name: environ.get(name) or value for name, value in defaults[info.transport].items()}
+    }.get(info.transport, {})
+    found = {name: environ.get(name) or value for name, value in defaults.items()}
     return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(info.rank)}
 
 
@@ -149,11 +147,8 @@ def _address_in(text: str) -> tuple[str, int] | None:
         host.encode("idna")  # as the resolver does
     except UnicodeError:
         return None
-    return (host.strip("[]"), int(port)) if host and _is_port(port) else None
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
+    valid = host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    return (host.strip("[]"), int(port)) if valid else None
 
 
 def _is_ip(host: str, kind: str) -> bool:

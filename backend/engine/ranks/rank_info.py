@@ -29,22 +29,17 @@ TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What a process must know of its rank and of the other ranks.
-
-    control: host and port where rank 0 listens for the other ranks.
-    hosts: the name of each rank's host, for messages.
-    timeout: seconds of silence after which a rank counts as lost, until a load sets another value.
-    join_timeout: seconds for which a load waits for ranks that have not joined.
-    ports: the ports of the ranks in the user's hostfile; empty without a hostfile.
-    """
+    """What a process must know of its rank and of the other ranks."""
 
     rank: int
     size: int
-    control: tuple[str, int]
-    hosts: tuple[str, ...]
+    control: tuple[str, int]  # host and port where rank 0 listens for the other ranks
+    hosts: tuple[str, ...]  # the name of each rank's host, for messages
     transport: Transport = "ring"
+    # Seconds of silence after which a rank counts as lost, until a load sets another value.
     timeout: float = TIMEOUT
-    join_timeout: float = 60.0
+    join_timeout: float = 60.0  # seconds for which a load waits for ranks that have not joined
+    # The ports of the ranks in the user's hostfile; empty without a hostfile.
     ports: tuple[int, ...] = ()
 
     def name(self, rank: int) -> str:
@@ -67,14 +62,12 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """This process as one of the ranks that load a model.
-
-    agree: sends a value to all ranks, waits for their values, and returns all values by rank.
-        Raises an EngineError if the load has failed on another rank. All ranks call `agree` at the
-        same points of a load, with the same MLX collectives in between.
-    """
+    """This process as one of the ranks that load a model."""
 
     info: RankInfo
+    # Sends a value to all ranks, waits for their values, and returns all values by rank. Raises an
+    # EngineError if the load has failed on another rank. All ranks call `agree` at the same points
+    # of a load, with the same MLX collectives in between.
     agree: Callable[[Value], Sequence[Value]]
 
 

@@ -39,15 +39,11 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
-    """Load this rank's part of a model.
-
-    request: the fields of the LoadRequest.
-    timeout: seconds of silence after which a rank counts as lost from now on.
-    """
+    """Load this rank's part of a model."""
 
     number: int
-    request: dict[str, Any]
-    timeout: float
+    request: dict[str, Any]  # the fields of the LoadRequest
+    timeout: float  # seconds of silence after which a rank counts as lost from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +63,15 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Add a sequence that a later plan starts, with everything that affects its forward passes.
-
-    limit: maximum number of tokens to generate.
-    scores: the continuations to score; None for a sequence that generates tokens.
-    side_by_side: whether several continuations may be scored in one pass.
-    """
+    """Add a sequence that a later plan starts, with everything that affects its forward passes."""
 
     number: int
     prompt: Sequence[int]
-    limit: int
+    limit: int  # maximum number of tokens to generate
     prompt_logprobs: bool = False
+    # The continuations to score; None for a sequence that generates tokens.
     scores: ScorePlan | None = None
-    side_by_side: bool = False
+    side_by_side: bool = False  # whether several continuations may be scored in one pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +102,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """A rank's report at a point of a load where all ranks wait for each other.
-
-    refusal: why the load has failed on this rank; "" if it has not failed.
-    """
+    """A rank's report at a point of a load where all ranks wait for each other."""
 
     number: int
     value: dict[str, Any] = field(default_factory=dict)
-    refusal: str = ""
+    refusal: str = ""  # why the load has failed on this rank; "" if it has not failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,27 +49,20 @@ _ONE_CACHE = (
 _DECIDES = "it chooses among given options and generates no text"
 _OTHER = "it does not generate text from a conversation"
 _NO_CHAT = """
-    colidefics3 colqwen2_5 dinov2 moge3 pp_doclayout_v3 qwen3_vl_embedding rfdetr rt_detr_v2
-    sam3 sam3_1 sam3d_body sam3d_objects sapiens2 siglip video_depth_anything
+    colidefics3 colqwen2_5 dinov2 falcon_perception florence2 moge3 nemotron_parse pp_doclayout_v3
+    qwen3_vl_embedding rfdetr rt_detr_v2 sam3 sam3_1 sam3d_body sam3d_objects sapiens2 siglip
+    video_depth_anything
 """
 _NOT_SERVED: Mapping[str, str] = {
-    "moondream2": _ONE_QUESTION,
-    "moondream3": _ONE_QUESTION,
-    "falcon_ocr": _ONE_QUESTION,
-    "falcon_perception": _OTHER,
+    **dict.fromkeys(_NO_CHAT.split(), _OTHER),
+    **dict.fromkeys(("moondream2", "moondream3", "falcon_ocr", "plamo2vl"), _ONE_QUESTION),
+    **dict.fromkeys(("clef", "d1", "d1_omni"), _DECIDES),
+    "deepseek_v41": _ONE_CACHE,
+    "diffusion_gemma": _DIFFUSION,
     "mllama": _CROSSES,
+    "molmo_point": _POINTS,
     "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
-    "plamo2vl": _ONE_QUESTION,
-    "molmo_point": _POINTS,
-    "deepseek_v41": _ONE_CACHE,
-    "clef": _DECIDES,
-    "d1": _DECIDES,
-    "d1_omni": _DECIDES,
-    "florence2": _OTHER,
-    "nemotron_parse": _OTHER,
-    "diffusion_gemma": _DIFFUSION,
-    **dict.fromkeys(_NO_CHAT.split(), _OTHER),
 }
 # Families whose language part alone answers wrongly.
 _NOT_READ: Mapping[str, str] = {

@@ -26,17 +26,14 @@ _KNOWN |= {"position_ids", "rope_deltas"}
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The embeddings of a media item or of a piece of text.
+    """The embeddings of a media item or of a piece of text."""
 
-    embeddings: [tokens, hidden].
-    visual: bool [tokens]; True for tokens to whose hidden states layers add `deep`.
-    deep: for each layer that adds deep features, an array [visual tokens, hidden].
-    by_token: other inputs of layers, [tokens, …], by the language model's names.
-    """
-
-    embeddings: mx.array
+    embeddings: mx.array  # [tokens, hidden]
+    # Booleans, [tokens]; True for tokens to whose hidden states layers add `deep`.
     visual: np.ndarray | None = None
+    # For each layer that adds deep features, an array [visual tokens, hidden].
     deep: tuple[mx.array, ...] = ()
+    # Other inputs of layers, [tokens, …], by the language model's names.
     by_token: Mapping[str, mx.array] = field(default_factory=dict)
 
     @property

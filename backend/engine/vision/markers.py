@@ -31,38 +31,30 @@ Ends = Callable[[str, str], str]
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """How one kind of item is written into a prompt.
+    """How one kind of item is written into a prompt."""
 
-    core: the marker in the rendered prompt, from its first control token to its last.
-    expands: the text that the processor expands to one item's tokens.
-    part: the content part for which the template writes the marker; None if the message's text must
-        contain `text` instead.
-    text: what the template writes for `part`, or what must be written into the message's text.
-    several: whether a prompt may contain more than one item of this kind.
-    in_front: whether the item precedes the whole prompt, whichever message it belongs to. Then
-        neither template nor message has a marker for the item.
-    hoisted: whether the template writes all items of a message before its texts. For an item
-        between two texts, `text` is then written into the text instead of `part`.
-    """
-
-    core: str
-    expands: str
+    core: str  # the marker in the rendered prompt, from its first control token to its last
+    expands: str  # the text that the processor expands to one item's tokens
+    # The content part for which the template writes the marker; None if the message's text must
+    # contain `text` instead.
     part: Mapping[str, Any] | None
+    # What the template writes for `part`, or what must be written into the message's text.
     text: str
-    several: bool
+    several: bool  # whether a prompt may contain more than one item of this kind
+    # Whether the item precedes the whole prompt, whichever message it belongs to. Then neither
+    # template nor message has a marker for the item.
     in_front: bool = False
+    # Whether the template writes all items of a message before its texts. For an item between two
+    # texts, `text` is then written into the text instead of `part`.
     hoisted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateForm:
-    """How the template accepts content.
+    """How the template accepts content."""
 
-    lists: whether content must be a list of parts even if it is only text.
-    markers: the marker of each kind of item. Items of a kind without a marker are refused.
-    """
-
-    lists: bool
+    lists: bool  # whether content must be a list of parts even if it is only text
+    # The marker of each kind of item. Items of a kind without a marker are refused.
     markers: Mapping[str, Marker]
 
 

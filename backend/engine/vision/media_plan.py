@@ -16,28 +16,22 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """An image, video or audio item as the model's processor has prepared it.
+    """An image, video or audio item as the model's processor has prepared it."""
 
-    kind: `IMAGE`, `VIDEO` or `AUDIO`.
-    digest: a hash of the item's content, 32 bytes.
-    whole: the item's tokens, including text that the processor writes around the item.
-    first, count: the index of the first token of `whole` that belongs in a prompt, and how many do.
-    arrays: the encoder's inputs by the processor's names, as NumPy arrays.
-    nbytes: size of the arrays.
-    encoded: the tokens for the encoder if they differ from `whole`, because the encoder expects one
-        placeholder for all embeddings of the item, or tokens outside the vocabulary.
-    bos: number of BOS tokens (0 or 1) that the processor wrote. `whole` begins with the BOS token,
-        unless the item has only one placeholder.
-    """
-
-    kind: str
-    digest: bytes
+    kind: str  # `IMAGE`, `VIDEO` or `AUDIO`
+    digest: bytes  # a hash of the item's content, 32 bytes
+    # The item's tokens, including text that the processor writes around the item.
     whole: tuple[int, ...]
+    # The index of the first token of `whole` that belongs in a prompt, and how many tokens do.
     first: int
     count: int
-    arrays: Mapping[str, Any]
-    nbytes: int
+    arrays: Mapping[str, Any]  # the encoder's inputs by the processor's names, as NumPy arrays
+    nbytes: int  # size of the arrays
+    # The tokens for the encoder if they differ from `whole`, because the encoder expects one
+    # placeholder for all embeddings of the item, or tokens outside the vocabulary.
     encoded: tuple[int, ...] = ()
+    # Number of BOS tokens (0 or 1) that the processor wrote. `whole` begins with the BOS token,
+    # unless the item has only one placeholder.
     bos: int = 0
 
     @property
@@ -87,16 +81,16 @@ class MediaPlan:
 
 
 def spliced(
-    tokens: Sequence[int], places: Sequence[tuple[int, int]], items: Sequence[MediaItem]
+    tokens: Sequence[int], ranges: Sequence[tuple[int, int]], items: Sequence[MediaItem]
 ) -> tuple[list[int], list[Span]]:
     """Return the prompt with each marker replaced by its item's tokens, and the items' spans.
 
-    places: the (start, stop) of each item's marker in `tokens`, in ascending order.
+    ranges: the (start, stop) of each item's marker in `tokens`, in ascending order.
     """
     prompt: list[int] = []
     spans: list[Span] = []
     done = 0
-    for (start, stop), item in zip(places, items, strict=True):
+    for (start, stop), item in zip(ranges, items, strict=True):
         prompt += tokens[done:start]
         spans.append(Span(len(prompt), item))
         prompt += item.tokens
@@ -104,9 +98,9 @@ def spliced(
     return [*prompt, *tokens[done:]], spans
 
 
-def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
+def grown(length: int, ranges: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
     """Return the length that a prefix of `length` tokens has after `spliced`."""
-    markers = zip(places, items, strict=True)
+    markers = zip(ranges, items, strict=True)
     return length + sum(
         len(item.tokens) - (stop - start) for (start, stop), item in markers if stop <= length
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -104,35 +105,26 @@ class MediaReader:
         return logits[0]
 
 
+@dataclass(eq=False)
 class MediaPrefill:
-    """The prefill of one row.
+    """The prefill of one row."""
 
-    positions: [axes, tokens]; None for a model without `shifts`.
-    """
-
-    def __init__(
-        self,
-        reader: MediaReader,
-        plan: MediaPlan,
-        tokens: Sequence[int],
-        positions: np.ndarray | None,
-    ) -> None:
-        self._reader = reader
-        self._plan = plan
-        self._tokens = tokens
-        self._positions = positions
-        self._features: dict[int, Features] = {}
+    reader: MediaReader
+    plan: MediaPlan
+    tokens: Sequence[int]
+    positions: np.ndarray | None  # [axes, tokens]; None for a model without `shifts`
+    _features: dict[int, Features] = field(default_factory=dict, init=False)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the features that this row still needs and that are not in the cache."""
-        cached = self._reader.features
+        cached = self.reader.features
         return sum(part.nbytes for part in self._features.values() if not cached.has(part))
 
     def uncut(self, start: int, end: int) -> int:
         """Return `end`, or where a chunk must end instead so that the pass contains whole items."""
-        cut = next((span for span in self._plan.spans if span.start < end < span.stop), None)
-        if cut is None or not self._reader.whole:
+        cut = next((span for span in self.plan.spans if span.start < end < span.stop), None)
+        if cut is None or not self.reader.whole:
             return end
         return cut.start if cut.start > start else cut.stop
 
@@ -144,14 +136,14 @@ class MediaPrefill:
         """
         for span in self._within(start, stop):
             if span.start not in self._features:
-                self._features[span.start], computed = self._reader.features_of(span)
+                self._features[span.start], computed = self.reader.features_of(span)
                 if computed:
                     return len(span.item.tokens)
         return 0
 
     def run(self, start: int, stop: int, cache: list[Any]) -> mx.array:
         """Run a chunk whose `get_features` has returned 0, and return its logits."""
-        model = self._reader.model
+        model = self.reader.model
         chunk = _joined(self._pieces(start, stop))
         features: dict[str, Any] = {"inputs_embeds": chunk.embeddings[None]}
         if chunk.visual is not None and chunk.visual.any():
@@ -159,10 +151,10 @@ class MediaPrefill:
             if chunk.deep:
                 features["deepstack_visual_embeds"] = list(chunk.deep)
         features |= {name: array[None] for name, array in chunk.by_token.items()}
-        if self._positions is not None:
-            features["position_ids"] = mx.array(self._positions[:, None, start:stop])
-        logits = model(mx.array([list(self._tokens[start:stop])]), cache=cache, **features)
-        for span in self._plan.spans:
+        if self.positions is not None:
+            features["position_ids"] = mx.array(self.positions[:, None, start:stop])
+        logits = model(mx.array([list(self.tokens[start:stop])]), cache=cache, **features)
+        for span in self.plan.spans:
             if span.stop <= stop:
                 self._features.pop(span.start, None)
         return logits
@@ -172,16 +164,16 @@ class MediaPrefill:
         at = start
         for span in self._within(start, stop):
             if at < span.start:
-                pieces.append(of_text(self._reader.model, self._tokens[at : span.start]))
+                pieces.append(of_text(self.reader.model, self.tokens[at : span.start]))
             first, at = max(start, span.start), min(stop, span.stop)
             item = self._features[span.start]
             pieces.append(item.part(first - span.start, at - span.start))
         if at < stop:
-            pieces.append(of_text(self._reader.model, self._tokens[at:stop]))
+            pieces.append(of_text(self.reader.model, self.tokens[at:stop]))
         return pieces
 
     def _within(self, start: int, stop: int) -> list[Span]:
-        return [span for span in self._plan.spans if span.start < stop and span.stop > start]
+        return [span for span in self.plan.spans if span.start < stop and span.stop > start]
 
 
 def _joined(pieces: Sequence[Features]) -> Features:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.decoding import decode
@@ -44,51 +45,37 @@ Message = Mapping[str, Any]
 Shown = Sequence[MediaItem]  # the items of one attachment: a video may become several images
 
 
+@dataclass(eq=False)
 class MediaPrompts:
-    """Puts the media of requests into the prompts of one loaded model.
+    """Puts the media of requests into the prompts of one loaded model."""
 
-    form: how the chat template accepts media.
-    around: returns the text that the processor writes before and after an item.
-    token_markers: the tokens of each kind's marker.
-    """
-
-    place = PLACE  # the marker for an item in a raw prompt
-
-    def __init__(
-        self,
-        form: TemplateForm,
-        processor: ItemProcessor,
-        around: Callable[[MediaItem], tuple[str, str]],
-        token_markers: Mapping[str, Sequence[int]],
-        limits: MediaLimits,
-    ) -> None:
-        self._form = form
-        self._processor = processor
-        self._around = around
-        self._token_markers = token_markers
-        self._limits = limits
-        self._family = processor.family
-        self.fitted = processor.fitted
+    place: ClassVar[str] = PLACE  # the marker for an item in a raw prompt
+    form: TemplateForm  # how the chat template accepts media
+    processor: ItemProcessor
+    # Returns the text that the processor writes before and after an item.
+    around: Callable[[MediaItem], tuple[str, str]]
+    token_markers: Mapping[str, Sequence[int]]  # the tokens of each kind's marker
+    limits: MediaLimits
 
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of media that the model accepts. A video may be sent to the model as images."""
-        return frozenset(self._form.markers) | ({VIDEO} if self._shows_frames else set())
+        return frozenset(self.form.markers) | ({VIDEO} if self._shows_frames else set())
 
     @property
     def _shows_frames(self) -> bool:
-        image = self._form.markers.get(IMAGE)
-        return VIDEO not in self._form.markers and image is not None and image.several
+        image = self.form.markers.get(IMAGE)
+        return VIDEO not in self.form.markers and image is not None and image.several
 
     @property
     def lists(self) -> bool:
         """Whether the content of every message must be a list of parts."""
-        return self._form.lists
+        return self.form.lists
 
     @property
     def begins(self) -> bool:
         """Whether the BOS token of a prompt follows its image."""
-        return self._family.bos_after_image
+        return self.processor.family.bos_after_image
 
     def items(self, attachments: Attachments) -> list[Shown]:
         """Return a request's media, decoded and prepared. Raises InvalidRequest."""
@@ -97,9 +84,9 @@ class MediaPrompts:
         media = decode(
             attachments.images,
             attachments.audios,
-            self._limits,
+            self.limits,
             attachments.videos,
-            lambda: self._processor.used_pixels,
+            lambda: self.processor.used_pixels,
         )
         frames = self._shows_frames
         images = len(media.images)
@@ -107,7 +94,7 @@ class MediaPrompts:
             images += sum(len(video.frames) for video in media.videos)
         return [
             [
-                self._processor.prepare(part, named(f"{_FIELDS[kind]}[{index}]"), images)
+                self.processor.prepare(part, named(f"{_FIELDS[kind]}[{index}]"), images)
                 for part in parts
             ]
             for kind, sent in (
@@ -120,10 +107,10 @@ class MediaPrompts:
 
     def _require_accepted(self, kind: str, count: int) -> None:
         """Raise InvalidRequest if the model does not accept so many items of a kind."""
-        marker = self._form.markers.get(kind)
+        marker = self.form.markers.get(kind)
         if not count or (kind == VIDEO and self._shows_frames):
             return
-        if kind == VIDEO and not marker and IMAGE in self._form.markers:
+        if kind == VIDEO and not marker and IMAGE in self.form.markers:
             why = (
                 "this model's chat template accepts only one image, and a video is sent as several"
                 " images: send one frame of the video as an image"
@@ -176,9 +163,9 @@ class MediaPrompts:
 
     def _with(self, message: Message, rest: Iterator[MediaItem]) -> Message:
         first, *texts = _text(message).split(_HERE)
-        if not texts and not self._form.lists:
+        if not texts and not self.form.lists:
             return message
-        markers = [self._form.markers[next(rest).kind] for _ in texts]
+        markers = [self.form.markers[next(rest).kind] for _ in texts]
         leads = (
             not first and not any(texts[:-1]) and all(marker == markers[0] for marker in markers)
         )
@@ -189,7 +176,7 @@ class MediaPrompts:
                 parts[-1] += marker.text + text
             else:
                 parts += [dict(marker.part), text]
-        if len(parts) == 1 and not self._form.lists:
+        if len(parts) == 1 and not self.form.lists:
             return {**message, "content": parts[0]}
         typed = (
             {"type": "text", "text": part} if isinstance(part, str) else part for part in parts
@@ -198,7 +185,7 @@ class MediaPrompts:
 
     def marked(self, text: str, items: Sequence[Shown]) -> str:
         """Replace every `PLACE` in a raw prompt by the model's markers. Raises InvalidRequest."""
-        cores = sorted({marker.core for marker in self._form.markers.values()}, key=len)
+        cores = sorted({marker.core for marker in self.form.markers.values()}, key=len)
         found = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
         if len(found) != len(items):
             raise InvalidRequest(
@@ -206,42 +193,42 @@ class MediaPrompts:
                 f" sent: write {PLACE} where each item belongs"
             )
         for parts in items:
-            markers = (self._form.markers[part.kind] for part in parts)
+            markers = (self.form.markers[part.kind] for part in parts)
             written = "".join("" if marker.in_front else marker.core for marker in markers)
             text = text.replace(PLACE, written, 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
         """Add to a rendered prompt what the processor writes around items and at the end."""
-        markers = [self._form.markers[item.kind] for item in items]
+        markers = [self.form.markers[item.kind] for item in items]
         text = "".join(marker.core for marker in markers if marker.in_front) + text
-        ending = "\n" if items and self._family.bos_after_image else ""
+        ending = "\n" if items and self.processor.family.bos_after_image else ""
         pieces: list[str] = []
         at = 0
         for item, marker in zip(items, markers, strict=True):
             start = text.find(marker.core, at)
             if start < 0:
                 break
-            before, after = self._around(item)
+            before, after = self.around(item)
             pieces += [text[at:start], before, marker.core, after.removesuffix(ending)]
             at = start + len(marker.core)
-            if self._family.boundary and _BARE.match(text, at):
+            if self.processor.family.boundary and _BARE.match(text, at):
                 pieces.append(" ")
         return "".join([*pieces, text[at:], ending])
 
-    def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
+    def ranges(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """Return the (start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
         found: list[tuple[int, int]] = []
         end = 0
         for item in items:
-            marker = self._token_markers[item.kind]
+            marker = self.token_markers[item.kind]
             at = position_of(marker, tokens, end)
             if at < 0:
                 break
             end = at + len(marker)
             found.append((at, end))
         kinds = {item.kind for item in items}
-        beyond = any(position_of(self._token_markers[kind], tokens, end) >= 0 for kind in kinds)
+        beyond = any(position_of(self.token_markers[kind], tokens, end) >= 0 for kind in kinds)
         if len(found) < len(items) or beyond:
             markers = "more markers" if beyond else f"only {len(found)} markers"
             raise InvalidRequest(

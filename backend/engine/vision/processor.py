@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,41 +133,29 @@ def correct(processor: Any) -> None:
     mx.eval([value for value in values if isinstance(value, mx.array)])
 
 
+@dataclass(eq=False)
 class ItemProcessor:
-    """Prepares items, one at a time, because the processor's tokenizer is not thread-safe.
+    """Prepares items, one at a time, because the processor's tokenizer is not thread-safe."""
 
-    markers: by kind, the text that the processor expands to one item.
-    control: the control tokens. The item is what the processor writes from the first control token
-        to the last.
-    most_bytes: maximum size of the cache of prepared items.
-    width: number of embeddings of an item that has only one placeholder token.
-    vocabulary: number of logits. Placeholder tokens beyond the vocabulary (Molmo 2) are replaced in
-        prompts.
-    """
+    processor: Any
+    config: Any  # the model's configuration
+    markers: Mapping[str, str]  # by kind, the text that the processor expands to one item
+    # The control tokens. The item is what the processor writes from the first control token to the
+    # last.
+    control: Collection[int]
+    most_bytes: int  # maximum size of the cache of prepared items
+    width: int = 1  # number of embeddings of an item that has only one placeholder token
+    # Number of logits. Placeholder tokens beyond the vocabulary (Molmo 2) are replaced in prompts.
+    vocabulary: int = 1 << 62
 
-    def __init__(
-        self,
-        processor: Any,
-        config: Any,
-        markers: Mapping[str, str],
-        control: Collection[int],
-        most_bytes: int,
-        width: int = 1,
-        vocabulary: int = 1 << 62,
-    ) -> None:
-        self.width = width
-        self.family = family = family_of(str(getattr(config, "model_type", "")))
-        self._vocabulary = vocabulary
-        self._control = control
-        self._processor = processor
-        self._image_token = getattr(config, "image_token_index", None)
-        self._markers = markers
-        texts: Any = getattr(processor, "tokenizer", processor)
-        self._tokenizer = texts
-        self._boundary = texts.convert_tokens_to_ids(family.boundary) if family.boundary else None
-        self._ends = [texts.convert_tokens_to_ids(end) for end in family.image_ends]
-        self._after = texts.eos_token if family.drops_last else ""
-        self._recent = Recent[MediaItem](most_bytes)
+    def __post_init__(self) -> None:
+        self.family = family = family_of(str(getattr(self.config, "model_type", "")))
+        self._tokenizer: Any = getattr(self.processor, "tokenizer", self.processor)
+        id_of = self._tokenizer.convert_tokens_to_ids
+        self._boundary = id_of(family.boundary) if family.boundary else None
+        self._ends = list(map(id_of, family.image_ends))
+        self._after = self._tokenizer.eos_token if family.drops_last else ""
+        self._recent = Recent[MediaItem](self.most_bytes)
         self._lock = threading.Lock()
 
     def prepare(self, given: MediaContent, name: str, images: int = 1) -> MediaItem:
@@ -178,7 +166,7 @@ class ItemProcessor:
         name: the name of the item in error messages, such as `Images[2]`.
         images: number of images in the prompt.
         """
-        processor = self._processor
+        processor = self.processor
         untiled = images > _TILED and hasattr(processor, "candidate_resolutions")
         if untiled:
             given = replace(given, digest=hashlib.sha256(given.digest + b"untiled").digest())
@@ -205,7 +193,7 @@ class ItemProcessor:
         If the processor does not state this number, it is measured with a large image. Pixels of
         all tiles count.
         """
-        stated = getattr(getattr(self._processor, "image_processor", None), "max_pixels", None)
+        stated = getattr(getattr(self.processor, "image_processor", None), "max_pixels", None)
         if isinstance(stated, int) and stated > 0:
             return stated
         try:
@@ -222,18 +210,18 @@ class ItemProcessor:
         return pixels if 0 < pixels < math.prod(_PROBE) else None
 
     def fitted(
-        self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
+        self, items: Sequence[MediaItem], ranges: Sequence[tuple[int, int]]
     ) -> list[MediaItem]:
         """Return a prompt's items, changed where they depend on the items before them.
 
         Some families number images, and some write only one boundary between two images. An item
         that was prepared separately has the number 0, and all boundaries.
 
-        places: the (start, stop) of each item's marker in the prompt.
+        ranges: the (start, stop) of each item's marker in the prompt.
         """
         fitted: list[MediaItem] = []
         images, end = 0, -1
-        for item, (start, stop) in zip(items, places, strict=True):
+        for item, (start, stop) in zip(items, ranges, strict=True):
             found = item
             if item.kind == IMAGE:
                 found, images = self._numbered(item, images), images + 1
@@ -245,7 +233,7 @@ class ItemProcessor:
 
     def _numbered(self, item: MediaItem, number: int) -> MediaItem:
         """Return an item with its number in the prompt, if the processor writes numbers."""
-        images: Any = getattr(self._processor, "image_processor", None)
+        images: Any = getattr(self.processor, "image_processor", None)
         if not number or not getattr(images, "use_image_id", False):
             return item
         texts = (f"{images.im_id_start}{value}{images.im_id_end}" for value in (0, number))
@@ -266,11 +254,11 @@ class ItemProcessor:
 
         kind = _KINDS[type(given)]
         output = prepare_inputs(
-            self._processor,
-            prompts="" if self._ends else self._markers[kind] + self._after,
-            image_token_index=self._image_token,
+            self.processor,
+            prompts="" if self._ends else self.markers[kind] + self._after,
+            image_token_index=getattr(self.config, "image_token_index", None),
             add_special_tokens=False,
-            **_mlx_vlm_arguments(given, self._processor),
+            **_mlx_vlm_arguments(given, self.processor),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
@@ -281,7 +269,7 @@ class ItemProcessor:
         if (crops := arrays.get(_CROPS)) is not None and crops.ndim == 3:
             tiles = arrays["pixel_values"].shape[1]
             arrays[_CROPS] = np.pad(crops, ((0, 0), (0, tiles - crops.shape[1]), (0, 0)))
-        bos = self._bos(tokens, self._markers[kind])
+        bos = self._bos(tokens, self.markers[kind])
         if bos and len(bare := tuple(n for n in tokens if n != tokens[0])) == 1:
             tokens = bare
         encoded: tuple[int, ...] = ()
@@ -291,12 +279,12 @@ class ItemProcessor:
             tokens = (_NOTHING,) * count
         elif count > 1:
             control = [
-                at for at, token in enumerate(tokens) if at >= bos and token in self._control
+                at for at, token in enumerate(tokens) if at >= bos and token in self.control
             ] or [bos, count - 1]
             first, count = control[0], control[-1] + 1 - control[0]
-            if max(tokens) >= self._vocabulary:
+            if max(tokens) >= self.vocabulary:
                 encoded = tokens
-                tokens = tuple(n if n < self._vocabulary else _NOTHING for n in tokens)
+                tokens = tuple(n if n < self.vocabulary else _NOTHING for n in tokens)
         return MediaItem(
             kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded, bos
         )
@@ -332,7 +320,7 @@ def _mlx_vlm_arguments(given: MediaContent, processor: Any) -> dict[str, Any]:
     metadata = VideoMetadata(
         total_num_frames=given.count,
         fps=given.rate,
-        frames_indices=list(given.places),
+        frames_indices=list(given.indices),
         width=given.frames[0].width,
         height=given.frames[0].height,
         duration=given.count / given.rate,

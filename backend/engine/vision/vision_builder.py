@@ -152,7 +152,9 @@ def _open_media_input(
                 if kind == VIDEO:
                     _log.info("videos are sent to this model as images: a clip failed (%s)", fault)
                 else:
-                    _log.warning("this model's %s input is off: it failed", kind, exc_info=True)
+                    _log.warning(
+                        "this model will accept no %s: its first item failed", kind, exc_info=True
+                    )
             yield "files"
         if not tried:
             raise Unusable("its chat template has no marker for images")

@@ -21,6 +21,7 @@ from backend.engine.embedding.encode_queue import ActivationCost, bucket_of, row
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.label_reader import LabelReader, entities_of, runs_of, windows
+from backend.engine.embedding.networks import padded, pool
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
 from backend.engine.embedding.readers import Limits, PairReader, TextReader
 from backend.engine.embedding.row_encoding import id_encoder, pair_encoder, text_encoder
@@ -29,7 +30,6 @@ from backend.engine.embedding.sentence_files import (
     prompts_of,
     sequence_limit,
 )
-from backend.engine.embedding.vectors import padded, pool
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.settings import Settings
 from common.model_kind import ModelKind, kind_of

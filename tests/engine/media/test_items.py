@@ -19,6 +19,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.media import item_bytes as module
 from backend.engine.media.decoding import decode
 from backend.engine.media.item_bytes import item_bytes
+from backend.engine.media.items import Media
 from backend.engine.media.limits import DEFAULT_COUNT, MediaLimits, media_limits
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
@@ -179,8 +180,8 @@ def test_items_come_in_order_and_are_counted() -> None:
     limits = media_limits(Settings(), 3, 1)
     media = decode(images, [wave], limits)
     assert [picture.pixels.getpixel((0, 0)) for picture in media.images] == colours
-    assert (len(media.audios), bool(media)) == (1, True)
-    assert not decode([], [], limits)
+    assert len(media.audios) == 1
+    assert decode([], [], limits) == Media([], [], [])
     with pytest.raises(
         InvalidRequest,
         match=r"Images has 4 items.* larger limit_mm_per_prompt.image \(LimitImagePerPrompt",

@@ -85,9 +85,9 @@ def test_frames_are_taken_at_even_distances(make: Callable[[], bytes]) -> None:
     # A GIF stores times in hundredths of a second.
     assert seen.count == 20
     assert seen.rate == pytest.approx(8, rel=0.05)
-    assert tuple(seen.places) == even(20, 16)
+    assert tuple(seen.indices) == even(20, 16)
     gif = content.startswith(b"GIF")
-    of_place = [(RED, GREEN)[at % 2] if gif else RED if at < 12 else BLUE for at in seen.places]
+    of_place = [(RED, GREEN)[at % 2] if gif else RED if at < 12 else BLUE for at in seen.indices]
     assert colours(seen) == of_place
     assert {(frame.width, frame.height) for frame in seen.frames} == {(64, 64)}
 
@@ -117,9 +117,9 @@ def test_each_place_has_the_frame_that_is_shown_there(
     shades = [20 + 2 * at for at in range(100)]
     content = saved(plain([(shade,) * 3 for shade in shades]), name, codec, 24, **options)
     seen = read(content, video_frames=taken)
-    assert (seen.count, tuple(seen.places)) == (100, even(100, taken))
+    assert (seen.count, tuple(seen.indices)) == (100, even(100, taken))
     assert seen.rate == pytest.approx(24, rel=0.001)
-    for place, frame in zip(seen.places, seen.frames, strict=True):
+    for place, frame in zip(seen.indices, seen.frames, strict=True):
         assert np.asarray(frame.pixels).mean() == pytest.approx(shades[place], abs=1)
 
 
@@ -143,7 +143,7 @@ def test_the_frames_of_a_clip_without_a_stated_length_are_counted() -> None:
     at = content.index(DURATION)
     content[at : at + 2] = b"\xec\x89"  # the element Void, which readers skip
     seen = read(bytes(content), video_frames=5)
-    assert (seen.count, tuple(seen.places)) == (20, even(20, 5))
+    assert (seen.count, tuple(seen.indices)) == (20, even(20, 5))
     assert seen.rate == pytest.approx(8, rel=0.02)
 
 
@@ -161,8 +161,8 @@ def test_an_impossible_length_is_replaced_by_a_count_or_refused(seconds: float) 
 
 
 def test_a_single_frame_is_a_video_too() -> None:
-    assert read(saved(FRAMES[:1])).places == (0,)
-    assert read(CLIP, video_frames=1).places == (0,)
+    assert read(saved(FRAMES[:1])).indices == (0,)
+    assert read(CLIP, video_frames=1).indices == (0,)
 
 
 def test_frames_are_scaled_down_to_their_share_of_the_pixels() -> None:

@@ -13,6 +13,7 @@ import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from common.prefixes import common_prefix
@@ -56,27 +57,22 @@ def _instructs(message: Message) -> bool:
     return message.get("role") in ("system", "developer")
 
 
-class TokenPlaces:
+@dataclass(eq=False)
+class TokenPositions:
     """Maps positions in a prompt's text to numbers of tokens, without tokenising all of the text.
 
     Tokenizers split text at control tokens first, so the text after a control token does not change
     the tokens before it. The control strings in the text are matched in order with the control
     tokens in the prompt.
-
-    text: the rendered prompt.
-    tokens: the tokens of the rendered prompt.
-    control: the ids of the control strings.
-    encode: tokenises a piece of text.
     """
 
-    def __init__(
-        self,
-        text: str,
-        tokens: Sequence[int],
-        control: Mapping[str, int],
-        encode: Callable[[str], list[int]],
-    ) -> None:
-        self._text, self._tokens, self._encode = text, tokens, encode
+    text: str  # the rendered prompt
+    tokens: Sequence[int]  # the tokens of the rendered prompt
+    control: Mapping[str, int]  # the ids of the control strings
+    encode: Callable[[str], list[int]]  # tokenises a piece of text
+
+    def __post_init__(self) -> None:
+        text, tokens, control = self.text, self.tokens, self.control
         known = {token: string for string, token in control.items()}
         at = [index for index, token in enumerate(tokens) if token in known]
         strings = sorted({known[tokens[index]] for index in at}, key=len, reverse=True)
@@ -99,10 +95,10 @@ class TokenPlaces:
 
     def _length(self, cut: int) -> int:
         nearest = bisect_left(self._ends, cut + 1) - 1
-        length, between = self._lengths[nearest], self._text[self._ends[nearest] : cut]
+        length, between = self._lengths[nearest], self.text[self._ends[nearest] : cut]
         if len(between) > _LONGEST_STRETCH:
             return length
-        pieces = self._encode(between)
-        same = common_prefix(self._tokens[length : length + len(pieces)], pieces)
+        pieces = self.encode(between)
+        same = common_prefix(self.tokens[length : length + len(pieces)], pieces)
         # The last token may merge with text after the cut.
         return length + max(min(same, len(pieces) - 1), 0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
-from backend.engine.prompting.prompt_places import TokenPlaces
+from backend.engine.prompting.checkpoint_positions import TokenPositions
 from backend.engine.prompting.prompts import BuiltPrompt, PromptBuilder
 from backend.engine.request import ChatPrompt
 from common.prefixes import common_prefix
@@ -106,15 +106,15 @@ def _built(name: str, messages: list[Message]) -> BuiltPrompt:
 def _require_place(built: BuiltPrompt, following: BuiltPrompt) -> None:
     """One place must be within the prefix that both share, and near its end."""
     shared = common_prefix(built.tokens, following.tokens)
-    lost = min((shared - at for at in built.places if at <= shared), default=shared)
-    assert lost <= MOST_LOST, (shared, built.places)
+    lost = min((shared - at for at in built.positions if at <= shared), default=shared)
+    assert lost <= MOST_LOST, (shared, built.positions)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(text=st.lists(TEXT, min_size=10, max_size=10), steps=st.integers(0, 2))
 @settings(max_examples=25, deadline=None)
 def test_the_next_prompt_shares_a_place(name: str, text: list[str], steps: int) -> None:
-    # Texts that begin alike would share more than their places by chance.
+    # Texts that begin alike would share more than these positions by chance.
     text = [f"{at}{one}" for at, one in enumerate(text)]
     system = {"role": "system", "content": text[0]}
     talk = [system, {"role": "user", "content": text[1]}]
@@ -133,14 +133,14 @@ def test_the_next_prompt_shares_a_place(name: str, text: list[str], steps: int) 
 def test_reasoning_that_the_next_question_drops_comes_after_a_place() -> None:
     talk = [{"role": "user", "content": "Fix it."}, *_looked("a.py", "What is in a?", "pass")]
     built = _built("own", talk)
-    before = [_builder(None).detokenize(built.tokens[:at]) for at in built.places]
+    before = [_builder(None).detokenize(built.tokens[:at]) for at in built.positions]
     assert any(text.endswith("Fix it.<|im_end|>\n<|im_start|>assistant\n") for text in before)
 
 
 def test_a_model_whose_caches_can_be_trimmed_needs_no_places() -> None:
     talk = ({"role": "user", "content": "Hello"},)
     built = _builder(None, trims=True).build(ChatPrompt(talk))
-    assert built.places == ()
+    assert built.positions == ()
     assert built.tokens == _builder(None).build(ChatPrompt(talk)).tokens
 
 
@@ -164,7 +164,7 @@ def test_a_begun_answer_has_places() -> None:
 def test_a_template_that_rejects_other_messages_gives_fewer_places() -> None:
     only = "{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}<|im_start|>hello"
     built = _builder(only).build(ChatPrompt(({"role": "user", "content": "Hello"},)))
-    assert all(at < len(built.tokens) for at in built.places)
+    assert all(at < len(built.tokens) for at in built.positions)
 
 
 async def test_places_after_an_image_count_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +185,12 @@ async def test_places_after_an_image_count_its_tokens(monkeypatch: pytest.Monkey
         assert built.media is not None
         assert other.media is not None
         shared = common_prefix(list(built.media.key), list(other.media.key))
-        assert min(shared - at for at in built.places if at <= shared) <= MOST_LOST
+        assert min(shared - at for at in built.positions if at <= shared) <= MOST_LOST
 
 
 def test_control_strings_that_the_tokenizer_reads_differently_give_no_places() -> None:
-    places = TokenPlaces("<a>x<a>y", [7, 1, 2], {"<a>": 7}, lambda text: [1])
-    assert places.of([3, 8]) == ()
+    positions = TokenPositions("<a>x<a>y", [7, 1, 2], {"<a>": 7}, lambda text: [1])
+    assert positions.of([3, 8]) == ()
 
 
 def test_a_long_prompt_is_not_tokenised_again() -> None:
@@ -204,7 +204,7 @@ def test_a_long_prompt_is_not_tokenised_again() -> None:
     body = "x" * 100_000
     text = f"<a>{body}<a>{body}<a>tail"
     tokens = [7, *map(ord, body), 7, *map(ord, body), 7, *map(ord, "tail")]
-    places = TokenPlaces(text, tokens, {"<a>": 7}, encode)
+    positions = TokenPositions(text, tokens, {"<a>": 7}, encode)
     cuts = [len(text) - 2, 100_003, 100_006, 180_000]
-    assert places.of(cuts) == (len(tokens) - 3, 1, 100_002)
+    assert positions.of(cuts) == (len(tokens) - 3, 1, 100_002)
     assert read < 100
