@@ -197,7 +197,7 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
         if value != present[0][1]:
             raise bad_field(
                 f"{present[0][0]} is {present[0][1]} and {named(name)} is {value}, but they are"
-                " two names for one field: send one of them",
+                " two names for one field: send one of them"
             )
     return present[0][1] if present else None
 
