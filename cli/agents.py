@@ -218,9 +218,7 @@ AGENTS = {
         " `model_catalog_json`.",
     ),
     "opencode": Agent(
-        *("opencode", "opencode", "npm install -g opencode-ai", "1.18.34"),
-        _opencode,
-        least=20_000,
+        *("opencode", "opencode", "npm install -g opencode-ai", "1.18.34"), _opencode, least=20_000
     ),
     "qwen": Agent(
         *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),

@@ -13,13 +13,7 @@ from typing import Any
 
 import click
 
-from cli.options import (
-    MODEL_OPTIONS,
-    Grouped,
-    gateway_flags,
-    model_options,
-    model_settings,
-)
+from cli.options import MODEL_OPTIONS, Grouped, gateway_flags, model_options, model_settings
 from common.version import VERSION
 from gateway.arguments import gateway_options
 

@@ -76,11 +76,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add MODEL_OPTIONS to a command; `model_settings` reads their values."""
     for option in reversed(MODEL_OPTIONS):
         command = click.option(
-            option.flag,
-            option.name,
-            type=option.kind,
-            metavar=option.metavar,
-            help=option.meaning,
+            option.flag, option.name, type=option.kind, metavar=option.metavar, help=option.meaning
         )(command)
     return command
 

@@ -30,6 +30,15 @@ def unmarked(words: str) -> str:
     return words.translate(_NONE)
 
 
+# By field of ModelOptions: its key in model files, where that is not the name in snake case.
+MODEL_KEYS = {
+    "DType": "dtype",
+    "CacheTypeKey": "cache_type_k",
+    "CacheTypeValue": "cache_type_v",
+    "MMProj": "mmproj",
+}
+
+
 def in_snake_case(name: str) -> str:
     """Return a name such as `FrequencyPenalty` as `frequency_penalty`."""
     return _WORD_BEGINS.sub("_", name).lower()

@@ -52,6 +52,7 @@ class AdmissionMiddleware:
             allow_methods=_METHODS,
             allow_headers=("*",),
             allow_credentials=True,
+            allow_private_network=True,  # a page from the internet may be listed
             expose_headers=_READABLE,
             max_age=_DAY,
         )

@@ -29,11 +29,9 @@ class BadArgument(Exception):
     """A setting cannot be used; `str()` says which one and why."""
 
 
-def settings_from(
-    arguments: Sequence[str], environ: Mapping[str, str] | None = None
-) -> GatewaySettings:
+def settings_from(arguments: Sequence[str], environ: Mapping[str, str]) -> GatewaySettings:
     """Return the settings of a command line and an environment. Raises BadArgument."""
-    flags = [*_of_environment(environ or {}), *arguments]
+    flags = [*_of_environment(environ), *arguments]
     try:
         given = _COMMAND.main(flags, "gateway", standalone_mode=False)
     except click.ClickException as problem:
@@ -41,7 +39,7 @@ def settings_from(
     if not isinstance(given, dict):  # the exit code of --help and --version
         raise SystemExit(given)
     values = {row.name: _value(row, given[row.name]) for row in fields(GatewaySettings)}
-    keys = (*values["api_keys"], *_keys_beside(given["api_key_file"], environ or {}))
+    keys = (*values["api_keys"], *_keys_beside(given["api_key_file"], environ))
     values["api_keys"] = tuple(dict.fromkeys(_key(key) for key in keys))
     values["cors_origins"] = tuple(_origin(text) for text in values["cors_origins"])
     settings = GatewaySettings(**values)

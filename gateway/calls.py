@@ -142,9 +142,9 @@ class Usage:
 class Piece:
     """The next part of an answer.
 
-    logprobs: those of its tokens, if they were requested; each is {id, token, bytes, logprob,
-        top_logprobs}, as in Reply.logprobs.
-    usage: that of the answer so far, without the counts that are known only at the end.
+    logprobs: the log-probabilities of its tokens, if they were requested; each is {id, token,
+        bytes, logprob, top_logprobs}, as in Reply.logprobs.
+    usage: the usage so far, without the counts that are known only at the end.
     """
 
     content: str = ""

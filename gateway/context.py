@@ -18,6 +18,8 @@ from gateway.used_prompts import UsedPrompts
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
+    """The parts of the running gateway that routes use."""
+
     settings: GatewaySettings
     supervisor: Supervisor
     traffic: Traffic

@@ -15,7 +15,7 @@ _FAILED = (State.FAILED, State.BACKING_OFF)
 
 
 class Greeting:
-    """Prints the address at once, or with --model after the model is loaded.
+    """The address, printed at once, or with --model after the model is loaded.
 
     If the model cannot be loaded, the gateway ends.
     """

@@ -57,7 +57,7 @@ class Fetcher:
     may_connect: Callable[[Address], bool] = is_public
     ports: tuple[int, ...] = (80, 443)
 
-    async def fetch(self, url: str, largest: int, what: Fetched = "image") -> bytes:
+    async def fetch(self, url: str, largest: int, what: Fetched) -> bytes:
         """Return the bytes at a URL. Raises ApiError 400, or 413 for more than `largest` bytes."""
         import httpx  # takes a tenth of the gateway's start, and few gateways need it
 

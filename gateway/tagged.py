@@ -121,10 +121,7 @@ def _literals(annotation: Any) -> Iterator[str]:
 
 
 def _is_whole(value: dict[str, Any]) -> bool:
-    """Return whether a part has the form of its kind.
-
-    Only files may have other forms, which are replaced.
-    """
+    """Return whether a part has the fields of its kind; only files may have others."""
     whole = {"type", "filename", "file_data"} >= value.keys()
     return value["type"] not in FILES or (whole and type_of(value.get("file_data")) == PDF)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.rpc.request_metadata import KEYS, PREFIX
-from common.field_names import in_snake_case, named, written
+from common.field_names import MODEL_KEYS, in_snake_case, named, written
 from common.field_table import EMPTY, FieldTable, Off, Refused, each, one_of
 from wire import backend_pb2 as pb
 
@@ -285,11 +285,7 @@ _WITHOUT_KEY = frozenset(
     " CorrelationId ModelIdentity EmbeddingTokens Model ModelFile ModelPath".split()
 )
 # Keys that are not the field's name in snake case: those of ModelOptions, then those of requests.
-_OTHER_KEYS = {
-    "DType": "dtype",
-    "CacheTypeKey": "cache_type_k",
-    "CacheTypeValue": "cache_type_v",
-    "MMProj": "mmproj",
+_OTHER_KEYS = MODEL_KEYS | {
     "LimitImagePerPrompt": "limit_mm_per_prompt.image",
     "LimitVideoPerPrompt": "limit_mm_per_prompt.video",
     "LimitAudioPerPrompt": "limit_mm_per_prompt.audio",

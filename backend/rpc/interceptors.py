@@ -203,13 +203,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return
         raise _without_request(method)
 
-    async def _answer(
-        self,
-        method: str,
-        handler: Any,
-        raw: bytes,
-        context: Context,
-    ) -> Any:
+    async def _answer(self, method: str, handler: Any, raw: bytes, context: Context) -> Any:
         if self._closed and method not in self._answered:
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)

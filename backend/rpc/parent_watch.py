@@ -46,7 +46,7 @@ def should_watch(environ: Mapping[str, str], parent: int) -> bool:
     return sys.platform != "win32" and parent > _INIT
 
 
-def arm(environ: Mapping[str, str] = os.environ) -> bool:
+def arm(environ: Mapping[str, str]) -> bool:
     """Start watching. Returns False if there is nothing to watch."""
     parent = int(environ.get(PARENT, "0")) or os.getppid()
     if not should_watch(environ, parent):

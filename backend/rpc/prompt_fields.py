@@ -36,7 +36,7 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     if extras.continue_final_message and not chats:
         raise InvalidRequest(
             f"{named('Metadata mlx.continue_final_message')} is true, but there are no Messages to"
-            " continue: send them with UseTokenizerTemplate, or leave it out",
+            " continue: send them with UseTokenizerTemplate, or leave it out"
         )
     if extras.infill is not None:
         others = {"Messages": chats, _TOKENS: extras.prompt_token_ids is not None}
@@ -49,7 +49,7 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     if chats and extras.prompt_logprobs:
         raise InvalidRequest(
             f"{named('Metadata mlx.prompt_logprobs')} is true, but Messages are given: only a raw"
-            " prompt has log-probabilities; send Prompt, or leave it out",
+            " prompt has log-probabilities; send Prompt, or leave it out"
         )
     if chats:
         _require_bounded(options)
@@ -65,7 +65,7 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     if options.Messages:
         raise InvalidRequest(
             f"{named('Messages')} are given without UseTokenizerTemplate, and Prompt is empty:"
-            " set UseTokenizerTemplate, or send the text as Prompt",
+            " set UseTokenizerTemplate, or send the text as Prompt"
         )
     raise InvalidRequest(
         "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
@@ -78,7 +78,7 @@ def _require_begun(options: pb.PredictOptions) -> None:
     if last.role != "assistant" or not last.content or last.tool_calls:
         raise InvalidRequest(
             f"{named(field)} cannot be continued: Metadata mlx.continue_final_message needs an"
-            " assistant's text there, without tool calls",
+            " assistant's text there, without tool calls"
         )
 
 
@@ -89,7 +89,7 @@ def _require_bounded(options: pb.PredictOptions) -> None:
     if parsed > LARGEST_JSON:
         raise InvalidRequest(
             f"{named('Tools')} and tool_calls are {parsed} characters together: send at most"
-            f" {LARGEST_JSON}",
+            f" {LARGEST_JSON}"
         )
 
 
@@ -99,7 +99,7 @@ def require_in_vocabulary(key: str, ids: tuple[int, ...], vocabulary_size: int) 
         if not 0 <= token < vocabulary_size:
             raise InvalidRequest(
                 f"{named(f'Metadata mlx.{key}[{index}]')} is {token}, but the vocabulary ends at"
-                f" {vocabulary_size - 1}",
+                f" {vocabulary_size - 1}"
             )
 
 

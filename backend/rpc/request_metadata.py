@@ -99,7 +99,7 @@ def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
         return False
     raise InvalidRequest(
         f"{named('Metadata chat_template_kwargs')} sets {name}, which the backend sets itself:"
-        " remove it",
+        " remove it"
     )
 
 

@@ -97,9 +97,7 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
         thinking_budget=budget,
         n_draft=n_draft if options.NDraft else None,
         disk=disk_use(
-            options.PromptCachePath,
-            answer=options.PromptCacheAll,
-            read_only=options.PromptCacheRO,
+            options.PromptCachePath, answer=options.PromptCacheAll, read_only=options.PromptCacheRO
         ),
         adapter=_adapter(options, extras, served),
         attachments=_attachments(options, extras, served),
@@ -129,8 +127,7 @@ def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest
         return InvalidRequest(f"the grammar cannot constrain {begun} leave out {named('Grammar')}")
     if constraint.optional:
         return InvalidRequest(
-            f"strict tools cannot be enforced in {begun} offer tools that are not strict",
-            "Tools",
+            f"strict tools cannot be enforced in {begun} offer tools that are not strict", "Tools"
         )
     return InvalidRequest(f"tool calls cannot be enforced in {begun} require no call", "ToolChoice")
 
@@ -223,7 +220,7 @@ def _thinking_budget(
         if in_request and extras.thinking_budget >= 0:
             raise InvalidRequest(
                 f"{named(f'Metadata {_BUDGET}')} is {extras.thinking_budget}, but reasoning is"
-                " recognised only in an answer to Messages: send Messages, or leave it out",
+                " recognised only in an answer to Messages: send Messages, or leave it out"
             )
         return None
     given = extras.thinking_budget
@@ -267,7 +264,7 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
     limit = named("Tokens") if options.Tokens > 0 else "the model's max_tokens"
     raise InvalidRequest(
         f"{named(f'Metadata {_LEAST}')} is {least}, but {limit} is {most}: send less, or more"
-        f" {named('Tokens')}",
+        f" {named('Tokens')}"
     )
 
 
@@ -340,7 +337,7 @@ def _token(key: str, vocabulary_size: int) -> int:
     if int(text) >= vocabulary_size:
         raise InvalidRequest(
             f"{named('LogitBias')} names the token {text}, but the model's vocabulary ends at"
-            f" {vocabulary_size - 1}",
+            f" {vocabulary_size - 1}"
         )
     return int(text)
 
@@ -351,5 +348,5 @@ def _bias(key: str, value: Any) -> float:
         return float(value)
     raise InvalidRequest(
         f"{named('LogitBias')}[{shown(key)}] is {shown(value)}: send a number from"
-        f" {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}",
+        f" {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}"
     )

@@ -69,7 +69,7 @@ def _require_one_input(options: pb.PredictOptions) -> None:
         require_alone("Embeddings", {"EmbeddingTokens": options.EmbeddingTokens})
     if not options.Embeddings and not options.EmbeddingTokens:
         raise InvalidRequest(
-            f"{named('Embeddings')} and EmbeddingTokens are both empty: send a text, or its tokens",
+            f"{named('Embeddings')} and EmbeddingTokens are both empty: send a text, or its tokens"
         )
 
 

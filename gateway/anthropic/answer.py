@@ -180,10 +180,7 @@ def _usage(used: Usage) -> Json:
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the error object; the message begins with the field at fault."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
-    described: Json = {
-        "type": _ERRORS.get(error.status, other),
-        "message": error.full_message,
-    }
+    described: Json = {"type": _ERRORS.get(error.status, other), "message": error.full_message}
     if error.param == "thread":  # for Anthropic's SDKs, which then send whole conversations
         described["details"] = {"error_code": "thread_unsupported_request"}
     request_id = exchange.current().request_id
@@ -191,7 +188,5 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 ERRORS = ErrorForm(
-    "AnthropicError",
-    schema_of(type={"const": "error"}, error=_ERROR, request_id=TEXT),
-    error_body,
+    "AnthropicError", schema_of(type={"const": "error"}, error=_ERROR, request_id=TEXT), error_body
 )

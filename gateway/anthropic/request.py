@@ -229,7 +229,7 @@ def _require_begun(turn: Turn, place: str) -> None:
     if not any(texts) or any(isinstance(block, ToolUseBlock) for block in turn.content):
         raise bad_field(
             f"{named(place)} cannot be continued: end messages with a user turn, or with an"
-            " assistant's text to continue",
+            " assistant's text to continue"
         )
 
 

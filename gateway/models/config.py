@@ -87,22 +87,23 @@ _ADDRESS = re.compile(r"(?:\S+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-def without_foreign(given: Any, section: str = "") -> Any:
-    """Return the section without ignored keys. Raises ValueError for a key that is refused.
+def foreign(section: str = "") -> Any:
+    """Return a validator that removes ignored keys from a section of a model file.
 
-    A key whose value is empty, zero or false is never refused.
+    It raises ValueError for a key that is refused, unless the value is empty, zero or false.
+
+    section: the name of the section and a dot; "" for the keys outside.
     """
-    if not isinstance(given, dict):
-        return given
-    keys = {f"{section}{key}": value for key, value in given.items()}
-    if name := KEYS.first_refused(keys):
-        raise ValueError(f"{name} is not applied by this gateway: {KEYS.refused[name].instead}")
-    return {key.removeprefix(section): value for key, value in KEYS.without(keys).items()}
 
+    def without(given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        keys = {f"{section}{key}": value for key, value in given.items()}
+        if name := KEYS.first_refused(keys):
+            raise ValueError(f"{name} is not applied by this gateway: {KEYS.refused[name].instead}")
+        return {key.removeprefix(section): value for key, value in KEYS.without(keys).items()}
 
-def foreign(place: str = "") -> Any:
-    """Return a validator that removes ignored keys from the fields of a model."""
-    return model_validator(mode="before")(lambda given: without_foreign(given, place))
+    return model_validator(mode="before")(without)
 
 
 class Strict(BaseModel):

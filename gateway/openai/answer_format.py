@@ -76,7 +76,7 @@ def constraint_of(fields: FormatFields) -> Constraint | None:
     if len(constraints) > 1:
         raise bad_field(
             f"{constraints[0].field} and {named(constraints[1].field)} both set the format of the"
-            " answer: send one of them",
+            " answer: send one of them"
         )
     return constraints[0] if constraints else None
 
@@ -104,7 +104,7 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
     if schema is not None and bare is not None:
         raise bad_field(
             f"response_format.json_schema and {named('response_format.schema')} are both given:"
-            " send one of them",
+            " send one of them"
         )
     if schema is None and bare is None:
         if kind == "json_schema":

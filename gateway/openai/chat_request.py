@@ -165,7 +165,7 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
         raise bad_field(
             f"{named('include_reasoning')} is false and log-probabilities are requested: those of"
             " the reasoning cannot be separated from those of the answer, so leave out one of the"
-            " two",
+            " two"
         )
     if requested:
         options.Logprobs = 1
@@ -198,7 +198,7 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
         raise bad_field(
             f"{named('add_generation_prompt')} is {json.dumps(continues)} and"
             f" continue_final_message is {json.dumps(continues)}: an answer either begins a"
-            " message or continues one",
+            " message or continues one"
         )
     if continues and request.role_mapping is not None:
         raise bad_field(
@@ -208,5 +208,5 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
     if continues and request.messages[-1].role != "assistant":
         raise bad_field(
             f"messages[{len(request.messages) - 1}] is not an assistant message:"
-            f" {named('continue_final_message')} needs one",
+            f" {named('continue_final_message')} needs one"
         )

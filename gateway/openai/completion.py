@@ -143,7 +143,7 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
     if count * prompts > MOST_ANSWERS:
         raise bad_field(
             f"{prompts} prompts with {named('n')} {count} are {count * prompts} answers: ask for"
-            f" at most {MOST_ANSWERS} at a time",
+            f" at most {MOST_ANSWERS} at a time"
         )
     return count
 

@@ -232,7 +232,7 @@ def _require_one_kind(part: ContentPart, place: str) -> None:
         if name not in neutral and getattr(part, name):
             raise bad_field(
                 f"{named(place)} is of type {part.type} and has {name} as well: send a part for"
-                " each",
+                " each"
             )
 
 

@@ -179,7 +179,7 @@ def require_few(options: pb.PredictOptions, answers: int) -> None:
 def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
     """Return the seed of one choice: each has its own, and -1 stays -1.
 
-    Seeds that are too large are reduced.
+    A seed of more than 32 bits is reduced to 32.
     """
     seed = _chosen(fields.seed, config.parameters.seed, _DRAW)
     if seed == _DRAW:
@@ -197,7 +197,7 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
         if value != present[0][1]:
             raise bad_field(
                 f"{present[0][0]} is {present[0][1]} and {named(name)} is {value}, but they are"
-                " two names for one field: send one of them",
+                " two names for one field: send one of them"
             )
     return present[0][1] if present else None
 

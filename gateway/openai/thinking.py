@@ -136,7 +136,7 @@ def _require_agreement(
         if value is not None and (_flag(given) if name == _THINKING else given) != value:
             raise bad_field(
                 f"{named('chat_template_kwargs')} has {name} {json.dumps(given)[:100]}, but by the"
-                f" request's own fields it is {json.dumps(value)}: send one of them",
+                f" request's own fields it is {json.dumps(value)}: send one of them"
             )
 
 
@@ -152,10 +152,10 @@ def _require_no_template(request: ChatCompletionRequest) -> None:
         if getattr(request, name) not in (None, {}):
             raise bad_field(
                 f"{named(name)} needs the model's chat template, which role_mapping replaces:"
-                " leave out one of them",
+                " leave out one of them"
             )
     if request.include_reasoning is False:
         raise bad_field(
             f"{named('include_reasoning')} is false, but reasoning is not separated from the"
-            " answer with role_mapping: leave out one of them",
+            " answer with role_mapping: leave out one of them"
         )

@@ -208,7 +208,7 @@ def _legacy(request: ChatCompletionRequest) -> Offer:
         if getattr(request, new):
             raise bad_field(
                 f"{new} cannot be combined with functions and function_call: leave them out, or"
-                f" send {named(old)}, its legacy form",
+                f" send {named(old)}, its legacy form"
             )
     tools = tuple(_tool(function) for function in request.functions or ())
     choice = request.function_call

@@ -96,9 +96,7 @@ async def compact(
 
 
 async def _fitting(
-    items: Sequence[Item],
-    limit: int | None,
-    count: Callable[[Sequence[Item]], Awaitable[int]],
+    items: Sequence[Item], limit: int | None, count: Callable[[Sequence[Item]], Awaitable[int]]
 ) -> int:
     """Return how many of the items fit into a prompt, but at least one part.
 

@@ -205,7 +205,7 @@ def chat_request(
 
 
 def tools_of(
-    request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
+    request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
 ) -> list[Offered]:
     """Return the tools of the request, and those of items that have other names."""
     found = list(offered(request.tools))

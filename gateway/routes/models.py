@@ -30,11 +30,7 @@ DEFAULT_SLOTS = 32  # the default of our own backend's option `parallel`
 
 page_router = APIRouter(tags=["page"])
 router = APIRouter(tags=["models"], route_class=JsonRoute)
-_VALUES = {
-    State.STARTING: "loading",
-    State.LOADING: "loading",
-    State.READY: "loaded",
-}
+_VALUES = {State.STARTING: "loading", State.LOADING: "loading", State.READY: "loaded"}
 Json = dict[str, Any]
 
 

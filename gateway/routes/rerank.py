@@ -17,14 +17,7 @@ from gateway.described import about
 from gateway.fields import Request, Strict
 from gateway.limits import JsonRoute
 from gateway.openai.sampling import agreed
-from gateway.routes.embeddings import (
-    TRUNCATE,
-    Sent,
-    Truncate,
-    prefer,
-    truncation,
-    usage_of,
-)
+from gateway.routes.embeddings import TRUNCATE, Sent, Truncate, prefer, truncation, usage_of
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 

@@ -81,8 +81,7 @@ async def transcriptions(request: Request, gateway: GatewayDep) -> Response:
         message = f"stream is true: send response_format json, not {asked.response_format}"
         raise bad_field(message, param="response_format")
     wanted = pb.TranscriptRequest(
-        language=asked.language or "",
-        timestamp_granularities=asked.timestamp_granularities,
+        language=asked.language or "", timestamp_granularities=asked.timestamp_granularities
     )
     answer = _Transcript(asked.response_format, "transcribe", asked.timestamp_granularities)
     pieces = _pieces(asked, wanted, gateway)

@@ -68,7 +68,7 @@ def stopping() -> ApiError:
     return ApiError(503, message, SERVER, "stopping", retry_after=BUSY_RETRY)
 
 
-def not_found(name: str, known: Iterable[str] = ()) -> ApiError:
+def not_found(name: str, known: Iterable[str]) -> ApiError:
     message = f"the model {shown(name)} does not exist: GET /v1/models lists those that do"
     message += did_you_mean(name, known)
     return ApiError(404, message, code="model_not_found", param="model")

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from common.field_names import MODEL_KEYS, in_snake_case
 from gateway.errors import ApiError
 from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.settings import GatewaySettings
@@ -25,19 +26,11 @@ from gateway.supervisor.backend import Backend
 from gateway.supervisor.failures import LoadFailed, load_failed
 from wire import backend_pb2 as pb
 
-# Keys of the file that are passed on unchanged. The protocol has them in camel case, except those
-# of `_WIRE`.
-_SAME = """
-    context_size max_model_len overrides type dtype quantization load_format trust_remote_code
-    embeddings reranking mmproj cache_type_k cache_type_v rope_scaling yarn_ext_factor
-    yarn_attn_factor yarn_beta_fast yarn_beta_slow tensor_parallel_size lora_adapter lora_base
-    lora_scale lora_scales
-""".split()
-_WIRE = {
-    "dtype": "DType",
-    "mmproj": "MMProj",
-    "cache_type_k": "CacheTypeKey",
-    "cache_type_v": "CacheTypeValue",
+# By field of ModelOptions: the key of a model file that has its value.
+_KEYS = {
+    field.name: key
+    for field in pb.ModelOptions.DESCRIPTOR.fields
+    if (key := MODEL_KEYS.get(field.name) or in_snake_case(field.name)) in ModelConfig.model_fields
 }
 _POLL = 3.0  # seconds between two checks of a ready backend
 _HEALTH_LIMIT = 10.0
@@ -52,20 +45,20 @@ def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.M
     own = [f"n_draft:{config.n_draft}"] if config.n_draft else []
     if config.adapters:
         own.append(f"adapters:{', '.join(map('='.join, config.adapters.items()))}")
-    return pb.ModelOptions(
-        Model=config.parameters.model,
-        ModelFile=str(models_dir / config.parameters.model),
-        ModelPath=str(models_dir),
+    fields: dict[str, Any] = {name: getattr(config, key) for name, key in _KEYS.items()}
+    fields |= {
+        "Model": config.parameters.model,
+        "ModelFile": str(models_dir / config.parameters.model),
+        "ModelPath": str(models_dir),
         # The last option of a key counts, so the file's own options come last.
-        Options=[*own, *config.options],
-        EngineArgs=json.dumps(config.engine_args) if config.engine_args else "",
-        LoraAdapters=config.lora_adapters,
-        DraftModel=_local(models_dir, draft_model),
-        Tokenizer=config.parameters.tokenizer,
-        RopeFreqBase=config.parameters.rope_freq_base,
-        RopeFreqScale=config.parameters.rope_freq_scale,
-        **{_WIRE.get(key, key.title().replace("_", "")): getattr(config, key) for key in _SAME},
-    )
+        "Options": [*own, *config.options],
+        "EngineArgs": json.dumps(config.engine_args) if config.engine_args else "",
+        "DraftModel": _local(models_dir, draft_model),
+        "Tokenizer": config.parameters.tokenizer,
+        "RopeFreqBase": config.parameters.rope_freq_base,
+        "RopeFreqScale": config.parameters.rope_freq_scale,
+    }
+    return pb.ModelOptions(**fields)
 
 
 def _local(models_dir: Path, reference: str) -> str:

@@ -116,6 +116,7 @@ def test_a_listed_origin_may_call_and_read(locked: GatewayProcess) -> None:
             "origin": PAGE,
             "access-control-request-method": "POST",
             "access-control-request-headers": "authorization,content-type,x-stainless-os",
+            "access-control-request-private-network": "true",
         },
     )
     assert asked.status_code == 200
@@ -123,6 +124,7 @@ def test_a_listed_origin_may_call_and_read(locked: GatewayProcess) -> None:
     assert "POST" in asked.headers["access-control-allow-methods"]
     assert "authorization" in asked.headers["access-control-allow-headers"]
     assert asked.headers["access-control-allow-credentials"] == "true"
+    assert asked.headers["access-control-allow-private-network"] == "true"
     for key, status in ((FIRST, 200), ("wrong-key", 401)):
         answer = models(locked, origin=PAGE, authorization=f"Bearer {key}")
         assert answer.status_code == status
