@@ -294,7 +294,7 @@ def test_the_wrong_kind_of_model_is_refused_in_the_clients_words(
     """A client of HTTP knows the endpoint, and not the RPC behind it."""
     form = {"data": {"model": "tiny"}, "files": {"file": b"RIFF"}}
     body = {"json": {"model": "tiny", "query": "a", "documents": ["b"]}}
-    answer = gateway.client.post(f"/v1/{path}", **(form if "audio" in path else body))  # type: ignore[arg-type]
+    answer = gateway.client.post(f"/v1/{path}", **(form if "audio" in path else body))
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["message"].startswith(
