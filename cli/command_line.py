@@ -57,6 +57,9 @@ class Commands(click.Group):
             return problem.exit_code
         except click.Abort:
             return 1
+        except OSError as problem:  # such as a full disk
+            click.echo(f"Error: {problem.strerror or problem}", err=True)
+            return 1
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, in upper or lower case."""

@@ -7,9 +7,13 @@ import json
 import sys
 from collections.abc import Iterable
 
+_LONGEST_WORD = 256
+
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar known word; None if no word is similar enough."""
+    if len(word) > _LONGEST_WORD:  # a client may send a megabyte
+        return None
     by_folded = {folded(name): name for name in known}
     matches = difflib.get_close_matches(folded(word), by_folded, n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None

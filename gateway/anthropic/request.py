@@ -121,7 +121,7 @@ class Tool(Strict):
     type: Literal["custom"] | None = None
     description: str | None = None
     strict: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
+    input_examples: list[dict[str, Any]] | None = Field(None, max_length=MOST_ENTRIES)
 
 
 _Tool = Annotated[Tool, OneOf("a tool", default="custom", otherwise=drop)]
@@ -182,7 +182,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(ge=0, le=2**31 - 1)
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[str] | None = Field(None, max_length=MOST_ENTRIES)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)

@@ -132,14 +132,16 @@ def events_of(
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:
             options.ModelIdentity = lease.identity
-        if not adapter:
-            gateway.prompts.note(lease.config.name, wanted[0])
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
         names = functools.partial(names_of_choice, request, await offload(names_of, request))
         answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
         async with aclosing(answers) as events:
+            noted = bool(adapter)
             async for index, event in events:
+                if not noted:  # the backend has accepted the prompt
+                    gateway.prompts.note(lease.config.name, wanted[0])
+                    noted = True
                 times[index].take(event)
                 yield index, event
 

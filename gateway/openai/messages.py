@@ -223,8 +223,12 @@ class ChatMessage(Strict):
     function_call: CalledFunction | None = about("Assistant, legacy: its only call.")
     reasoning_content: _Thought = about("Assistant: its reasoning before the answer.")
     reasoning: _Thought = about("Another name of reasoning_content.")
-    thinking_blocks: list[dict[str, Any]] | None = about("LiteLLM: reasoning_content in pieces.")
-    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter: reasoning, in pieces.")
+    thinking_blocks: Annotated[list[dict[str, Any]], _LIMIT] | None = about(
+        "LiteLLM: reasoning_content in pieces."
+    )
+    reasoning_details: Annotated[list[dict[str, Any]], _LIMIT] | None = about(
+        "OpenRouter: reasoning, in pieces."
+    )
     refusal: str | None = about("Assistant: its answer, if it refused.")
     prefix: bool | None = about(
         "Mistral, DeepSeek, Kimi: the answer continues this message, the last one.",

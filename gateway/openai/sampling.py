@@ -18,10 +18,12 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Strict
 from gateway.models.config import ModelConfig, Parameters
+from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 
 MOST_CHOICES = 128  # OpenAI's limit for `n`
 MOST_STOPS = 64
+_MANY = Field(max_length=MOST_ENTRIES)  # a longer list is refused before its entries are checked
 MOST_ALTERNATIVES = 20  # OpenAI's limit for `top_logprobs`
 MOST_TOKENS = 2**31 - 1
 _MOST_BYTES = 128 << 20
@@ -87,7 +89,9 @@ class CommonSampling(Strict):
     seed: Seed | None = about(
         "The same seed and request give the same answer; choice i uses seed + i. -1: random."
     )
-    stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
+    stop: str | Annotated[list[str], _MANY] | None = about(
+        f"Up to {MOST_STOPS} texts that end the answer."
+    )
 
 
 class SamplingFields(CommonSampling):
@@ -106,18 +110,22 @@ class SamplingFields(CommonSampling):
     repeat_last_n: Count | None = about("Latest tokens for repeat_penalty: 64 by default, -1 all.")
     repetition_context_size: Count | None = about("Alias of repeat_last_n.")
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
-        None, description="Token id → value added to its logit.", max_length=10_000
+        None, description="Token id → value added to its logit.", max_length=MOST_ENTRIES
     )
     max_tokens: Count | None = about("Maximum tokens to generate; -1: to the end of the context.")
     n_predict: Count | None = about("Another name of max_tokens.")
     min_tokens: Window | None = about("Minimum tokens of the answer.")
     ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
-    stop_token_ids: list[Natural] | None = about("vLLM: tokens that end the answer.")
+    stop_token_ids: Annotated[list[Natural], _MANY] | None = about(
+        "vLLM: tokens that end the answer."
+    )
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Answers, run in one batch.")
     num_draft_tokens: Natural | None = about("Maximum tokens drafted at a time; 0: none.")
     n_probs: Alternatives | None = about("Log-probabilities with this many alternatives; 0: off.")
     adapters: str | None = about("mlx_lm.server: one of the adapters of the model's file, by name.")
-    lora: list[Lora] | None = about("llama.cpp: one of /lora-adapters with scale 1, others with 0.")
+    lora: Annotated[list[Lora], _MANY] | None = about(
+        "llama.cpp: one of /lora-adapters with scale 1, others with 0."
+    )
     draft_model: str | None = about("mlx_lm.server: one of the draft_models of the model's file.")
 
     def fill(self, values: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from gateway.described import about
 from gateway.fields import DROPPED, Strict
 from gateway.openai.messages import InputAudio, MediaUrl, PdfPart
 from gateway.openai.tools import MOST_TOOLS, CustomDefinition, FunctionDefinition
-from gateway.tagged import OneOf, TextAs, as_text, drop, other_form
+from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, other_form
 
 
 def flat(nested: dict[str, Any]) -> dict[str, Any] | None:
@@ -187,8 +187,8 @@ class Reasoning(_Item):
     """Reasoning of an earlier answer: its content, else its encrypted content, else its summary."""
 
     type: Literal["reasoning"]
-    summary: list[ReasoningText] = Field(default_factory=list)
-    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] = Field(default_factory=list, max_length=MOST_ENTRIES)
+    content: list[ReasoningText] | None = Field(None, max_length=MOST_ENTRIES)
     encrypted_content: str | None = None
 
 

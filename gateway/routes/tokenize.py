@@ -33,7 +33,7 @@ class TokenizeRequest(Request):
 
 
 class DetokenizeRequest(Request):
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)
 
 
 @router.post("/tokenize")

@@ -174,9 +174,10 @@ def _changing() -> Iterator[None]:
 def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:
     """Return the model of this name, alias or hub id, without regard to case if none matches."""
     for fold in (str, str.casefold):
+        folded = fold(name)
         for of in (_names, lambda model: [model.parameters.model]):
             for model in models:
-                if fold(name) in map(fold, of(model)):
+                if folded in map(fold, of(model)):
                     return model
     return None
 

@@ -121,6 +121,18 @@ def test_a_failure_exits_with_1_and_one_line(
     assert words in line
 
 
+def test_output_that_cannot_be_written_ends_a_command_with_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [ROOT / "scripts/python", "-m", "cli", "show", str(TINY)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
 def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) -> None:
     environ = {"HF_HOME": str(tmp_path / "hf"), "MLX_BACKEND_CACHE": str(tmp_path / "cache")}
 

@@ -13,6 +13,7 @@ def test_nearest_key_ignores_case_and_dashes() -> None:
     assert nearest("Max-Queue", known) == "max_queue"
     assert nearest("paralel", known) == "parallel"
     assert nearest("zzz", known) is None
+    assert nearest("a" * 300, ["a" * 300]) is None  # the search takes time
     assert did_you_mean("paralel", known) == "; did you mean 'parallel'?"
     assert did_you_mean("zzz", known) == ""
 

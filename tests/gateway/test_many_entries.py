@@ -13,17 +13,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from gateway import fields
+from gateway.anthropic.request import MessagesRequest
 from gateway.app import create_app
 from gateway.exchange import Traffic
 from gateway.models.reading import ModelFolder
 from gateway.openai import answering, chat_request
+from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.field_names import names_of
 from gateway.openai.thinking import write_template_arguments
 from gateway.responses.request import chat_request as chat_of
 from gateway.responses.store import Store, Stored, items_of
 from gateway.routes import responses
+from gateway.routes.tokenize import DetokenizeRequest
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from tests.gateway.many_entries import MODEL, Case, Schemas, Served, served
@@ -109,6 +113,26 @@ async def test_the_work_grows_with_the_number_of_entries(gateway: Served, path: 
         bodies = [_bytes(schemas().body(case, count)) for count in (many // TIMES, many)]
         growth = await _growth(gateway, path, *bodies)
         assert growth < BOUND, f"{case}: {TIMES} times the entries take {growth:.1f} times as long"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        (ChatCompletionRequest, {"stop": [1] * 400_000}),
+        (ChatCompletionRequest, {"lora": [1] * 400_000}),
+        (ChatCompletionRequest, {"stop_token_ids": ["a"] * 200_000}),
+        (MessagesRequest, {"max_tokens": 1, "stop_sequences": [1] * 400_000}),
+        (DetokenizeRequest, {"tokens": ["a"] * 200_000}),
+    ],
+)
+def test_not_every_wrong_value_of_a_long_list_is_reported(
+    schema: type[BaseModel], fields: Json
+) -> None:
+    """A report of all of them takes long, and only one is shown."""
+    body = {"messages": [{"role": "user", "content": "x"}]} if "tokens" not in fields else {}
+    with pytest.raises(ValidationError) as refused:
+        schema.model_validate(body | fields)
+    assert refused.value.error_count() <= 2  # one for each alternative
 
 
 def _called(count: int, name: str) -> list[Json]:

@@ -62,8 +62,11 @@ def test_the_prompt_that_was_used_most_is_read_after_the_next_start(
     models = {"tiny": tiny(**LOADED)}
     gateway = GatewayProcess(models, MLX_BACKEND_CACHE=str(tmp_path))
     try:
+        too_long = [{"role": "system", "content": SYSTEM * 60}, *user_message("Hello!")]
         for _ in range(2):
             first_turn(gateway, path)
+            body = {"model": "tiny", "messages": too_long}
+            assert gateway.client.post("/v1/chat/completions", json=body).status_code == 400
     finally:
         gateway.close()
     (file,) = (tmp_path / "gateway").iterdir()
