@@ -23,7 +23,7 @@ from wire import backend_pb2 as pb
 
 MOST_CHOICES = 128  # OpenAI's limit for `n`
 MOST_STOPS = 64
-_MANY = Field(max_length=MOST_ENTRIES)  # a longer list is refused before its entries are checked
+_MANY = Field(max_length=MOST_ENTRIES)  # a longer list is refused before its items are checked
 MOST_ALTERNATIVES = 20  # OpenAI's limit for `top_logprobs`
 MOST_TOKENS = 2**31 - 1
 _MOST_BYTES = 128 << 20

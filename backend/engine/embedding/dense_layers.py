@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers import activations
 
+from backend.engine.embedding.networks import normalized
 from backend.engine.embedding.sentence_files import SentenceFiles
-from backend.engine.embedding.vectors import normalized
 from backend.engine.errors import Unusable
 from common.wording import shown
 
