@@ -8,20 +8,18 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion import CompletionRequest
 from gateway.openai.messages import ContentPart, turns_of
 from gateway.openai.sampling import NAMES
+from wire import backend_pb2 as pb
 
-# Fields whose name is only converted to snake case.
-_SAME = "Temperature TopP TopK MinP TypicalP FrequencyPenalty PresencePenalty LogitBias Seed \
-IgnoreEOS Logprobs".split()
+_SAME = {field.name: in_snake_case(field.name) for field in pb.PredictOptions.DESCRIPTOR.fields}
 _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
 
 
 def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
     """Map the protocol's fields to those of this request, all of which is read."""
-    names = {
+    names = _SAME | {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in NAMES.items()
     }
-    names |= {wire: in_snake_case(wire) for wire in _SAME}
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):
