@@ -25,14 +25,13 @@ from gateway.supervisor.supervisor import Lease
 _LOST = (BACKEND_GONE, NOT_LOADED)
 _DEATHS = 2
 _REMEMBERED = 600.0  # seconds
+Lend = Callable[[], AbstractAsyncContextManager[Lease]]
 Piece = TypeVar("Piece")
 Reply = TypeVar("Reply")
 
 
 async def ask(
-    lend: Callable[[], AbstractAsyncContextManager[Lease]],
-    send: Callable[[Lease], AsyncGenerator[Piece, None]],
-    request: BaseModel,
+    lend: Lend, send: Callable[[Lease], AsyncGenerator[Piece, None]], request: BaseModel
 ) -> AsyncGenerator[Piece, None]:
     """Yield the events of `send`, with a lease from `lend` that is released at the end.
 
@@ -60,9 +59,7 @@ async def ask(
 
 
 async def ask_once(
-    lend: Callable[[], AbstractAsyncContextManager[Lease]],
-    work: Callable[[Lease], Awaitable[Reply]],
-    request: BaseModel,
+    lend: Lend, work: Callable[[Lease], Awaitable[Reply]], request: BaseModel
 ) -> Reply:
     """Return the result of `work` for a lease of `lend`; `ask` describes when it is repeated.
 
@@ -119,9 +116,7 @@ def _digest(request: BaseModel) -> bytes:
 
 
 @asynccontextmanager
-async def _checked_lease(
-    lend: Callable[[], AbstractAsyncContextManager[Lease]],
-) -> AsyncIterator[Lease]:
+async def _checked_lease(lend: Lend) -> AsyncIterator[Lease]:
     """Yield a lease. If its backend or model is lost, the next lease checks that backend."""
     async with lend() as lease:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,10 +123,7 @@ def events_of(
     if adapter:
         for options in wanted:
             options.Metadata["mlx.adapter"] = adapter
-
-    def lend() -> AbstractAsyncContextManager[Lease]:
-        return gateway.supervisor.lease(request.model, request.draft_model)
-
+    lend = functools.partial(gateway.supervisor.lease, request.model, request.draft_model)
     since = exchange.current().started
 
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
