@@ -46,6 +46,7 @@ _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
 _MISUSED = 2
 _SIGNALLED = 128  # exit code of a process that a signal ended: this plus the signal's number
+Process = subprocess.Popen[bytes]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -106,7 +107,7 @@ class Supervisor:
         if number != signal.SIGCHLD and self._asked is None:
             self._asked = signal.Signals(number)
 
-    def _start(self) -> list[subprocess.Popen[bytes]]:
+    def _start(self) -> list[Process]:
         Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # the system may have cleaned /tmp
         if (info := self._plan.info) is not None:
             return [self._spawn(info, self._plan.hostfile, self._environ)]
@@ -123,9 +124,7 @@ class Supervisor:
             for rank in range(count)
         ]
 
-    def _spawn(
-        self, info: RankInfo, hostfile: str, environ: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
+    def _spawn(self, info: RankInfo, hostfile: str, environ: Mapping[str, str]) -> Process:
         own = {**environ, **transport_environ(info, hostfile, environ)}
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
         own[parent_watch.PARENT] = str(os.getpid())
@@ -136,7 +135,7 @@ class Supervisor:
             command("-m", "backend", *arguments), env=own, stdin=subprocess.DEVNULL
         )
 
-    def _run_once(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    def _run_once(self, processes: Sequence[Process]) -> int:
         """Wait until a rank ends, and end the others. Returns the exit code of the first rank."""
         first, *others = processes
         stopped: dict[int, float] = {}
@@ -166,9 +165,7 @@ class Supervisor:
             for process in processes:
                 wait_or_kill(process, max(until - time.monotonic(), 0.0))
 
-    def _note_end(
-        self, processes: Sequence[subprocess.Popen[bytes]], silent: set[int], kills: int
-    ) -> None:
+    def _note_end(self, processes: Sequence[Process], silent: set[int], kills: int) -> None:
         """Store in `_end` which rank a signal has ended, and why.
 
         silent: the process ids of the ranks that this supervisor has killed.
@@ -182,7 +179,7 @@ class Supervisor:
                 ran_out = kills_for_memory() > kills
                 self._end = end_of(f"rank {rank}", code, out_of_memory=ran_out)
 
-    def _stop(self, first: subprocess.Popen[bytes]) -> int:
+    def _stop(self, first: Process) -> int:
         assert self._asked is not None
         if self._is_worker:  # it only waits for rank 0, and has no calls to finish
             first.kill()
@@ -198,9 +195,7 @@ class Supervisor:
             os.read(self._wake, 4096)
 
 
-def _kill_stopped(
-    processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]
-) -> set[int]:
+def _kill_stopped(processes: Sequence[Process], since: dict[int, float]) -> set[int]:
     """Kill the ranks that a signal has stopped for longer than `_MOST_STOPPED`.
 
     Before the ranks are connected, they cannot notice this themselves. Returns the process ids of

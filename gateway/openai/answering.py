@@ -24,8 +24,7 @@ from gateway.limits import offload
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest, options_of
-from gateway.openai.completion import CompletionRequest
-from gateway.openai.field_names import names_of, names_of_choice
+from gateway.openai.field_names import AnyRequest, names_of, names_of_choice
 from gateway.openai.sampling import Lora
 from gateway.refusals import validated
 from gateway.supervisor import failures
@@ -112,9 +111,7 @@ def _require_own_names(tools: Sequence[str]) -> None:
 
 
 def events_of(
-    request: ChatCompletionRequest | CompletionRequest,
-    wanted: Sequence[pb.PredictOptions],
-    gateway: Gateway,
+    request: AnyRequest, wanted: Sequence[pb.PredictOptions], gateway: Gateway
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Return the answers' events, each with its choice. Raises ApiError with the client's names."""
 
@@ -145,9 +142,7 @@ def events_of(
     return ask(lend, send, request)
 
 
-def adapter_of(
-    request: ChatCompletionRequest | CompletionRequest, config: ModelConfig, default: str
-) -> str:
+def adapter_of(request: AnyRequest, config: ModelConfig, default: str) -> str:
     """Return the adapter of the model that a request uses; '' if none. Raises ApiError.
 
     Requests name it in `adapters` as for mlx_lm.server, in `lora` as for llama.cpp, or in `model`

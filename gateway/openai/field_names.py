@@ -10,11 +10,12 @@ from gateway.openai.messages import ContentPart, turns_of
 from gateway.openai.sampling import NAMES
 from wire import backend_pb2 as pb
 
+AnyRequest = ChatCompletionRequest | CompletionRequest
 _SAME = {field.name: in_snake_case(field.name) for field in pb.PredictOptions.DESCRIPTOR.fields}
 _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
 
 
-def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
+def names_of(request: AnyRequest) -> dict[str, str]:
     """Map the protocol's fields to those of this request, all of which is read."""
     names = _SAME | {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
@@ -30,9 +31,7 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
     return names | dict.fromkeys(_PROMPT, "prompt")
 
 
-def names_of_choice(
-    request: ChatCompletionRequest | CompletionRequest, names: dict[str, str], choice: int
-) -> dict[str, str]:
+def names_of_choice(request: AnyRequest, names: dict[str, str], choice: int) -> dict[str, str]:
     """Return the names for the error of one choice, from the names of the request."""
     given = request.prompt if isinstance(request, CompletionRequest) else ""
     if not isinstance(given, list) or isinstance(given[0], int):

@@ -32,6 +32,7 @@ from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.instance import Key, ModelInstance, ModelStatus, State
 from wire import backend_pb2 as pb
 
+AdapterChange = Callable[[dict[str, str]], dict[str, str]]
 WarmPrompts = Callable[[ModelConfig], Awaitable[Sequence[pb.PredictOptions]]]
 _TICK = 1.0  # seconds between two checks for idle, grown or new models
 _log = logging.getLogger("gateway.supervisor")
@@ -224,9 +225,7 @@ class Supervisor:
             if instance.working:
                 await instance.settled()
 
-    async def change_adapters(
-        self, name: str, change: Callable[[dict[str, str]], dict[str, str]]
-    ) -> None:
+    async def change_adapters(self, name: str, change: AdapterChange) -> None:
         """Change the adapters of a model, which is loaded for it. Raises ApiError.
 
         The change is completed even if the caller does not wait for it.
@@ -237,9 +236,7 @@ class Supervisor:
         self._background.append(work)
         await asyncio.shield(work)
 
-    async def _change_adapters(
-        self, name: str, change: Callable[[dict[str, str]], dict[str, str]]
-    ) -> None:
+    async def _change_adapters(self, name: str, change: AdapterChange) -> None:
         async with self._changing, self.lease(name):
             before = self.catalogue.model_named(name)
             config = self.catalogue.with_adapters(name, change(dict(before.adapters)))
