@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from os import environ
-from pathlib import Path
 from typing import IO, Any
 
 import grpc
@@ -18,6 +17,7 @@ from cli import default_model
 from common.child_environment import backend_environ
 from common.launch import command
 from common.process_end import end_of, wait_or_kill
+from common.user_path import user_path
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -42,7 +42,7 @@ def options_for(
     """
     reference = model or str(default_model.ensure(report))
     options = pb.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
-    local = Path(reference).expanduser()
+    local = user_path(reference)
     if local.exists():
         options.Model, options.ModelFile = local.absolute().name, str(local.absolute())
     return options

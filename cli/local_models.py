@@ -16,6 +16,7 @@ import click
 from cli import default_model
 from common import launch
 from common.hub_cache import NoHome, hub_cache
+from common.user_path import user_path
 from common.wording import did_you_mean
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
@@ -92,7 +93,7 @@ def named(name: str) -> LocalModel:
 
     name: a folder, a hub id or a short name; upper and lower case of names do not matter.
     """
-    local = Path(name).expanduser()
+    local = user_path(name)
     if is_model(local):
         return LocalModel(local.absolute())
     models = found()

@@ -22,6 +22,7 @@ from cli.progress import Progress
 from common import launch
 from common.child_environment import SETTINGS, backend_environ
 from common.process_end import wait_or_kill
+from common.user_path import user_path
 from common.wording import did_you_mean
 from gateway.arguments import BadArgument, settings_from
 from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
@@ -84,7 +85,7 @@ def reference_of(name: str) -> str:
     """
     if not name or (name.casefold() == default_model.NAME.casefold() and not Path(name).exists()):
         return str(default_model.ensure())
-    if "/" in name or Path(name).expanduser().exists():
+    if "/" in name or user_path(name).exists():
         return name
     models = local_models.found()
     for model in models:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from common.user_path import user_path
 from common.version import VERSION
 from gateway.settings import GatewaySettings, Rule, is_loopback
 
@@ -154,7 +155,7 @@ def _number(flag: str, rule: Rule, text: str) -> float:
 
 
 def _folder(flag: str, text: str) -> Path:
-    folder = Path(text).expanduser().resolve()
+    folder = user_path(text).resolve()
     if not folder.is_dir():
         raise BadArgument(f"{flag} is {text!r}: there is no such folder")
     return folder

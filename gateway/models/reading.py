@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.drafter_kind import is_drafter
 from common.expansion import expanded_count
+from common.user_path import user_path
 from common.wording import did_you_mean, shown
 from gateway.models.config import ModelConfig, Parameters
 
@@ -85,7 +86,7 @@ def single(reference: str, settings: Sequence[str] = ()) -> ModelFolder:
 
     settings: keys of its file, as `KEY=VALUE` with dots between sections; the values are YAML.
     """
-    local = Path(reference).expanduser()
+    local = user_path(reference)
     if not local.exists():
         model = reference
     elif (
@@ -99,7 +100,8 @@ def single(reference: str, settings: Sequence[str] = ()) -> ModelFolder:
     else:
         model = str(local.absolute())
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"
-    aliases = [reference] if reference not in (name, model) else []
+    spellings = dict.fromkeys((reference, reference.rstrip("/"), Path(model).name))
+    aliases = [spelling for spelling in spellings if spelling not in ("", name, model)]
     given = {"name": name, "aliases": aliases, "parameters": {"model": model}, "preload": True}
     for setting in settings:
         key, equals, value = setting.partition("=")

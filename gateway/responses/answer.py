@@ -140,9 +140,10 @@ class ResponseAnswer(NamedEvents[Event]):
     def _close(self, block: Block) -> list[Json]:
         """Send the item of a block that has ended in full."""
         done = self._blocks.done
-        # The limit may be reached directly after a complete call.
+        # The limit may be reached directly after a complete call, and a stop string within one.
         cut = done is not None and done.finish_reason == "length"
-        complete = not cut or (block.kind == "call" and block.whole)
+        called = block.kind == "call"
+        complete = block.whole if called and (cut or not block.custom) else called or not cut
         item = self._finish(block, "completed" if complete else "incomplete")
         if (kind := item["type"]) in _CALLS:
             field = _CALLS[kind]

@@ -53,6 +53,17 @@ def test_a_stop(gateway: GatewayProcess, stop: dict[str, list[str] | list[int]])
     assert (answer["content"], answer["finish"]) == ("", ["stop"])
 
 
+def test_a_stop_in_a_response(gateway: GatewayProcess) -> None:
+    """The item of the call is incomplete in a stream, and not in the whole response."""
+    asked = {"tools": [FLAT_WEATHER], "stop": ["Par"]}
+    assert whole_response(gateway, QUESTION, **asked)["output"] == []
+    last = response_events(gateway, QUESTION, **asked)[-1]["response"]
+    assert [(item["type"], item["status"]) for item in last["output"]] == [
+        ("function_call", "incomplete")
+    ]
+    assert gateway.client.get(f"/v1/responses/{last['id']}").json()["output"] == []
+
+
 def test_a_stop_at_the_end_of_a_call(gateway: GatewayProcess) -> None:
     """The family's own closing marker ends a call even as a stop string."""
     asked = {"messages": user_message(QUESTION), "tools": [WEATHER], "stop": ["</tool_call>"]}

@@ -55,6 +55,19 @@ def test_settings_on_the_command_line_are_keys_of_a_model_file() -> None:
     assert (model.parameters.temperature, model.parameters.top_p) == (0, 0.5)
 
 
+def test_a_folder_answers_to_its_own_name_and_to_the_typed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my müdel"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    (model,) = single("./my müdel/").models
+    assert model.name == "my-m-del"
+    assert model.aliases == ["./my müdel/", "./my müdel", "my müdel"]
+    (model,) = single("~nobody-of-this-name/x").models
+    assert model.parameters.model == "~nobody-of-this-name/x"
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
