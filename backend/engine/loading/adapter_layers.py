@@ -40,7 +40,10 @@ _LORA: _Kinds = {
 _DORA: _Kinds = {Linear: DoRALinear, QuantizedLinear: DoRALinear, Embedding: DoRAEmbedding}
 
 # Prefixes that transformers gives the layers of a text model, or of the text part of other models.
-_OUTER = re.compile(r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.)")
+_OUTER = re.compile(
+    r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.|transformer\.)"
+)
+_HEAD = re.compile(r"(?:^|\.)lm_head\.")
 
 Shape = tuple[int, ...]
 
@@ -60,6 +63,8 @@ class Part:
 
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     """Add adapters to a model. Raises ModelRejected, after which the model is unusable."""
+    if any(adapter.peft and _HEAD.search(name) for adapter in adapters for name in _names(adapter)):
+        _untie(model)
     layers: dict[str, list[Part]] = {}
     modules = dict(model.named_modules())
     for adapter in adapters:
@@ -71,6 +76,32 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
             raise adapter.rejected("its weights have no adapters for tasks")
     adapted = [(path, _adapted(path, modules, parts)) for path, parts in layers.items()]
     model.update_modules(tree_unflatten(adapted))
+
+
+def _names(adapter: Adapter) -> Collection[str]:
+    tensors: Any = mx.load(str(adapter.weights))
+    return list(tensors)
+
+
+def _untie(model: Any) -> None:
+    """Give a model whose head is its embedding another head with the same weights.
+
+    An adapter may change the head alone, or replace both.
+    """
+    for part in (model, getattr(model, "language_model", None)):
+        embedding = getattr(getattr(part, "model", None), "embed_tokens", None)
+        owners = [owner for owner in (part, getattr(part, "args", None)) if owner is not None]
+        tied = [owner for owner in owners if getattr(owner, "tie_word_embeddings", False)]
+        if not tied or type(embedding) not in (Embedding, QuantizedEmbedding):
+            continue
+        rows, columns = embedding.weight.shape[0], sizes_of(embedding)[0]
+        head: Any = Linear(columns, rows, bias=False)
+        if "scales" in embedding:
+            form = {name: getattr(embedding, name) for name in ("group_size", "bits", "mode")}
+            head = QuantizedLinear(columns, rows, bias=False, **form)
+        part.lm_head = head.update(embedding.parameters())
+        for owner in tied:
+            owner.tie_word_embeddings = False
 
 
 def contents(
