@@ -262,6 +262,24 @@ def test_peft_saves_a_tied_head_and_its_embedding(dense: Path, tmp_path: Path) -
     assert mx.allclose(changed(TOKENS), expected.model(TOKENS) @ tables[1].T, atol=1e-4)
 
 
+@pytest.mark.parametrize("names", ["up_proj", "w3"])
+def test_peft_adapts_each_expert(names: str, experts: Path, tmp_path: Path) -> None:
+    """In mlx-lm, a layer has all experts; experts that are left out stay as they are."""
+    weights = random_weights(1, ATTENTION, EXPERTS)
+    attention = {name: each for name, each in weights.items() if name.startswith(ATTENTION)}
+    folder = write_peft(tmp_path / "adapter", attention)
+    held: Any = mx.load(str(folder / peft.WEIGHTS))
+    mx.eval(held)  # before the file is written again
+    for number in (0, 2, 3):
+        block = f"base_model.model.model.layers.1.mlp.experts.{number}.{names}"
+        held[f"{block}.lora_A.weight"] = weights[f"{EXPERTS}.lora_a"][number]
+        held[f"{block}.lora_B.weight"] = weights[f"{EXPERTS}.lora_b"][number]
+    mx.save_safetensors(str(folder / peft.WEIGHTS), held)
+    some = mx.array([1.0, 0.0, 1.0, 1.0])[:, None, None]
+    weights[f"{EXPERTS}.lora_b"] = weights[f"{EXPERTS}.lora_b"] * some
+    assert same(load(experts, *find(folder)).model, with_change(experts, weights, SCALE))
+
+
 def test_peft_states_how_the_weights_of_gpt2_are_stored(tmp_path: Path) -> None:
     sizes = {"n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "n_ctx": 64}
     path = write_model(

@@ -44,6 +44,9 @@ _OUTER = re.compile(
     r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.|transformer\.)"
 )
 _HEAD = re.compile(r"(?:^|\.)lm_head\.")
+_EXPERT = re.compile(r"^(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<matrix>\w+)$")
+# Names of an expert's matrices in Mixtral and families like it → mlx-lm's.
+_MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 Shape = tuple[int, ...]
 
@@ -88,8 +91,9 @@ def _untie(model: Any) -> None:
 
     An adapter may change the head alone, or replace both.
     """
+    part: Any
     for part in (model, getattr(model, "language_model", None)):
-        embedding = getattr(getattr(part, "model", None), "embed_tokens", None)
+        embedding: Any = getattr(getattr(part, "model", None), "embed_tokens", None)
         owners = [owner for owner in (part, getattr(part, "args", None)) if owner is not None]
         tied = [owner for owner in owners if getattr(owner, "tie_word_embeddings", False)]
         if not tied or type(embedding) not in (Embedding, QuantizedEmbedding):
@@ -123,12 +127,51 @@ def contents(
             }
             parts.append((path, Part(adapter, weights, adapter.scale)))
         return {}, parts
-    for name, (whole, scale) in layers_of(tensors, adapter.peft).items():
+    layers = layers_of(tensors, adapter.peft)
+    for name, (whole, scale) in layers.items():
+        if _EXPERT.match(name):
+            continue
         paths = _own_paths(model, name, modules)
         for path, weights in zip(paths, _divided(whole, len(paths)), strict=True):
             if path in modules or not adapter.task:
                 parts.append((path, Part(adapter, weights, adapter.scale * scale)))
+    for layer, experts in _experts(layers).items():
+        (path,) = _own_paths(model, layer, modules)
+        base = layer_at(path, modules, adapter)
+        parts.append((path, Part(adapter, _stacked(experts, base), adapter.scale)))
     return {} if adapter.task else _saved_whole(model, tensors, modules), parts
+
+
+_Experts = dict[int, tuple[mx.array, mx.array]]
+
+
+def _experts(layers: Mapping[str, tuple[dict[str, mx.array], float]]) -> dict[str, _Experts]:
+    """Return A and B of each expert's matrices, by the layers that have all experts in mlx-lm.
+
+    layers: the result of `layers_of`, which has a layer for each matrix of each expert.
+    """
+    found: dict[str, _Experts] = {}
+    for name, (weights, scale) in layers.items():
+        if match := _EXPERT.match(name):
+            matrix = _MATRICES.get(match["matrix"], match["matrix"])
+            experts = found.setdefault(f"{match['block']}.switch_mlp.{matrix}", {})
+            experts[int(match["number"])] = weights["lora_a"].T, weights["lora_b"].T * scale
+    return found
+
+
+def _stacked(experts: _Experts, base: Any) -> dict[str, mx.array]:
+    """Return the weights of a layer with all experts, 0 for experts that are not adapted.
+
+    base: the layer.
+    """
+    rank = max(first.shape[0] for first, _ in experts.values())
+    inputs, outputs = next((first.shape[1], second.shape[0]) for first, second in experts.values())
+    nothing = mx.zeros((0, inputs)), mx.zeros((outputs, 0))
+    pairs = [experts.get(number, nothing) for number in range(base.weight.shape[0])]
+    return {
+        "lora_a": mx.stack([mx.pad(a, [(0, rank - a.shape[0]), (0, 0)]) for a, _ in pairs]),
+        "lora_b": mx.stack([mx.pad(b, [(0, 0), (0, rank - b.shape[1])]) for _, b in pairs]),
+    }
 
 
 def _saved_whole(
