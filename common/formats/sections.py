@@ -22,8 +22,10 @@ _TAG = re.compile(r"<?[|｜](?:[^<>|｜]*[|｜])?>?")
 _NAME = re.compile(r"[\w.:/-]+")
 _CALL_ID = "[CALL_ID]"  # an id comes behind it
 _NO_NAMES = ("json", "null", "[]")
-_AROUND_ID = re.compile(r"\Afunctions[_.-]|[_-]\d+\Z")
-"""How a client may have changed an id such as `functions.NAME:0`, which models copy."""
+_AROUND_ID = re.compile(r"\A(?:functions?[_.-]?|\d+)|[_-]\d+\Z")
+"""How a client may have changed an id such as `functions.NAME:0`, which models copy, and what comes
+before a name if the marker between them is missing.
+"""
 _NAMED = re.compile(r"(?:functions\.)?([^\s<>{}`]+?)(:\d+)?")
 
 
@@ -205,11 +207,15 @@ class Section:
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         yield from reading.accept_after_space("```")
-        yield from reading.drop_cut(self._ends())
-        space, found = yield from reading.after_space(self._ends())
-        if (yield from reading.is_last()):
-            return
-        if not found and self.call_closes:
-            raise reading.unreadable()
-        if found:
-            reading.take(space + (len(found) if found in _forms(self.call_closes) else 0))
+        closes, closed = _forms(self.call_closes), not self.call_closes
+        while True:
+            yield from reading.drop_cut(self._ends())
+            space, found = yield from reading.after_space(self._ends())
+            if (yield from reading.is_last()):
+                return
+            if not (found or closed):
+                raise reading.unreadable()
+            reading.take(space + (len(found) if found in closes else 0) if found else 0)
+            if found not in closes:
+                return
+            closed = True

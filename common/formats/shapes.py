@@ -14,7 +14,7 @@ from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_bare_calls, read_json_calls
 from common.formats.minimax_m3 import ElementTags
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
-from common.formats.reading import CallSyntax, Reading, always
+from common.formats.reading import CallSyntax, Reading, always, begins_line, no_content_yet
 from common.formats.sections import Section
 from common.formats.tag_spelling import closings
 from common.formats.tagged_calls import CallTags
@@ -27,6 +27,7 @@ _JSON = (("[", ""), SPACE, "{")  # an object, or a list that begins with one
 _LAST_PLACE = re.compile(r".*\{(?:name|arguments)\}", re.DOTALL)
 _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
 _FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
+_TOKENS = re.compile(r"<\|[^<>]*\|>")
 _TOKEN_OR_FENCE = re.compile("[|｜`]")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
@@ -92,6 +93,17 @@ def python_block(opener: str, closer: str = "", *, offered: bool = False) -> Cal
     return CallSyntax((opener,), read, closers)
 
 
+def _unopened(closer: str) -> CallSyntax:
+    """Return the syntax of Python calls at the beginning of the answer with a marker behind."""
+
+    def read(reading: Reading) -> Wait[None]:
+        yield from read_fenced_pythonic(reading, closings(closer), offered=True)
+        yield from reading.space()
+        yield from reading.expect(*closings(closer))
+
+    return CallSyntax((), read, begins=no_content_yet, by_name=True, last=True)
+
+
 UNMARKED = CallSyntax(("{", "["), read_unmarked, begins=_is_answer)
 
 
@@ -150,11 +162,12 @@ class JsonShape:
         call = tag[0] if tag else before.partition("{index}")[0]
         between, _, call_end = (part.strip() for part in after.partition("{arguments}"))
         call_end = call_end.removeprefix("```")
+        ends = _TOKENS.findall(call_end) if _TOKENS.sub("", call_end) == "" else ()
         return Section(
             _written(self.opening),
             _written(self.closing),
             _written(call),
-            tuple(dict.fromkeys((*_written(call_end), *_written(call_end.lstrip(")"))))),
+            tuple(dict.fromkeys((*_written(call_end), *_written(call_end.lstrip(")")), *ends))),
             unmarked=bool(self.opening.strip()),
             between=() if _TOKEN_OR_FENCE.search(between) else _written(between),
         )
@@ -265,7 +278,8 @@ class PythonShape:
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
         opening, closing = self.opening.strip().rstrip("["), self.closing.strip().lstrip("]")
-        return (python_block(opening, closing), UNMARKED) if opening else (UNMARKED,)
+        unopened = (_unopened(closing),) if closing else ()
+        return (python_block(opening, closing), UNMARKED, *unopened) if opening else (UNMARKED,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +292,8 @@ class FencedShape:
 
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
-        return (fenced_calls(self.opening.strip(), self.fence, self.closing.strip()),)
+        marked = fenced_calls(self.opening.strip(), self.fence, self.closing.strip())
+        return (marked, replace(marked, openers=("call:",), begins=begins_line))
 
 
 Shape = JsonShape | TagShape | PythonShape | FencedShape

@@ -514,9 +514,11 @@ class CallTags:
                 following += [*self._call_ends, *self._parameters]
                 following += [f"<{key}>" for key in value.declared if key not in value.given]
             found = yield from self._follows(reading, list(filter(None, following)))
-            if found not in self._parameters:
-                return bool(found)
-            key = yield from self._next_key(reading)
+            if found and found not in self._parameters:
+                return True
+            key = (yield from self._next_key(reading)) if found or marker in value.ends else None
+            if not found:  # the beginning of the next key's tag may be missing
+                return key in value.declared and key not in value.given
             # A repeated key is a model's mistake, or belongs to a quoted call.
             return key is not None and not (value.quotes and key in value.given)
 

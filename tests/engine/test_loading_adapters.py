@@ -48,7 +48,14 @@ MLP = "model.layers.0.mlp.down_proj"
 EMBEDDING = "model.embed_tokens"
 EXPERTS = "model.layers.1.mlp.switch_mlp.up_proj"
 # What an adapter needs to know of a layer: inputs and outputs, number of experts first.
-SIZES = {ATTENTION: (64, 64), MLP: (128, 64), EMBEDDING: (259, 64), EXPERTS: (4, 64, 32)}
+SIZES = {
+    ATTENTION: (64, 64),
+    MLP: (128, 64),
+    EMBEDDING: (259, 64),
+    EXPERTS: (4, 64, 32),
+    "lm_head": (64, 259),
+    "model.h.0.attn.c_attn": (64, 192),
+}
 
 Weights = dict[str, mx.array]
 
@@ -229,6 +236,58 @@ def test_scales_of_peft_may_differ_between_layers(dense: Path, tmp_path: Path) -
         change = other[f"{MLP}.lora_a"] @ other[f"{MLP}.lora_b"]
         module.weight = module.weight + scales[1] * change.T
         assert same(load(dense, *find(adapter)).model, expected)
+
+
+@pytest.mark.parametrize("base", ["dense", "quantised"])
+def test_peft_may_change_a_tied_head_alone(
+    base: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(base)
+    weights = random_weights(1, "lm_head")
+    changed = load(path, *find(write_peft(tmp_path / "adapter", weights)), dequantize=False).model
+    plain = load(path).model
+    states = plain.model(TOKENS)
+    change = states @ weights["lm_head.lora_a"] @ weights["lm_head.lora_b"]
+    assert mx.allclose(changed(TOKENS), plain(TOKENS) + SCALE * change, atol=1e-3)
+
+
+def test_peft_saves_a_tied_head_and_its_embedding(dense: Path, tmp_path: Path) -> None:
+    tables = [mx.random.normal((259, 64), key=mx.random.key(seed)) / 8 for seed in range(2)]
+    names = (f"{EMBEDDING}.weight", "lm_head.weight")
+    weights = random_weights(1, ATTENTION)
+    whole = {name: table.T for name, table in zip(names, tables, strict=True)}
+    changed = load(dense, *find(write_peft(tmp_path / "adapter", weights | whole))).model
+    expected = with_change(dense, weights, SCALE)
+    expected.model.embed_tokens.weight = tables[0]
+    assert mx.allclose(changed(TOKENS), expected.model(TOKENS) @ tables[1].T, atol=1e-4)
+
+
+@pytest.mark.parametrize("names", ["up_proj", "w3"])
+def test_peft_adapts_each_expert(names: str, experts: Path, tmp_path: Path) -> None:
+    """In mlx-lm, a layer has all experts; experts that are left out stay as they are."""
+    weights = random_weights(1, ATTENTION, EXPERTS)
+    attention = {name: each for name, each in weights.items() if name.startswith(ATTENTION)}
+    folder = write_peft(tmp_path / "adapter", attention)
+    held: Any = mx.load(str(folder / peft.WEIGHTS))
+    mx.eval(held)  # before the file is written again
+    for number in (0, 2, 3):
+        block = f"base_model.model.model.layers.1.mlp.experts.{number}.{names}"
+        held[f"{block}.lora_A.weight"] = weights[f"{EXPERTS}.lora_a"][number]
+        held[f"{block}.lora_B.weight"] = weights[f"{EXPERTS}.lora_b"][number]
+    mx.save_safetensors(str(folder / peft.WEIGHTS), held)
+    some = mx.array([1.0, 0.0, 1.0, 1.0])[:, None, None]
+    weights[f"{EXPERTS}.lora_b"] = weights[f"{EXPERTS}.lora_b"] * some
+    assert same(load(experts, *find(folder)).model, with_change(experts, weights, SCALE))
+
+
+def test_peft_states_how_the_weights_of_gpt2_are_stored(tmp_path: Path) -> None:
+    sizes = {"n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 64, "n_ctx": 64}
+    path = write_model(
+        tmp_path / "gpt2", dtype="float32", model_type="gpt2", layer_norm_epsilon=1e-5, **sizes
+    )
+    weights = random_weights(1, "model.h.0.attn.c_attn")
+    adapter = write_peft(tmp_path / "adapter", weights, "transformer.", fan_in_fan_out=True)
+    assert same(load(path, *find(adapter)).model, with_change(path, weights, SCALE))
 
 
 def test_peft_saves_some_weights_whole(dense: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from tests.engine.folder_changes import (
     weights,
     without,
 )
-from tests.engine.loading_models import read_weights, write_model
+from tests.engine.loading_models import read_weights, write_model, write_weights
 from tests.engine.loads import at_once
 
 TEXT, MESSAGES = "The quick brown fox", [{"role": "user", "content": "What is it?"}]
@@ -63,6 +63,11 @@ def nested(path: Path) -> None:
     renamed(lambda name: f"model.language_{name}")(path)
     whole = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 1}}
     put("config.json", whole)(path)
+
+
+def headless(path: Path) -> None:
+    held = read_weights(path)
+    write_weights(path, {name: held[name] for name in held if name != "lm_head.weight"})
 
 
 def by_another_program(method: str, mode: str, group_size: int, bits: int) -> Change:
@@ -191,6 +196,11 @@ QUIRKS: dict[str, Change] = {
         lm_head__weight=read_weights(path)["model.embed_tokens.weight"]
     )(path),
     "a head of its own": untied,
+    "a tied head that its family gives up": all_of(
+        of_type("gemma3_text", sliding_window_pattern=2, query_pre_attn_scalar=32),
+        headless,
+        config(tie_word_embeddings=True),
+    ),
     "tying that is not stated": without("config.json", "tie_word_embeddings"),
     "a file with a number": files("model-00001-of-00001.safetensors"),
     "odd names": files("model.00.safetensors", "model.01.safetensors"),

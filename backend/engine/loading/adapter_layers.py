@@ -40,7 +40,13 @@ _LORA: _Kinds = {
 _DORA: _Kinds = {Linear: DoRALinear, QuantizedLinear: DoRALinear, Embedding: DoRAEmbedding}
 
 # Prefixes that transformers gives the layers of a text model, or of the text part of other models.
-_OUTER = re.compile(r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.)")
+_OUTER = re.compile(
+    r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.|transformer\.)"
+)
+_HEAD = re.compile(r"(?:^|\.)lm_head\.")
+_EXPERT = re.compile(r"^(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<matrix>\w+)$")
+# Names of an expert's matrices in Mixtral and families like it → mlx-lm's.
+_MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 Shape = tuple[int, ...]
 
@@ -60,6 +66,8 @@ class Part:
 
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     """Add adapters to a model. Raises ModelRejected, after which the model is unusable."""
+    if any(adapter.peft and _HEAD.search(name) for adapter in adapters for name in _names(adapter)):
+        _untie(model)
     layers: dict[str, list[Part]] = {}
     modules = dict(model.named_modules())
     for adapter in adapters:
@@ -71,6 +79,33 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
             raise adapter.rejected("its weights have no adapters for tasks")
     adapted = [(path, _adapted(path, modules, parts)) for path, parts in layers.items()]
     model.update_modules(tree_unflatten(adapted))
+
+
+def _names(adapter: Adapter) -> Collection[str]:
+    tensors: Any = mx.load(str(adapter.weights))
+    return list(tensors)
+
+
+def _untie(model: Any) -> None:
+    """Give a model whose head is its embedding another head with the same weights.
+
+    An adapter may change the head alone, or replace both.
+    """
+    part: Any
+    for part in (model, getattr(model, "language_model", None)):
+        embedding: Any = getattr(getattr(part, "model", None), "embed_tokens", None)
+        owners = [owner for owner in (part, getattr(part, "args", None)) if owner is not None]
+        tied = [owner for owner in owners if getattr(owner, "tie_word_embeddings", False)]
+        if not tied or type(embedding) not in (Embedding, QuantizedEmbedding):
+            continue
+        rows, columns = embedding.weight.shape[0], sizes_of(embedding)[0]
+        head: Any = Linear(columns, rows, bias=False)
+        if "scales" in embedding:
+            form = {name: getattr(embedding, name) for name in ("group_size", "bits", "mode")}
+            head = QuantizedLinear(columns, rows, bias=False, **form)
+        part.lm_head = head.update(embedding.parameters())
+        for owner in tied:
+            owner.tie_word_embeddings = False
 
 
 def contents(
@@ -92,12 +127,51 @@ def contents(
             }
             parts.append((path, Part(adapter, weights, adapter.scale)))
         return {}, parts
-    for name, (whole, scale) in layers_of(tensors, adapter.peft).items():
+    layers = layers_of(tensors, adapter.peft)
+    for name, (whole, scale) in layers.items():
+        if _EXPERT.match(name):
+            continue
         paths = _own_paths(model, name, modules)
         for path, weights in zip(paths, _divided(whole, len(paths)), strict=True):
             if path in modules or not adapter.task:
                 parts.append((path, Part(adapter, weights, adapter.scale * scale)))
+    for layer, experts in _experts(layers).items():
+        (path,) = _own_paths(model, layer, modules)
+        base = layer_at(path, modules, adapter)
+        parts.append((path, Part(adapter, _stacked(experts, base), adapter.scale)))
     return {} if adapter.task else _saved_whole(model, tensors, modules), parts
+
+
+_Experts = dict[int, tuple[mx.array, mx.array]]
+
+
+def _experts(layers: Mapping[str, tuple[dict[str, mx.array], float]]) -> dict[str, _Experts]:
+    """Return A and B of each expert's matrices, by the layers that have all experts in mlx-lm.
+
+    layers: the result of `layers_of`, which has a layer for each matrix of each expert.
+    """
+    found: dict[str, _Experts] = {}
+    for name, (weights, scale) in layers.items():
+        if match := _EXPERT.match(name):
+            matrix = _MATRICES.get(match["matrix"], match["matrix"])
+            experts = found.setdefault(f"{match['block']}.switch_mlp.{matrix}", {})
+            experts[int(match["number"])] = weights["lora_a"].T, weights["lora_b"].T * scale
+    return found
+
+
+def _stacked(experts: _Experts, base: Any) -> dict[str, mx.array]:
+    """Return the weights of a layer with all experts, 0 for experts that are not adapted.
+
+    base: the layer.
+    """
+    rank = max(first.shape[0] for first, _ in experts.values())
+    inputs, outputs = next((first.shape[1], second.shape[0]) for first, second in experts.values())
+    nothing = mx.zeros((0, inputs)), mx.zeros((outputs, 0))
+    pairs = [experts.get(number, nothing) for number in range(base.weight.shape[0])]
+    return {
+        "lora_a": mx.stack([mx.pad(a, [(0, rank - a.shape[0]), (0, 0)]) for a, _ in pairs]),
+        "lora_b": mx.stack([mx.pad(b, [(0, 0), (0, rank - b.shape[1])]) for _, b in pairs]),
+    }
 
 
 def _saved_whole(

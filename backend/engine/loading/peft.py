@@ -1,7 +1,8 @@
 """Reads adapters in PEFT's format, in the form of mlx-lm's layers.
 
 PEFT stores A with the shape (rank, inputs) and B with (outputs, rank), and scales their product by
-alpha / rank. mlx-lm's layers have both transposed, as `lora_a` and `lora_b`.
+alpha / rank. mlx-lm's layers have both transposed, as `lora_a` and `lora_b`. `fan_in_fan_out` only
+states how GPT-2's own weights are stored.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ _WRAPPED = re.compile(r"\.(modules_to_save(\.[^.]+)?|base_layer|original_module)
 _PLAIN: Mapping[str, Any] = {
     "peft_type": "LORA",
     "lora_bias": False,
-    "fan_in_fan_out": False,
     "use_qalora": False,
     "use_bdlora": None,
     "layer_replication": None,

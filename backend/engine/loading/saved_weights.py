@@ -53,8 +53,7 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
     tied = any(part.get("tie_word_embeddings") for part in parts)
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        found: Any = tree_flatten(self.parameters())
-        own: dict[str, mx.array] = dict(found)
+        own = _own_weights(self)
         weights = {_own_name(name, model_type, own): each for name, each in weights.items()}
         if model_type == "deepseek_v3":
             # mlx-lm drops the head for multi-token prediction, which is one more layer, if its
@@ -80,6 +79,7 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
         weights = _own_experts(weights, own)
         if hasattr(family, "sanitize"):
             weights = family.sanitize(self, weights)
+            own = _own_weights(self)  # some families give up their head
         head = next((name for name in own if name.endswith("lm_head.weight")), "")
         if tied and head not in weights:  # most families without a choice have a head
             same = next((each for name, each in weights.items() if _is_embedding(name)), None)
@@ -88,6 +88,11 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
 
     members = {"sanitize": sanitize, "__module__": family.__module__}
     return type(family.__name__, (family,), members)
+
+
+def _own_weights(model: Any) -> dict[str, mx.array]:
+    found: Any = tree_flatten(model.parameters())
+    return dict(found)
 
 
 def _is_embedding(name: str) -> bool:

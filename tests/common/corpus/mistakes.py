@@ -136,6 +136,9 @@ DEEPSEEK = [
         for before in ("", "Hm.\n")
     ),
 ]
+UNDIVIDED = Case(
+    "no marker before the name", _DEEPSEEK.replace("<｜tool▁sep｜>", ""), calls=[A_FERRY]
+)
 DSML = [Case("ASCII bars", _DSML.replace("｜", "|"), calls=[A_FERRY])]
 GLM = [
     *_ends(f"{_KEY.rstrip()}</arg_value>\n</tool_call>", "<|user|>", "<|observation|>"),
@@ -146,6 +149,18 @@ GLM = [
         calls=[_MONDAY],
     ),
     Case("no end of a value, cut", _KEY, cut=True),
+    Case(
+        "no tag before the next key",
+        f"{_KEY.rstrip()}</arg_value>\nday</arg_key>\n<arg_value>Mon</arg_value>\n</tool_call>",
+        calls=[_MONDAY],
+    ),
+    Case(
+        "another text before a key's end",
+        f"{_KEY.rstrip()}</arg_value>\nno</arg_key>\n<arg_value>Mon</arg_value>\n</tool_call>",
+        calls=[
+            ("ferry_times", {"harbour": "Ærø</arg_value>\nno</arg_key>\n<arg_value>Mon"}),
+        ],
+    ),
 ]
 MISTRAL = [
     *_ends(f"[TOOL_CALLS][{_OBJECT}]", "</s>"),
@@ -210,16 +225,44 @@ HORIZON = [
         calls=[A_FERRY],
     )
 ]
+_REQUEST = (
+    "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
+    "<|plamo:begin_tool_name:plamo|>ferry_times<|plamo:end_tool_name:plamo|>"
+    "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+    f"{_ARGUMENTS}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+    "<|plamo:end_tool_requests:plamo|>"
+)
+PLAMO = [
+    Case(f"{end} as {wrong}", _REQUEST.replace(end, wrong), calls=[A_FERRY])
+    for end in ("<|plamo:end_tool_arguments:plamo|>", "<|plamo:end_tool_request:plamo|>")
+    for wrong in ("", f"{end}\n")
+]
+OLMO = [
+    Case("no opening", "ferry_times(harbour='Ærø')\n</function_calls>", calls=[A_FERRY]),
+    Case("no marker, and text", "tide_now() is a tool.", "tide_now() is a tool."),
+]
+FUNCTION_GEMMA = [
+    Case(
+        f"{before!r} and no opening",
+        f"{before}call:ferry_times{{harbour:<escape>Ærø<escape>}}<end_function_call>",
+        before.strip(),
+        calls=[A_FERRY],
+    )
+    for before in ("", "Hm.\n")
+]
 MISTAKES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", ""): HERMES,
     ("llama3_json", None, ""): LLAMA,
     ("qwen3_coder", "qwen3", ""): TAGGED,
-    ("deepseek_v3", None, ""): DEEPSEEK,
+    ("deepseek_v3", None, ""): [*DEEPSEEK, UNDIVIDED],
     ("deepseek_v31", None, ""): DEEPSEEK,
     ("deepseek_v32", None, ""): DSML,
     ("glm45", "glm45", ""): GLM,
     ("mistral", "mistral", ""): MISTRAL,
     ("gemma4", None, ""): GEMMA,
+    ("plamo3", None, ""): PLAMO,
+    ("olmo3", None, ""): OLMO,
+    ("function_gemma", None, ""): FUNCTION_GEMMA,
     ("pythonic", None, ""): PYTHON,
     ("minimax_m2", None, ""): MINIMAX,
     ("minicpm5", None, ""): MINICPM,
