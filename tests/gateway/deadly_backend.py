@@ -28,9 +28,9 @@ def main() -> int:
         checked(prompt)
         return build(self, prompt, *rest, **named)
 
-    def deadly_tokenize(self: PromptBuilder, text: str) -> list[int]:
+    def deadly_tokenize(self: PromptBuilder, text: str, *, special: bool = False) -> list[int]:
         checked(text)
-        return tokenize(self, text)
+        return tokenize(self, text, special=special)
 
     def deadly_detect(root: Path = Path("/")) -> NoReturn:
         os.kill(os.getpid(), number)

@@ -144,8 +144,8 @@ class PromptBuilder:
         self._vocabulary_size = max(vocabulary.values(), default=-1) + 1
         # The tokens that the tokenizer adds before a text. Some tokenizers also append EOS, after
         # which a model would not continue the text, so EOS is not used.
-        bare = self._encode("a", special=False)
-        whole = self._encode("a", special=True)
+        bare = self.tokenize("a")
+        whole = self.tokenize("a", special=True)
         self._first = whole[: max(position_of(bare, whole), 0)] if bare else []
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._control = ControlTokens(
@@ -230,7 +230,7 @@ class PromptBuilder:
             Roles(self._tokenizer.chat_template).require_shown(messages, marked)
             text = marked.replace(quoted.mark, "") if quoted.mark else marked
             if text == marked:
-                tokens = self._encode(text, special=False)
+                tokens = self.tokenize(text)
             else:
                 tokens = self._quoted.tokenize(marked, quoted.mark)
             if not (self._trims or counted):
@@ -421,12 +421,15 @@ class PromptBuilder:
                     found.add(word)
         return frozenset(found)
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text. Raises UnreadableText.
 
-        Special tokens in the text are recognised, and no special token is added.
+        Special tokens in the text are recognised.
+
+        special: whether to add the tokenizer's special tokens, such as BOS.
         """
-        return self._encode(text, special=False)
+        with tokenizing():
+            return list(map(int, self._tokenizer.encode(text, add_special_tokens=special)))
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of token ids. Raises InvalidRequest."""
@@ -451,7 +454,7 @@ class PromptBuilder:
         begins: whether another token than BOS already begins the text.
         """
         self._require_short(len(text), most)
-        tokens = self._encode(text, special=False)
+        tokens = self.tokenize(text)
         bos = self._tokenizer.bos_token or ""
         begins = begins or (bool(bos) and text.startswith(bos))
         return tokens if begins else [*self._first, *tokens]
@@ -466,12 +469,6 @@ class PromptBuilder:
 
     def _with_bos(self, text: str) -> str:
         return text if text.startswith(self._bos) else self._bos + text
-
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        with tokenizing():
-            return [
-                int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)
-            ]
 
     def _require_short(self, characters: int, most: int) -> None:
         # No token is longer than the longest string in the vocabulary. A text that is far too long

@@ -139,14 +139,14 @@ class ItemProcessor:
 
     processor: Any
     config: Any  # the model's configuration
-    markers: Mapping[str, str]  # by kind, the text that the processor expands to one item
     # The control tokens. The item is what the processor writes from the first control token to the
     # last.
     control: Collection[int]
-    most_bytes: int  # maximum size of the cache of prepared items
-    width: int = 1  # number of embeddings of an item that has only one placeholder token
     # Number of logits. Placeholder tokens beyond the vocabulary (Molmo 2) are replaced in prompts.
-    vocabulary: int = 1 << 62
+    vocabulary: int
+    markers: Mapping[str, str]  # by kind, the text that the processor expands to one item
+    most_bytes: int = 0  # maximum size of the cache of prepared items
+    width: int = 1  # number of embeddings of an item that has only one placeholder token
 
     def __post_init__(self) -> None:
         self.family = family = family_of(str(getattr(self.config, "model_type", "")))

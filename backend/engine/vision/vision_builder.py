@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -94,13 +94,7 @@ def _open_media_input(
             )
         control = _control_ids(prompts)
 
-        def prepares(
-            markers: Mapping[str, str], most_bytes: int = 0, width: int = 1
-        ) -> ItemProcessor:
-            config = model.whole.config
-            return ItemProcessor(
-                processor, config, markers, control.keys(), most_bytes, width, vocabulary
-            )
+        prepares = partial(ItemProcessor, processor, model.whole.config, control.keys(), vocabulary)
 
         def ends(kind: str, text: str) -> str:
             """Return the control strings that the processor writes around an item, in one string.
@@ -137,7 +131,7 @@ def _open_media_input(
                 width = width_of(model, first)
                 yield "files"
         half = settings.vision_cache_mib * MIB // 2
-        items = prepares(expanded, half, width)
+        items = prepares(expanded, most_bytes=half, width=width)
         reader = MediaReader(model, half)
         tried: dict[str, MediaItem] = {}
         for kind in expanded:

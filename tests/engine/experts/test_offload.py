@@ -128,7 +128,7 @@ def _growth(cached: object) -> int:
     return sum(
         parameter.slots.nbytes // 2
         for cache in switches
-        for parameter in cache._parameters
+        for parameter in cache.parameters
         if parameter.name == "bias"
     )
 

@@ -41,7 +41,7 @@ def test_arrays_survive_the_conversion() -> None:
 def test_a_processor_gets_a_sound_at_its_own_rate(tmp_path: Path) -> None:
     processor = _muse_spark(tmp_path)
     samples = samples_of(1000)
-    item = ItemProcessor(processor, None, {"audio": "<|audio|>"}, (), 0).prepare(
+    item = ItemProcessor(processor, None, (), 1 << 62, {"audio": "<|audio|>"}).prepare(
         DecodedAudio(samples, 16_000, b"1"), "the first"
     )
     assert item.arrays["audio_lengths"] == [len(samples) * 3 // 2]
