@@ -128,10 +128,18 @@ class PromptBuilder:
     model_vocabulary: number of token ids of the model. A tokenizer may have more.
     trims: whether the model's caches can be truncated to any length; if not, prompts get
         `positions`.
+    token_ids: the tokenizer's token ids by token; None to ask the tokenizer, which makes a new copy
+        for each call.
     """
 
     def __init__(
-        self, tokenizer: Any, context_size: int, model_vocabulary: int, *, trims: bool = True
+        self,
+        tokenizer: Any,
+        context_size: int,
+        model_vocabulary: int,
+        *,
+        trims: bool = True,
+        token_ids: Mapping[str, int] | None = None,
     ) -> None:
         self._trims = trims
         self._media: MediaPrompts | None = None
@@ -140,7 +148,7 @@ class PromptBuilder:
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
-        vocabulary = tokenizer.get_vocab()  # each call returns a new copy
+        vocabulary = tokenizer.get_vocab() if token_ids is None else token_ids
         self._vocabulary_size = max(vocabulary.values(), default=-1) + 1
         # The tokens that the tokenizer adds before a text. Some tokenizers also append EOS, after
         # which a model would not continue the text, so EOS is not used.
