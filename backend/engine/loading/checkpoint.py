@@ -24,11 +24,7 @@ from backend.engine.loading.architectures import (
 from backend.engine.loading.folder import readable, require_regular_files
 from backend.engine.loading.json_files import read_object
 from backend.engine.loading.model_reference import GGUF
-from backend.engine.loading.shards import (
-    indexed_tensors,
-    read_shards,
-    weight_files,
-)
+from backend.engine.loading.shards import indexed_tensors, read_shards, weight_files
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
 from common.drafter_kind import DrafterKind, drafter_kind, drafter_name
