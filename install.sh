@@ -475,6 +475,16 @@ generate_stubs() {
     changed=yes
 }
 
+# Stores what each start would otherwise compute again where Python may not write bytecode: that of
+# this project's files, and the list of transformers' model files (backend/engine/mlx_lm_import.py).
+# This is no error where this user may not write.
+prepare_starts() {
+    "$venv/bin/python" -m compileall -qq "$root"/{backend,bench,cli,common,gateway,wire} || true
+    compgen -G "$venv/lib/python3*/site-packages/transformers/models/__pycache__/names-*" >/dev/null ||
+        PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -I "$root/common/launch.py" -c \
+            'from backend.engine.mlx_lm_import import import_mlx_lm; import_mlx_lm()' 2>/dev/null || true
+}
+
 runs() { # PROCESS, which may be another user's
     kill -0 "$1" 2>/dev/null || ps -p "$1" >/dev/null 2>&1
 }
@@ -522,6 +532,7 @@ elif ! packages_are_installed || ! stubs_are_current; then
     packages_are_installed || install_packages
     stubs_are_current || generate_stubs
 fi
+[ "$only" = stubs ] || prepare_starts
 if [ "$changed" = yes ]; then
     say "done: $profile, Python ${version%% *}, $venv"
 else

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backend.engine.blas_threads import most_blas_threads
 from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Piece
-from backend.engine.embedding.readers import Reader
 from backend.engine.engine_state import EngineState, EngineStatus, Gauges
 from backend.engine.errors import (
     InvalidRequest,
@@ -51,6 +50,7 @@ from common.wording import shown
 if TYPE_CHECKING:
     import numpy as np
 
+    from backend.engine.embedding.readers import Reader
     from backend.engine.loading.stages import Stages, StageThread
     from backend.engine.model import Built
     from backend.engine.ranks.leader import Leader
@@ -68,7 +68,7 @@ _NATIVE_THREADS = 8  # threads of other libraries, and a few in reserve
 _OTHER_THREADS = 4  # for work that would block the event loop for a moment
 _SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
 
-Asked = TypeVar("Asked", bound=Reader)
+Asked = TypeVar("Asked", bound="Reader")
 Answer = TypeVar("Answer")
 
 

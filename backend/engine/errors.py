@@ -18,6 +18,10 @@ REFUSED = (
     "the system gives this backend no more threads, processes, files or memory: try again later, or"
     " raise its limits (`ulimit -a`, or those of its container)"
 )
+TOO_DEEP = (
+    "the request is nested too deeply to be read: send messages, tools and template arguments with"
+    " less nesting of objects and lists"
+)
 FILES_TOO_SMALL = (
     "the limit on the size of files is too small for this backend: raise it (`ulimit -f unlimited`)"
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.errors import (
+    TOO_DEEP,
     EngineError,
     EngineFailed,
     InvalidRequest,
@@ -28,7 +29,6 @@ from backend.engine.executing import score_plan
 from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
-from backend.engine.prompting.prompts import TOO_DEEP, require_returnable
 from backend.engine.prompting.quoted_text import tokenizing
 from backend.engine.request import (
     ChatPrompt,
@@ -41,6 +41,7 @@ from backend.engine.request import (
 from backend.engine.speech.transcript import Speech
 from backend.engine.threads import reserved_threads
 from backend.engine.worker import Worker
+from common.field_names import named
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule, Constraint
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 Stage = Literal["text", "long", "media", "video", "grammar", "slow_grammar", "disk"]
 
+_MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message may have 50 MiB
 _LONG = 1 << 15  # characters; rendering and tokenising longer texts takes a noticeable time
 
 # A generator that yields the name of the threads on which its next stage must run.
@@ -103,7 +105,7 @@ class Preparer:
         bare = replace(request, attachments=None)
         if bare.prompt_logprobs is not None:
             _require_causal(served, "Metadata mlx.prompt_logprobs is true")
-            require_returnable(len(prompt.tokens), bare.prompt_logprobs)
+            _require_returnable(len(prompt.tokens), bare.prompt_logprobs)
         from backend.engine.planning.prefix_index import (
             PrefixKey,  # imports NumPy, which takes time
         )
@@ -303,3 +305,14 @@ def _size(node: object) -> int:
             case _:
                 size += 1
     return size
+
+
+def _require_returnable(tokens: int, alternatives: int) -> None:
+    """Raise InvalidRequest if a prompt's log-probabilities would be too large for a response."""
+    entries = tokens * (1 + alternatives)
+    if entries > _MOST_LOGPROBS:
+        raise InvalidRequest(
+            f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
+            f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
+            f" send a smaller {named('TopLogprobs')}",
+        )

@@ -12,9 +12,6 @@ from backend.engine.media.limits import MediaLimits
 from backend.engine.request import ChatPrompt, Extras
 from backend.engine.speech.transcript import SpeechAbilities
 from backend.engine.step_limits import StepTimeout
-from backend.engine.token_text import TextStream
-from common.chat_format import ChatFormat
-from common.chat_parser import ChatParser
 from common.model_kind import ModelKind
 
 if TYPE_CHECKING:
@@ -22,6 +19,15 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.readers import Reader
     from backend.engine.prompting.prompts import PromptBuilder
+    from backend.engine.token_text import TextStream
+    from common.chat_format import ChatFormat
+    from common.chat_parser import ChatParser
+
+
+def _plain_format() -> ChatFormat:
+    from common.chat_format import ChatFormat
+
+    return ChatFormat.named("plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class ServedModel:
     weights_bytes: int
     epoch: int
     chat_template: str | None = None
-    chat_format: ChatFormat = field(default_factory=lambda: ChatFormat.named("plain"))
+    chat_format: ChatFormat = field(default_factory=_plain_format)
     rendered_template: str = ""
     defaults: Extras = field(default_factory=Extras)
     kind: ModelKind = ModelKind.TEXT
@@ -86,6 +92,8 @@ class ServedModel:
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False
     ) -> ChatParser:
         """Return a parser for the answer to a prompt whose text ends with `prompt_tail`."""
+        from common.chat_parser import ChatParser
+
         return ChatParser(
             self.format_of(tools=bool(prompt.tools)),
             tools=prompt.tools or (),

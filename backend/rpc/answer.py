@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
 from backend.engine.engine import Engine
 from backend.engine.events import Finished, Progress, TextDelta, TokenLogprob
@@ -17,8 +18,10 @@ from backend.rpc import replies
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.requests import generation_request
 from common.chat_events import ChatEvent, Content, Reasoning, merged
-from common.chat_parser import ChatParser
 from wire import backend_pb2 as pb
+
+if TYPE_CHECKING:
+    from common.chat_parser import ChatParser
 
 
 class Answer:

@@ -9,13 +9,10 @@ the Metadata of PredictOptions.
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
-from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.label_reader import LabelledText, LabelReader
-from backend.engine.embedding.readers import PairReader, TextReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.executing.score_plan import ScoreRequest, require_bounded
@@ -28,6 +25,10 @@ from common.rerank_limits import MOST_DOCUMENTS
 from common.wording import shown
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
+
+if TYPE_CHECKING:
+    from backend.engine.embedding.encoding import Piece
+    from backend.engine.embedding.label_reader import LabelledText
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 TRUNCATE = "mlx-truncate"
@@ -94,6 +95,8 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
         self._engine = engine
 
     async def Embedding(self, options: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
+        from backend.engine.embedding.readers import TextReader
+
         truncate, prompt_name = _settings(context)
         reader = self._engine.reader(TextReader)
         _require_one_input(options)
@@ -123,6 +126,8 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
         )
 
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+        from backend.engine.embedding.readers import PairReader
+
         truncate, _ = _settings(context)
         reader = self._engine.reader(PairReader)
         _require_rankable(request)
@@ -152,6 +157,8 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         """Return the entities in a text; an empty text has none."""
+        from backend.engine.embedding.label_reader import LabelReader
+
         reader = self._engine.reader(LabelReader)
         if not 0 <= request.threshold <= 1:
             wanted = "a number from 0, for all, to 1"

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,12 @@ class TestInstallingFromNothing:
             "install.sh: nothing can be installed into /proc/venv: mkdir: "
         )
 
+    def test_bytecode_is_written_even_where_python_may_not_write_it(self, installed: Path) -> None:
+        shutil.rmtree(installed / "wire" / "__pycache__", ignore_errors=True)
+        result = install(installed, PYTHONDONTWRITEBYTECODE="1")
+        assert result.returncode == 0, result.stderr
+        assert list(installed.glob("wire/__pycache__/backend_pb2.*.pyc"))
+
     def test_a_changed_proto_regenerates_only_the_stubs(self, installed: Path) -> None:
         stamp = identity(installed / "venv" / ".installed")
         with (installed / "backend.proto").open("a") as proto:
@@ -195,6 +203,9 @@ def test_the_projects_own_install_is_up_to_date_at_once() -> None:
     result = shell(ROOT / "install.sh", "--dev")
     assert result.returncode == 0, result.stderr
     assert "up to date" in last_line(result.stdout)
+    assert Path(cache_from_source(str(ROOT / "backend" / "__main__.py"))).exists()
+    listed = "site-packages/transformers/models/__pycache__/names-*.json"
+    assert list(Path(sys.prefix).glob(f"lib/python3*/{listed}"))
 
 
 @pytest.mark.parametrize("version", ["3.10 64bit", "3.15 64bit", "3.12 32bit", "2.7 64bit"])

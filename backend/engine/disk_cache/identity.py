@@ -37,7 +37,7 @@ def model_digest(checkpoint: Path, **facts: str) -> str:
         digest of the adapters; and `device`, on which MLX computes.
     """
     software = [_FORMAT, VERSION, *map(version, _PACKAGES)]
-    return _digest([json.dumps([software, facts, file_digests(checkpoint)]).encode()])
+    return digest_of([json.dumps([software, facts, file_digests(checkpoint)]).encode()])
 
 
 def file_digests(checkpoint: Path) -> dict[str, str]:
@@ -46,14 +46,15 @@ def file_digests(checkpoint: Path) -> dict[str, str]:
     Raises OSError, Unusable.
     """
     texts = {path for name in _TEXTS for path in checkpoint.glob(name)}
-    digests = {path.name: _digest([path.read_bytes()]) for path in sorted(texts)}
+    digests = {path.name: digest_of([path.read_bytes()]) for path in sorted(texts)}
     for path in sorted(checkpoint.glob(PATTERN)):
         with path.open("rb") as file:
-            digests[path.name] = _digest(_sampled(path.name, file))
+            digests[path.name] = digest_of(_sampled(path.name, file))
     return digests
 
 
-def _digest(pieces: Iterable[bytes]) -> str:
+def digest_of(pieces: Iterable[bytes]) -> str:
+    """Return the digest of a series of pieces, 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in pieces:
         # The length too, so that moving a byte between pieces changes the digest.

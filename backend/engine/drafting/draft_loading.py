@@ -29,6 +29,7 @@ from backend.engine.drafting.trained_heads import (
 )
 from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
@@ -106,7 +107,9 @@ def load_drafting(
             drafting = yield from _drafter(order, checkpoint, main, projection, device)
     else:
         with naming_draft_model():
-            drafting = yield from _draft_model(order, checkpoint, main, context_size, device)
+            drafting = yield from _draft_model(
+                order, checkpoint, main, projection.vocabulary, context_size, device
+            )
     if settings.prompt_lookup:
         drafting = _with_lookup(drafting or Drafting(settings.n_draft, list))
     if drafting is not None:
@@ -173,7 +176,7 @@ def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
 ) -> tuple[Head, Drafting]:
     """Return a head with lazy weights, and how it drafts. Raises HeadError."""
-    model, vocabulary = main.model, kv.vocabulary_size(main.model)
+    model, vocabulary = main.model, projection.vocabulary
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
     if checkpoint is None or kind is DrafterKind.HEAD:
@@ -262,7 +265,12 @@ def _refuse_when_full(main: LoadedModel, nbytes: int, settings: Settings, device
 
 
 def _draft_model(
-    order: LoadOrder, checkpoint: Checkpoint, main: LoadedModel, context_size: int, device: Device
+    order: LoadOrder,
+    checkpoint: Checkpoint,
+    main: LoadedModel,
+    main_vocabulary: int,
+    context_size: int,
+    device: Device,
 ) -> Stages[Drafting]:
     settings = order.settings
     loaded = yield from load_model(
@@ -283,8 +291,8 @@ def _draft_model(
     with Converting(broken, Exception):
         trims = kv.always_trims(kv.new_row(loaded.model))
         cost = kv.cost(loaded.model)
-        vocabulary = kv.vocabulary_size(loaded.model)
-        main_vocabulary = kv.vocabulary_size(main.model)
+        with only_building():
+            vocabulary = kv.vocabulary_size(loaded.model)
     if not trims:
         raise ModelRejected.because(
             loaded.name,

@@ -18,6 +18,8 @@ from common.model_kind import SPEECH_TYPES
 
 # A family may import its language part from another family, as minimax_m3 does.
 _OF_ANOTHER = re.compile(r"^from \.\.\S+ import .*\bLanguageModel\b", re.MULTILINE)
+# A literal in mlx-lm and mlx-vlm. Parsing all of the file would take longer.
+_REMAPPING = re.compile(r"^MODEL_REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
 
@@ -44,12 +46,18 @@ def vlm_model_types() -> frozenset[str]:
     return _with_aliases("mlx_vlm", modules)
 
 
+def is_built(model_type: str) -> bool:
+    """Return whether mlx-lm or the language part of mlx-vlm can build models of this type."""
+    # mlx-vlm's types take longer to find, and most models are of a type that mlx-lm knows.
+    return model_type in model_types() or model_type in vlm_model_types()
+
+
 def unserved_speech(model_type: str) -> bool:
     """Return whether only mlx-audio can build a model of this type, and it is not served."""
     folder = _folder("mlx_audio")
     found = (folder / "stt" / "models").glob("*/__init__.py") if folder else ()
     speech = {path.parent.name for path in found}
-    return model_type in speech - SPEECH_TYPES.keys() - model_types() - vlm_model_types()
+    return model_type in speech - SPEECH_TYPES.keys() and not is_built(model_type)
 
 
 def _with_aliases(package: str, modules: set[str]) -> frozenset[str]:
@@ -91,12 +99,9 @@ def aliases(package: str) -> Mapping[str, str]:
     folder = _folder(package)
     if folder is None:
         return {}
-    # MODEL_REMAPPING is a literal in mlx-lm and mlx-vlm.
-    for node in ast.parse((folder / "utils.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MODEL_REMAPPING":
-            table: dict[str, str] = ast.literal_eval(node.value)
-            return table
-    return {}
+    literal = _REMAPPING.search((folder / "utils.py").read_text(encoding="utf-8"))
+    table: dict[str, str] = ast.literal_eval(literal[1]) if literal else {}
+    return table
 
 
 def _folder(package: str) -> Path | None:

@@ -15,6 +15,7 @@ from typing import Any
 from backend.engine.embedding.kind import require_family
 from backend.engine.errors import Incomplete, Unusable, naming
 from backend.engine.loading.architectures import (
+    is_built,
     is_multimodal,
     model_types,
     unserved_speech,
@@ -23,11 +24,7 @@ from backend.engine.loading.architectures import (
 from backend.engine.loading.folder import readable, require_regular_files
 from backend.engine.loading.json_files import read_object
 from backend.engine.loading.model_reference import GGUF
-from backend.engine.loading.shards import (
-    indexed_tensors,
-    read_shards,
-    weight_files,
-)
+from backend.engine.loading.shards import indexed_tensors, read_shards, weight_files
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
 from common.drafter_kind import DrafterKind, drafter_kind, drafter_name
@@ -225,8 +222,8 @@ def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _require_text_family(model_type: str) -> None:
-    known = model_types() | vlm_model_types()
-    if model_type not in known:
+    if not is_built(model_type):
+        known = model_types() | vlm_model_types()
         raise Unusable(
             f"its model type {shown(model_type)} is unknown to this version of mlx-lm"
             f"{did_you_mean(model_type, known)}",

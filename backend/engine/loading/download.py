@@ -14,11 +14,7 @@ import threading
 from pathlib import Path
 
 from backend.engine.errors import EngineError, Incomplete, ModelNotFound, naming
-from backend.engine.loading.checkpoint import (
-    inspect,
-    inspect_config,
-    require_files,
-)
+from backend.engine.loading.checkpoint import inspect, inspect_config, require_files
 from backend.engine.loading.hub_process import cache_for, fetch
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.loading.shards import indexed_files, weight_files

@@ -7,7 +7,6 @@ facts, the load measures again. A folder that cannot be written to is no error.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from backend.engine.disk_cache.identity import model_digest
+from backend.engine.disk_cache.identity import digest_of, model_digest
 from backend.engine.errors import Unusable
 from backend.engine.ranks.rank_info import Value
 from common.cache_folder import cache_folder
@@ -71,8 +70,7 @@ class Findings:
                 fresh.unlink()
 
     def _check(self, found: Value) -> str:
-        text = self._key + json.dumps(found, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return digest_of([self._key.encode(), json.dumps(found, sort_keys=True).encode()])
 
 
 def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: str) -> Findings:
@@ -87,15 +85,14 @@ def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: 
         text = json.dumps([identity, VERSION, _code(), *facts])
     except (OSError, Unusable, ImportError):  # a file cannot be read, or a package has no version
         return Findings(None, "")
-    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return Findings(None if folder is None else folder / "findings", key)
+    return Findings(None if folder is None else folder / "findings", digest_of([text.encode()]))
 
 
 @cache
 def _code() -> str:
     """Return a digest of the backend's code, which may change without a new version."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(_CODE.glob("**/*.py")):
-        state = path.stat()
-        digest.update(f"{path.relative_to(_CODE)} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    states = ((path, path.stat()) for path in sorted(_CODE.glob("**/*.py")))
+    return digest_of(
+        f"{path.relative_to(_CODE)} {state.st_size} {state.st_mtime_ns}".encode()
+        for path, state in states
+    )

@@ -85,11 +85,7 @@ def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> P
     alpha, alphas = config.get("lora_alpha"), config.get("alpha_pattern") or {}
     named = alphas if isinstance(alphas, dict) else {"alpha_pattern": alphas}
     for key, value in {"lora_alpha": alpha, **named}.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise Unusable(f"{key} in {file} is {shown(value)}, not a number")
     for pattern in named:
         try:

@@ -167,14 +167,17 @@ def build(
         context_size = _fitting(loaded.name, context_size, fits, budget)
 
     yield "files"
-    prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
+    token_ids = loaded.tokenizer.get_vocab()
+    prompts = PromptBuilder(
+        loaded.tokenizer, context_size, vocabulary, trims=trims, token_ids=token_ids
+    )
     media_input = None
     if open_media_input is not None:
         media_input = yield from open_media_input(loaded, prompts, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     format_ = chat_format(
         loaded.chat_template,
-        loaded.tokenizer.get_vocab().keys(),
+        token_ids,
         settings.tool_parser,
         settings.reasoning_parser,
         getattr(loaded.tokenizer, "response_template", None),

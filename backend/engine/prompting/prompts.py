@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from backend.engine.errors import InvalidRequest, PromptTooLong
+from backend.engine.errors import TOO_DEEP, InvalidRequest, PromptTooLong
 from backend.engine.prompting.checkpoint_positions import TokenPositions, continuations
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
@@ -48,7 +48,6 @@ REASONING_WORDS: Mapping[str, Sequence[Any]] = {
 }
 """Template variables that control reasoning, each with different values for a test."""
 _SAMPLE = ({"role": "user", "content": "Hello"},)
-_MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message may have 50 MiB
 _COUNTED_CONTEXTS = 16  # maximum length, in contexts, of a prompt whose tokens are only counted
 _SHOWN = frozenset({"user", "tool"})
 _TAIL = 512  # characters of the prompt's end that show which block the model continues
@@ -64,10 +63,6 @@ _TEMPLATE_FAULTS = (
     AssertionError,
     RuntimeError,
 )
-TOO_DEEP = (
-    "the request is nested too deeply to be read: send messages, tools and template arguments with"
-    " less nesting of objects and lists"
-)
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -82,17 +77,6 @@ class BuiltPrompt:
     # The checkpoint positions, for models that need snapshots: lengths of prefixes that later
     # prompts are likely to share, the likeliest first.
     positions: tuple[int, ...] = ()
-
-
-def require_returnable(tokens: int, alternatives: int) -> None:
-    """Raise InvalidRequest if a prompt's log-probabilities would be too large for a response."""
-    entries = tokens * (1 + alternatives)
-    if entries > _MOST_LOGPROBS:
-        raise InvalidRequest(
-            f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
-            f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            f" send a smaller {named('TopLogprobs')}"
-        )
 
 
 def _open_ended(messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
@@ -128,10 +112,18 @@ class PromptBuilder:
     model_vocabulary: number of token ids of the model. A tokenizer may have more.
     trims: whether the model's caches can be truncated to any length; if not, prompts get
         `positions`.
+    token_ids: the tokenizer's token ids by token; None to ask the tokenizer, which makes a new copy
+        for each call.
     """
 
     def __init__(
-        self, tokenizer: Any, context_size: int, model_vocabulary: int, *, trims: bool = True
+        self,
+        tokenizer: Any,
+        context_size: int,
+        model_vocabulary: int,
+        *,
+        trims: bool = True,
+        token_ids: Mapping[str, int] | None = None,
     ) -> None:
         self._trims = trims
         self._media: MediaPrompts | None = None
@@ -140,7 +132,7 @@ class PromptBuilder:
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
-        vocabulary = tokenizer.get_vocab()  # each call returns a new copy
+        vocabulary = tokenizer.get_vocab() if token_ids is None else token_ids
         self._vocabulary_size = max(vocabulary.values(), default=-1) + 1
         # The tokens that the tokenizer adds before a text. Some tokenizers also append EOS, after
         # which a model would not continue the text, so EOS is not used.

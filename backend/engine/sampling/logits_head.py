@@ -46,6 +46,7 @@ class LogitsHead(StateSource):
         computed.
     finite: whether the largest logits of a few tokens are finite.
     project: the layer itself, from states [..., size] to logits [..., vocabulary].
+    vocabulary: number of logits.
     """
 
     project: Callable[[mx.array], mx.array]
@@ -63,6 +64,7 @@ class LogitsHead(StateSource):
         path: the name that an earlier load has found; None if the layer must be found.
         first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
         """
+        self.vocabulary = vocabulary
         self._positions: mx.array | None = None
         self.path, self.finite = path or "", True
         if path is not None:

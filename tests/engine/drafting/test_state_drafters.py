@@ -24,7 +24,8 @@ from backend.engine.drafting.state_drafter import StateDrafter
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.early_layers import start_layers_early
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import at_once
 from backend.engine.loading.weights import LoadedModel
@@ -35,6 +36,7 @@ from backend.engine.settings import Settings
 from common.prefixes import common_prefix
 from tests.engine.drafting.drafters import DRAFT_VOCABULARY, FORMS, drafter_of
 from tests.engine.drafting.heads import text
+from tests.engine.drafting.tiny import MODELS
 from tests.engine.loading_models import read_weights, write_weights
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model
@@ -129,6 +131,15 @@ async def test_a_drafter_guesses_right_and_changes_nothing(
 def _drafting(drafter: Path, model: Path) -> tuple[Any, Drafting]:
     """A model, and how it drafts, loaded as the engine loads it."""
     network = load_model(model)[0]
+    found = inspect(drafter, "drafter", Settings(), drafts=True)
+    drafting = _drafting_of(network, LogitsHead(network, VOCABULARY), model, found)
+    assert drafting is not None
+    return network, drafting
+
+
+def _drafting_of(
+    network: Any, head: LogitsHead, model: Path, drafter: Checkpoint | None
+) -> Drafting | None:
     config = {"model_type": network.model_type}
     loaded = LoadedModel(
         "model", network, cast(Any, None), config, frozenset(), 4096, 0, "float32", ""
@@ -137,16 +148,23 @@ def _drafting(drafter: Path, model: Path) -> tuple[Any, Drafting]:
         LoadRequest("model", str(model)),
         0,
         Settings(),
-        cast(Any, None),
+        inspect(model, "model", Settings()),
         CacheKind(),
         (),
-        inspect(drafter, "drafter", Settings(), drafts=True),
+        drafter,
         cast(Any, None),
     )
-    loading = load_drafting(order, loaded, LogitsHead(network, VOCABULARY), 4096, detect())
-    drafting = at_once(loading)
-    assert drafting is not None
-    return network, drafting
+    return at_once(load_drafting(order, loaded, head, 4096, detect()))
+
+
+def test_looking_for_a_head_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load_model(MODELS / "tiny_text")[0]
+    head = LogitsHead(network, VOCABULARY)
+    start_layers_early(network)
+    started: list[Any] = []
+    monkeypatch.setattr(mx, "async_eval", started.append)
+    assert _drafting_of(network, head, MODELS / "tiny_text", None) is None
+    assert not started
 
 
 @pytest.mark.parametrize(("kind", "form"), PAIRS if TEST_LONG else SAMPLE)
