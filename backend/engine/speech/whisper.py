@@ -3,12 +3,13 @@
 mlx-audio computes each window. Its own loop over windows does not end before the recording does, so
 this module has one that stops after each, in the same way: the next window begins where the last
 complete segment ended, and text that repeats itself or is improbable is decoded again at a higher
-temperature. Its tokens equal those of mlx-audio.
+temperature. Its tokens equal those of mlx-audio, unless every temperature has failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -98,24 +99,30 @@ class _Windows:
         return following, tuple(map(_segment, found))
 
     def _decoded(self, mel: mx.array, seek: int) -> Generator[None, None, Any]:
-        """Decode a window; again at higher temperatures if its text is bad and not silence."""
+        """Decode a window; again at higher temperatures if its text is bad and not silence.
+
+        If each text is bad, the most probable one that does not repeat itself is returned, with the
+        highest temperature. mlx-audio returns the last, which is random words in unclear speech.
+        """
         from mlx_audio.stt.models.whisper.decoding import DecodingOptions
 
         given = self._options["temperature"]
-        tried: Any = None
+        tries: list[Any] = []
         for temperature in (given,) if given else TEMPERATURES:
-            if tried is not None:
+            if tries:
                 yield None
             # A window's text must not depend on what other requests draw.
             mx.random.seed(seek)
             options = {"prompt": self.said[self._since :], "temperature": temperature}
             tried = self._model.decode(mel, DecodingOptions(**self._options | options))
+            tries.append(tried)
             improbable = tried.avg_logprob < _LEAST_PROBABLE
             if improbable and tried.no_speech_prob > _SILENT:
-                break
+                return tried
             if not improbable and tried.compression_ratio <= _MOST_REPEATED:
-                break
-        return tried
+                return tried
+        best = max(tries, key=lambda t: (t.compression_ratio <= _MOST_REPEATED, t.avg_logprob))
+        return replace(best, temperature=tries[-1].temperature)
 
     def _divided(
         self, tokens: np.ndarray, cuts: list[int], seek: int, size: int, *, silent: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mlx_audio.stt.models.whisper.audio import log_mel_spectrogram
 from backend.engine.speech import whisper
 from backend.engine.speech.speech_builder import open_model
 from backend.engine.speech.transcript import Segment, Speech, Transcribed
+from backend.engine.speech.whisper import TEMPERATURES
 from tests.engine.speech.conftest import opened
 from tests.engine.speech.tiny_speech import speech, write_whisper
 
@@ -135,6 +137,25 @@ def test_a_second_try_draws_the_same_tokens_beside_other_requests(several: Any) 
         if each is not None and turn.gi_frame.f_locals["speech"] is first:  # type: ignore[attr-defined]
             found += each.segments
     assert written(found) == alone
+
+
+def test_if_every_try_is_bad_the_most_probable_text_is_returned(
+    several: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models of tests are not sure enough of any text to have its probability."""
+    given = Speech(speech(3.0), language="en")
+    monkeypatch.setattr(whisper, "TEMPERATURES", (0.4,))
+    expected = heard(several, given)[0].segments
+    decode = type(several).decode
+
+    def improbable(model: Any, mel: mx.array, options: Any) -> Any:
+        distance = abs(options.temperature - 0.4)
+        return replace(decode(model, mel, options), avg_logprob=-2.0 - distance)
+
+    monkeypatch.setattr(type(several), "decode", improbable)
+    assert heard(several, given)[0].segments == expected
+    monkeypatch.setattr(whisper, "TEMPERATURES", TEMPERATURES)
+    assert heard(several, given)[0].segments == expected
 
 
 def test_the_spectrum_of_several_blocks_is_that_of_mlx_audio() -> None:
