@@ -107,7 +107,7 @@ def test_a_translation_is_english(gateway: GatewayProcess) -> None:
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "send response_format"),
         ({"include[]": "logprobs"}, "include", "log-probabilities"),
         ({"model": "nothing"}, "model", "nothing"),
-        ({"model": "tiny"}, None, "generates text and accepts no audio"),
+        ({"model": "tiny"}, "model", "generates text and accepts no audio"),
     ],
 )
 def test_a_refusal_names_the_field(
