@@ -120,7 +120,7 @@ class KeyValueTags(CallTags):
 
     def _read_parameter_header(self, cursor: Reading, _begun: str) -> Wait[Tag]:
         yield from cursor.space()
-        text = (yield from cursor.run(_KEY)).strip()
+        text = (yield from cursor.run(_KEY)).strip(" \t\r\n\"'`")
         key = text.removesuffix(self.key_close[1:])
         yield from cursor.space()
         closed = key != text

@@ -150,6 +150,11 @@ GLM = [
     ),
     Case("no end of a value, cut", _KEY, cut=True),
     Case(
+        "quotes around a key",
+        f"{_KEY.replace('>harbour<', '>`harbour`<').rstrip()}</arg_value>\n</tool_call>",
+        calls=[A_FERRY],
+    ),
+    Case(
         "no tag before the next key",
         f"{_KEY.rstrip()}</arg_value>\nday</arg_key>\n<arg_value>Mon</arg_value>\n</tool_call>",
         calls=[_MONDAY],
