@@ -68,15 +68,22 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         logs.flush()
 
 
+def _say(*lines: str) -> int:
+    """Print the lines, of which a reader such as `head` may read only the first."""
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest when it ends
+    return 0
+
+
 def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -> int:
     from backend.rpc.address import RANKS_USAGE, USAGE, AddressInUse, UsageError, address_of
 
     if {"-h", "--help"} & set(arguments):
-        print(USAGE, RANKS_USAGE, sep="\n")
-        return 0
+        return _say(USAGE, RANKS_USAGE)
     if "--version" in arguments:
-        print(f"mlx-backend {VERSION}")
-        return 0
+        return _say(f"mlx-backend {VERSION}")
     logs.take_stdout()
     from backend.engine.ranks.rank_info import TOKEN as RANKS_TOKEN
     from backend.engine.ranks.rank_info import RankInfo

@@ -59,7 +59,8 @@ class Commands(click.Group):
         except click.Abort:
             return 1
         except OSError as problem:  # such as a full disk
-            click.echo(f"Error: {problem.strerror or problem}", err=True)
+            place = f"{problem.filename}: " if problem.filename else ""
+            click.echo(f"Error: {place}{problem.strerror or problem}", err=True)
             return 1
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -316,3 +316,20 @@ def test_the_process_ends_with_its_host(switch: str, fires: bool) -> None:
     assert (last == f'level=error event=exit cause="the host process {host.pid} is gone"') is fires
     host.stdout.close()
     host.stderr.close()
+
+
+def test_help_whose_reader_has_left_is_no_error() -> None:
+    """As in `run.sh --help | head -1`."""
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    try:
+        done = subprocess.run(
+            [ROOT / "scripts/python", "-m", "backend", "--help"],
+            stdout=ours,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+    assert (done.returncode, done.stderr) == (0, "")
