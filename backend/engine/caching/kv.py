@@ -246,8 +246,8 @@ class BatchCache:
     def reserve(self, tokens: int) -> None:
         """Let the buffers grow for a pass of this many tokens, if they must.
 
-        They would also grow in the pass, where more arrays are copied at the same time. If one pass
-        is announced here, the later ones must be too.
+        They would also grow in the pass, where more arrays are copied at the same time. No pass
+        without a call may come between two passes with one.
         """
         if tokens > self._room:
             growing = [leaf for leaf in leaves(self.layers) if isinstance(leaf, LayerKV)]

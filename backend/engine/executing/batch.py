@@ -143,7 +143,7 @@ class DecodeBatch(Rows):
         self.cache.rows, self.cache.keeps_unused = rows, unused
 
     def launch(
-        self, width: int | None = None, before_start: Callable[[], None] = lambda: None
+        self, width: int | None = None, before_start: Callable[[], None] | None = None
     ) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
@@ -156,7 +156,7 @@ class DecodeBatch(Rows):
         self.ahead = self.drafted = None
         if width is not None:
             self.drafted = Drafted(len(self.sequences), 0, width, 0, (), 0.0)
-        if width:
+        if width and before_start is not None:
             before_start()
         if not (width and self._launch_checked(width)):
             self._launch(before_start)
@@ -220,7 +220,7 @@ class DecodeBatch(Rows):
         self._again = [again for sequence, again in known if id(sequence) in stay]
         self._chosen = self._chosen.select(self.sequences) if self._chosen and stay else None
 
-    def _launch(self, before_start: Callable[[], None]) -> None:
+    def _launch(self, before_start: Callable[[], None] | None) -> None:
         assert self._chosen is not None
         chosen, chooser = self._chosen, self._chooser
         self._fed = chosen
@@ -240,7 +240,8 @@ class DecodeBatch(Rows):
         else:
             tokens = mx.expand_dims(chosen.tokens, 1)
             logits = mx.squeeze(self._run(tokens, self.cache.layers), 1)
-        before_start()
+        if before_start is not None:
+            before_start()
         if chosen.again:
             self._remember([(len(own), len(own) + 1) for own in chosen.again])
         elif self._passed is not None:

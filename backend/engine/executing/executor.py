@@ -137,11 +137,18 @@ class Executor:
             if self._model.blas is not None:
                 self._model.blas.follow()
             self._change(plan, events)
-        self._launched_batches = []
+        before_start = None if self._times.in_order else self._before_start
+        launched: list[DecodeBatch] = []
+        self._launched_batches = launched
         for number in plan.decode:
-            if (batch := self._batches.get(number)) is not None:
-                self._decode(batch, plan.draft.get(number))
-        self._ahead = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
+            if (batch := self._batches.get(number)) is None:
+                continue
+            try:
+                batch.launch(plan.draft.get(number), before_start)
+                launched.append(batch)
+            except Exception as fault:
+                self._break(batch, fault)
+        self._ahead = [batch.ahead for batch in launched if batch.ahead is not None]
         self._times.decode_launched(self._ahead)
         return events
 
@@ -303,17 +310,10 @@ class Executor:
             }.values()
         )
 
-    def _decode(self, batch: DecodeBatch, width: int | None) -> None:
-        try:
-            batch.launch(width, self._before_decode)
-            self._launched_batches.append(batch)
-        except Exception as fault:
-            self._break(batch, fault)
-
-    def _before_decode(self) -> None:
-        if not self._times.in_order:
-            self._passes.wait_for_earlier()
-            self._times.decode_starts()
+    def _before_start(self) -> None:
+        """Separate the times of earlier passes and of a decode pass that is about to start."""
+        self._passes.wait_for_earlier()
+        self._times.decode_starts()
 
     def _break(self, rows: Rows, fault: Exception) -> None:
         """End rows of which a pass or a copy failed: the KV of all their sequences is undefined."""

@@ -547,6 +547,31 @@ def test_a_longer_sequence_gets_larger_buffers() -> None:
     assert batch.nbytes == nbytes
 
 
+@pytest.mark.parametrize("kind", ATTENTION)
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=3),
+    passes=st.lists(st.tuples(st.integers(1, 90), st.integers(0, 90)), max_size=12),
+    leaves=st.integers(0, 12),
+)
+@settings(max_examples=20, deadline=None)
+def test_a_pass_that_was_announced_finds_room(
+    kind: str, lengths: list[int], passes: list[tuple[int, int]], leaves: int
+) -> None:
+    """Also after tokens were removed again, and after a sequence has left."""
+    model = kv_model(kind)
+    batch = kv.BatchCache([_filled(kind, length) for length in lengths])
+    for at, (tokens, removed) in enumerate(passes):
+        if at == leaves and len(batch) > 1:
+            batch.leave([0])
+            batch.arrange()
+        batch.reserve(tokens)
+        grows = [leaf.reserve(tokens) for leaf in kv.leaves(batch.layers) if leaf.parts]
+        assert not any(grows)
+        counts = [tokens] * len(batch)
+        model(mx.array([[1] * tokens] * len(batch)), cache=batch.begin(counts))
+        batch.end([max(tokens - removed, 0)] * len(batch))
+
+
 def test_values_of_one_that_left_do_not_reach_one_that_joins() -> None:
     """Attention multiplies what it does not see by zero, which leaves NaN as it is."""
     model = kv_model("attention")
