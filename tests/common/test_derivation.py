@@ -23,7 +23,7 @@ from common.formats.shapes import FencedShape, JsonShape, PythonShape, TagShape
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import tool
 from tests.common.grammar_walks import byte_tokenizer
-from tests.engine.constraints.walks import byte_walk, compiler_for
+from tests.engine.constraints.walks import byte_walk, quick_compiler_for
 
 TURNS = (
     "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.tool_calls %}CALLS{% else %}"
@@ -320,7 +320,7 @@ def test_any_value_is_read_back(name: str, harbour: str, berths: int, twice: boo
 def test_calls_can_be_enforced(name: str) -> None:
     format_ = format_of(calls_of(WRITTEN[name][0]))
     tokenizer = byte_tokenizer()
-    compiler = compiler_for(tokenizer, format_)
+    compiler = quick_compiler_for(tokenizer, format_)
     for seed in range(2):
         spec = ConstraintSpec("calls", tools=tuple(TOOLS[:2]), parallel=seed == 0)
         closer = {TagShape: "</", FencedShape: "<|q|>"}.get(WRITTEN[name][1], "}")
@@ -491,7 +491,7 @@ def test_arguments_in_a_string_are_read_but_not_enforced() -> None:
         assert plain(message) == ("", "", [(each, dict(given)) for each, given in made])
     spec = ConstraintSpec("calls", tools=tuple(TOOLS[:2]))
     with pytest.raises(InvalidRequest, match="in a JSON string: require no call"):
-        compiler_for(byte_tokenizer(), format_).compile(spec)
+        quick_compiler_for(byte_tokenizer(), format_).compile(spec)
 
 
 def test_keys_with_more_than_brackets_in_closing_tags_are_not_derived() -> None:

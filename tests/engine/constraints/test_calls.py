@@ -9,14 +9,13 @@ import jsonschema
 import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.constraints.trial import Trial
 from backend.engine.errors import InvalidRequest
 from common.call_grammar.build import FAMILIES
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.families import BY_NAME
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
-from tests.engine.constraints.walks import byte_walk, compiler_for
+from tests.engine.constraints.walks import byte_walk, quick_compiler_for
 from tests.long import TEST_LONG
 
 SPECIAL: dict[str, tuple[str, ...]] = {
@@ -133,19 +132,10 @@ def _families() -> list[tuple[str, ByteTokenizer]]:
     return [*cases, *((name, bare) for name in kinds.values())]
 
 
-@pytest.fixture(scope="module")
-def trials() -> dict[int, Trial | None]:
-    """The processes that try grammars, by the id of the tokenizer: to start one takes long."""
-    return {}
-
-
 @pytest.mark.parametrize(("name", "tokenizer"), _families())
-def test_every_family_s_calls_are_parsed_back(
-    name: str, tokenizer: ByteTokenizer, trials: dict[int, Trial | None]
-) -> None:
+def test_every_family_s_calls_are_parsed_back(name: str, tokenizer: ByteTokenizer) -> None:
     chat_format = ChatFormat.named(name)
-    compiler = compiler_for(tokenizer, chat_format)
-    compiler._trial = trials.get(id(tokenizer))
+    compiler = quick_compiler_for(tokenizer, chat_format)
     called = set()
     for seed in range(6) if TEST_LONG else (0, 3, 4, 5):
         tools = TOOLS_OFFERED if seed < 3 else TOOLS_OFFERED[seed - 3 : seed - 2]
@@ -158,7 +148,6 @@ def test_every_family_s_calls_are_parsed_back(
             called.add(call.name)
             jsonschema.validate(json.loads(call.arguments), _schema(call.name))
     assert called == {"ferry_times", "ferry", "tide_now"}
-    trials[id(tokenizer)] = compiler._trial
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "mistral", "pythonic"])
@@ -182,7 +171,7 @@ def test_keywords_that_are_null_count_as_absent(name: str) -> None:
     chat_format = ChatFormat.named(name)
     for tool in tools:
         spec = ConstraintSpec("calls", tools=(tool,), parallel=False)
-        constraint = compiler_for(tokenizer, chat_format).compile(spec)
+        constraint = quick_compiler_for(tokenizer, chat_format).compile(spec)
         text = byte_walk(tokenizer, 1, CLOSERS.get(name, "}")).text(constraint)
         (call,) = parse_chat(text, chat_format, tools=tools).tool_calls
         if tool is tools[0]:
@@ -198,7 +187,7 @@ def test_every_name_of_a_format_has_a_grammar() -> None:
 def test_only_one_call_if_several_are_not_allowed() -> None:
     tokenizer = byte_tokenizer()
     chat_format = ChatFormat.named("hermes")
-    compiler = compiler_for(tokenizer, chat_format)
+    compiler = quick_compiler_for(tokenizer, chat_format)
     spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], parallel=False)
     constraint = compiler.compile(spec)
     text = byte_walk(tokenizer, 1).text(constraint)
@@ -208,7 +197,7 @@ def test_only_one_call_if_several_are_not_allowed() -> None:
 
 def test_a_format_without_calls_is_refused() -> None:
     tokenizer = byte_tokenizer()
-    compiler = compiler_for(tokenizer, ChatFormat.named("plain"))
+    compiler = quick_compiler_for(tokenizer, ChatFormat.named("plain"))
     with pytest.raises(InvalidRequest, match="cannot be enforced with this model"):
         compiler.compile(ConstraintSpec("calls", tools=TOOLS_OFFERED))
 
@@ -217,7 +206,7 @@ def test_a_format_without_calls_is_refused() -> None:
 def test_a_response_format_applies_to_content_without_calls(name: str) -> None:
     tokenizer = byte_tokenizer(SPECIAL[name])
     chat_format = ChatFormat.named(name)
-    compiler = compiler_for(tokenizer, chat_format)
+    compiler = quick_compiler_for(tokenizer, chat_format)
     tail = "<|start|>assistant" if name == "openai" else ""
     answer = ConstraintSpec("json_schema", '{"enum": ["answer"]}')
     spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=answer)
@@ -232,7 +221,7 @@ def test_a_response_format_applies_to_content_without_calls(name: str) -> None:
 
 
 def test_a_response_format_that_cannot_be_enforced_beside_calls_is_named() -> None:
-    compiler = compiler_for(byte_tokenizer(SPECIAL["hermes"]), ChatFormat.named("hermes"))
+    compiler = quick_compiler_for(byte_tokenizer(SPECIAL["hermes"]), ChatFormat.named("hermes"))
     answer = ConstraintSpec("regex", "(")
     spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=answer)
     with pytest.raises(InvalidRequest, match="the regular expression cannot be enforced"):

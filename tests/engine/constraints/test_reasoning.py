@@ -11,7 +11,7 @@ from backend.engine.errors import InvalidRequest
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from tests.common.grammar_walks import BYTES, ByteTokenizer, byte_tokenizer
-from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for
+from tests.engine.constraints.walks import allowed_ids, byte_walk, quick_compiler_for
 
 SCHEMA = spec_of_grammar('{"type": "object", "properties": {}, "additionalProperties": false}')
 TOOL = {"type": "function", "function": {"name": "tide", "parameters": None}}
@@ -24,7 +24,7 @@ HERMES = ChatFormat.named("hermes", "qwen3")
 
 def _first(tokenizer: ByteTokenizer, tail: str, thinking: bool | None = None, **more: bool) -> str:
     """The characters and markers that are allowed first."""
-    constraint = compiler_for(tokenizer, HERMES).compile(
+    constraint = quick_compiler_for(tokenizer, HERMES).compile(
         SCHEMA, prompt_tail=TURN + tail, answers_messages=more.get("chat", True), thinking=thinking
     )
     ids = allowed_ids(constraint, tokenizer.size)
@@ -47,7 +47,7 @@ def test_where_the_grammar_begins(tokenizer: ByteTokenizer) -> None:
 def test_the_answer_is_parsed_apart_from_the_reasoning(
     tokenizer: ByteTokenizer, spec: ConstraintSpec, tail: str
 ) -> None:
-    compiler = compiler_for(tokenizer, HERMES)
+    compiler = quick_compiler_for(tokenizer, HERMES)
     thought = 0
     for seed in range(12):
         constraint = compiler.compile(spec, prompt_tail=TURN + tail, answers_messages=True)
@@ -68,7 +68,7 @@ def test_harmony_writes_its_channel_headers(spec: ConstraintSpec, thinking: bool
     markers = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
     tokenizer = byte_tokenizer(markers)
     chat_format = ChatFormat.named("openai")
-    compiler = compiler_for(tokenizer, chat_format)
+    compiler = quick_compiler_for(tokenizer, chat_format)
     for tail in ("<|start|>assistant", "<|start|>assistant<|channel|>analysis<|message|>"):
         for seed in range(6):
             constraint = compiler.compile(
@@ -83,7 +83,7 @@ def test_harmony_writes_its_channel_headers(spec: ConstraintSpec, thinking: bool
 
 def test_no_call_begins_in_the_reasoning() -> None:
     tokenizer = TOKENIZERS[0]
-    constraint = compiler_for(tokenizer, HERMES).compile(
+    constraint = quick_compiler_for(tokenizer, HERMES).compile(
         CALLS, prompt_tail=f"{TURN}<think>\n", answers_messages=True
     )
     for byte in b"So <tool_call":
@@ -99,7 +99,7 @@ STRICT = ConstraintSpec("calls", tools=(TOOL,), optional=True)
 @pytest.mark.parametrize("tail", ["", "<think>\n", "<think>\n\n</think>\n\n"])
 def test_strict_tools_constrain_calls_and_not_free_text(tail: str) -> None:
     tokenizer = byte_tokenizer(MARKERS)
-    compiler = compiler_for(tokenizer, HERMES)
+    compiler = quick_compiler_for(tokenizer, HERMES)
     answered = called = 0
     for seed in range(30):
         constraint = compiler.compile(STRICT, prompt_tail=TURN + tail, answers_messages=True)
@@ -115,6 +115,6 @@ def test_strict_tools_constrain_calls_and_not_free_text(tail: str) -> None:
 
 def test_strict_tools_need_a_token_that_marks_calls() -> None:
     for tokenizer in (byte_tokenizer(), byte_tokenizer(("<|python_tag|>",))):
-        compiler = compiler_for(tokenizer, ChatFormat.named("llama3_json"))
+        compiler = quick_compiler_for(tokenizer, ChatFormat.named("llama3_json"))
         with pytest.raises(InvalidRequest, match="strict tools cannot be enforced"):
             compiler.compile(STRICT, prompt_tail="", answers_messages=True)

@@ -19,7 +19,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
 from common.formats import families
 from tests.common.grammar_walks import BYTES, ByteTokenizer, byte_tokenizer
-from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for
+from tests.engine.constraints.walks import allowed_ids, byte_walk, quick_compiler_for
 from tests.long import TEST_LONG, examples
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "tide", "parameters": None}}
@@ -176,7 +176,7 @@ def test_a_grammar_holds_after_the_reasoning(special: bool, most: int) -> None:
     schema = spec_of_grammar('{"type": "object", "properties": {}, "additionalProperties": false}')
     for tail in ("", "<think>\n"):
         for seed in range(8 if TEST_LONG else 2):
-            rule = compiler_for(tokenizer, HERMES).compile(
+            rule = quick_compiler_for(tokenizer, HERMES).compile(
                 schema, prompt_tail=TURN + tail, answers_messages=True
             )
             budget = budget_of(most, HERMES, tokenizer, TURN + tail, rule)

@@ -5,17 +5,37 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import AnswerRule, words
+from backend.engine.constraints.matching import TokenizerSource
+from backend.engine.constraints.table import source_of
+from backend.engine.constraints.trial import Trial
 from common.chat_format import ChatFormat
 from tests.common.grammar_walks import BYTES, ByteTokenizer
 
 
 def compiler_for(tokenizer: ByteTokenizer, chat_format: ChatFormat) -> ConstraintCompiler:
     return ConstraintCompiler(tokenizer, tokenizer.size, [tokenizer.end], chat_format)
+
+
+def quick_compiler_for(tokenizer: ByteTokenizer, chat_format: ChatFormat) -> ConstraintCompiler:
+    """Do the same, with the process that earlier compilers of an equal tokenizer have started.
+
+    That process forks for each grammar, and takes longer to start than most grammars to compile.
+    """
+    compiler = compiler_for(tokenizer, chat_format)
+    source = source_of(tokenizer.backend_tokenizer, tokenizer.size, [tokenizer.end])
+    compiler._trial = _trial_of(source)
+    return compiler
+
+
+@cache
+def _trial_of(source: TokenizerSource) -> Trial:
+    return Trial(source)
 
 
 def allowed_ids(constraint: AnswerRule, vocabulary: int) -> list[int]:
