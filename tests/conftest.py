@@ -61,6 +61,12 @@ LONG = (
     "engine/test_parity.py",
     "acceptance/test_restart.py",
     "rpc/test_process.py",
+    "common/test_chat_corpus.py",
+    "common/test_foreign_calls.py",
+    "common/test_partial_calls.py",
+    "engine/planning/test_planner.py",
+    "engine/constraints/test_calls.py",
+    "test_words.py",
 )
 
 

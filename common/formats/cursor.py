@@ -10,8 +10,7 @@ else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -164,23 +163,9 @@ class Cursor:
         if not self._saves:
             self._kept.clear()
 
-    @contextmanager
-    def ahead(self) -> Iterator[Callable[[], None]]:
-        """Look ahead: everything read inside the block is put back.
-
-        Yields a function, which keeps what was read before it was called.
-        """
-        place = self.save()
-
-        def keep() -> None:
-            nonlocal place
-            place = self.position
-
-        try:
-            yield keep
-        finally:
-            self.restore(place)
-            self.release()
+    def ahead(self) -> _Ahead:
+        """Look ahead: everything read inside the `with` block is put back."""
+        return _Ahead(self)
 
     def peek(self, length: int = 1) -> Wait[str]:
         """Return the next characters; fewer at the end of the text."""
@@ -196,9 +181,19 @@ class Cursor:
 
     def at(self, literals: Iterable[str]) -> Wait[str]:
         """Return the longest of the literals that comes next, unread; '' if none does."""
-        found = ""
+        found = first = ""
         for literal in literals:
-            if len(literal) > len(found) and (yield from self._comes(literal)):
+            first = first or self._text[self._at : self._at + 1]
+            if (first and literal[:1] != first) or len(literal) <= len(found):
+                continue
+            while not self._text.startswith(literal, self._at):
+                left = len(self._text) - self._at
+                if self.ended or left >= len(literal):
+                    break
+                if not literal.startswith(self._text[self._at :]):
+                    break
+                yield
+            else:
                 found = literal
         return found
 
@@ -329,16 +324,25 @@ class Cursor:
         """Read all that has arrived."""
         return self.take(len(self._text) - self._at)
 
-    def _comes(self, literal: str) -> Wait[bool]:
-        while True:
-            if self._text.startswith(literal, self._at):
-                return True
-            left = len(self._text) - self._at
-            if self.ended or left >= len(literal):
-                return False
-            if not literal.startswith(self._text[self._at :]):
-                return False
-            yield
+
+class _Ahead:
+    """Puts back what a block reads; `with` yields a function that keeps what was read before it."""
+
+    __slots__ = ("_cursor", "_place")
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+
+    def __enter__(self) -> Callable[[], None]:
+        self._place = self._cursor.save()
+        return self._keep
+
+    def __exit__(self, *_: object) -> None:
+        self._cursor.restore(self._place)
+        self._cursor.release()
+
+    def _keep(self) -> None:
+        self._place = self._cursor.position
 
 
 def complete(grammar: Callable[[Cursor], Wait[T]], text: str) -> T | None:
