@@ -173,7 +173,7 @@ def _require_transcribable(request: pb.TranscriptRequest, abilities: SpeechAbili
     if request.translate and not abilities.translates:
         raise InvalidRequest(
             f"{named('translate')} is true, but this model does not translate: load a multilingual"
-            " Whisper, a Granite Speech or a Canary model, or send false"
+            " Whisper, a Granite Speech or a Canary model, or ask for a transcription"
         )
     for word in request.timestamp_granularities:
         if word not in _GRANULARITIES:

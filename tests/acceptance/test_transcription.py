@@ -177,6 +177,7 @@ def test_other_families_transcribe_what_they_can(
         code, details = refusal(bare, asked(recording(1.0), translate=True))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert "load a multilingual Whisper, a Granite Speech or a Canary model" in details
+        assert details.endswith("or ask for a transcription")  # /audio/translations has no flag
 
 
 def test_a_model_that_accepts_audio_is_asked(omni: Backend) -> None:
