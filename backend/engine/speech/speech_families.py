@@ -111,19 +111,11 @@ def _sentence(sentence: Any) -> Segment:
 
 
 def _qwen3_asr(model: Any, speech: Speech, audio: mx.array) -> Result:
-    """Return one segment for a window; the language is the one that the model names."""
-    mx.random.seed(len(audio))
+    """Transcribe in the given language, or in the one that the model names."""
     names = _qwen_languages(model)
-    result = model.generate(
-        audio,
-        temperature=speech.temperature,
-        language=names.get(speech.language),
-        system_prompt=speech.prompt or None,
-        max_tokens=_MOST_TOKENS,
-    )
-    named = result.language[0] if result.language else ""
-    code = next((code for code, name in names.items() if name == named), "")
-    return (Segment(0.0, len(audio) / AUDIO_RATE, result.text),), code
+    options = {"language": names.get(speech.language), "system_prompt": speech.prompt or None}
+    segments, named = _generated(model, speech, audio, **options)  # `named` is a list
+    return segments, next((code for code, name in names.items() if name in named), "")
 
 
 def _voxtral(model: Any, speech: Speech, audio: mx.array) -> Result:
