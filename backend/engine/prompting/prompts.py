@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from backend.engine.errors import TOO_DEEP, InvalidRequest, PromptTooLong
-from backend.engine.prompting.checkpoint_positions import TokenPositions, continuations
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.quoted_text import QuotedText, tokenizing
 from backend.engine.prompting.roles import Roles, shows_instructions, without_halves
 from backend.engine.prompting.template_limits import CostlyTemplate
+from backend.engine.prompting.token_positions import TokenPositions, continuations
 from backend.engine.request import (
     Attachments,
     ChatPrompt,

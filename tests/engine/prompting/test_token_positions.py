@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import load
 
-from backend.engine.prompting.checkpoint_positions import TokenPositions
 from backend.engine.prompting.prompts import BuiltPrompt, PromptBuilder
+from backend.engine.prompting.token_positions import TokenPositions
 from backend.engine.request import ChatPrompt
 from common.prefixes import common_prefix
 from tests.engine.vision.seeing import MANY, seeing, shown, turns
