@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bench import (
+    adapters,
     drafting,
     experts,
     gateway,
@@ -23,7 +24,9 @@ from bench import (
     peers,
     prefix,
     simulation,
+    speech,
     startup,
+    warm_prompts,
 )
 from bench.measured_backend import keep_order
 from bench.process import ROOT
@@ -50,6 +53,9 @@ def measurements() -> dict[str, Measurement]:
         "drafting": lambda: drafting.measure(ensure(), TINY, TINY_DRAFT),
         "kv-quality": lambda: kv_quality.measure(ensure()),
         "experts": experts.measure,
+        "adapters": lambda: adapters.measure(ensure()),
+        "warm-prompts": lambda: warm_prompts.measure(ensure()),
+        "speech": speech.measure,
         "gateway": lambda: gateway.measure(ensure()),
         "growth": growth.measure,
         "simulation": simulation.measure,
