@@ -35,6 +35,7 @@ class ServedModel:
     """The data for validating, preparing and answering requests, without any MLX object.
 
     call_format: the format of answers to requests with tools, if it differs.
+    context_reason: why the context is shorter than the model's own; '' if it is not.
     vocabulary_size: number of logits.
     token_bytes: returns the bytes of a token.
     new_text: creates a text decoder; its argument is whether the text continues earlier text.
@@ -80,6 +81,7 @@ class ServedModel:
     adapters: Mapping[str, int] = field(default_factory=dict)
     speech: SpeechAbilities | None = None
     media_limits: MediaLimits = field(default_factory=MediaLimits)
+    context_reason: str = ""
     division: str = ""
     request: LoadRequest | None = None
 

@@ -35,6 +35,7 @@ _REPLACEMENT = "\ufffd"
 LEAST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm JSON cannot represent
 BytesOf = Callable[[int], bytes]
 CONTEXT_SIZE = "mlx-context-size"  # LoadModel: tokens of prompt and answer
+CONTEXT_REASON = "mlx-context-reason"  # LoadModel: why they are fewer than the model's own
 TRUNCATED_TOKENS = "mlx-truncated-tokens"  # Embedding and Rerank; absent if none was cut off
 _UNPRINTABLE = re.compile("[^ -~]")
 

@@ -72,8 +72,10 @@ class Servicer(TextReadings):
                 elif after is not before:
                     self._last_load.remember(request)
         note(type=served.model_type, context=served.context_size)
-        context.set_trailing_metadata(((replies.CONTEXT_SIZE, str(served.context_size)),))
-        words = f"loaded {served.name} ({served.model_type}, context {served.context_size} tokens)"
+        size, why = str(served.context_size), served.context_reason
+        reason = ((replies.CONTEXT_REASON, why),) if why else ()
+        context.set_trailing_metadata(((replies.CONTEXT_SIZE, size), *reason))
+        words = f"loaded {served.name} ({served.model_type}, context {size} tokens)"
         if served.division:
             words += f" on {served.division}"
         if before is not None and before.epoch == served.epoch:

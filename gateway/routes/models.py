@@ -229,6 +229,7 @@ def _card(
         "meta": {
             "description": model.description,
             "context_size": context,
+            "context_reason": gateway.supervisor.context_reason(model),
             "size_bytes": known.weight_bytes(model),  # approximate; 0: unknown
             "text_only": known.is_text_only(model),
             "defaults": {name: model.parameters.chosen(name) for name in DEFAULTS},

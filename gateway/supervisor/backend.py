@@ -20,7 +20,7 @@ from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
-_CONTEXT_SIZE = "mlx-context-size"
+_CONTEXT_SIZE, _CONTEXT_REASON = "mlx-context-size", "mlx-context-reason"
 _TOKENS = re.compile("[1-9][0-9]{0,8}")  # other backends may report anything
 _CLOSE_GRACE = 5.0  # seconds for calls to end with the status that the backend gives them
 _OPTIONS = (
@@ -149,8 +149,10 @@ class Backend:
             return False
         return reply.message == b"OK"
 
-    async def load(self, model: pb.ModelOptions) -> int:
-        """Send LoadModel, without a time limit. Returns the context in tokens; 0 if it is unknown.
+    async def load(self, model: pb.ModelOptions) -> tuple[int, str]:
+        """Send LoadModel, without a time limit.
+
+        Returns the context in tokens, 0 if it is unknown, and why it is shorter than the model's.
 
         Raises LoadFailed, which says how the process ended if it has.
         """
@@ -167,8 +169,9 @@ class Backend:
             raise LoadFailed(reason, busy=busy) from None
         if not result.success:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
-        tokens = str(dict(await call.trailing_metadata() or ()).get(_CONTEXT_SIZE, ""))
-        return int(tokens) if _TOKENS.fullmatch(tokens) else 0
+        trailers = dict(await call.trailing_metadata() or ())
+        tokens, reason = (str(trailers.get(n, "")) for n in (_CONTEXT_SIZE, _CONTEXT_REASON))
+        return int(tokens) if _TOKENS.fullmatch(tokens) else 0, reason
 
     async def memory(self, limit: float) -> int:
         """Return the bytes that the backend uses; 0 if it does not report them."""

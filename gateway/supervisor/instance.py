@@ -122,6 +122,7 @@ class ModelInstance:
         self.failures = policy.Failures()
         self.memory = 0  # bytes
         self.context_size = 0  # tokens; 0 before the first load, or if it is unknown
+        self.context_reason = ""  # why it is shorter than the model's own
         self.warm = True  # whether its warm prompts need not be read
         self.backend: Backend | None = None
         self.state = State.STOPPED
@@ -272,7 +273,8 @@ class ModelInstance:
         try:
             self.state = State.LOADING
             _log.info("%s: loading %s", self.key, self.config.parameters.model)
-            self.context_size = await backend.load(self._request(self.config))
+            request = self._request(self.config)
+            self.context_size, self.context_reason = await backend.load(request)
             self.memory = await backend.memory(_STATUS_LIMIT)
         except BaseException:
             self.backend = None

@@ -109,6 +109,11 @@ class Supervisor:
         reported = instance.context_size if instance else 0
         return reported or self.checkpoints.context_size(model)
 
+    def context_reason(self, model: ModelConfig) -> str:
+        """Return why the context of a loaded model is shorter than the model's own."""
+        instance = self._instances.get(Key(model.name))
+        return instance.context_reason if instance else ""
+
     def _stopped(self, model: ModelConfig) -> ModelStatus:
         if self.checkpoints.is_missing(model):
             sentence = f"model {shown(model.parameters.model)} does not exist"

@@ -22,6 +22,7 @@ def load(backend: Backend, *options: str, size: int = 0) -> int:
     result, call = backend.stub.LoadModel.with_call(request, timeout=WAIT)
     tokens = int(dict(call.trailing_metadata())["mlx-context-size"])
     assert re.search(rf"context {tokens} tokens", result.message)
+    assert ("mlx-context-reason" in dict(call.trailing_metadata())) is (tokens < OWN)
     return tokens
 
 
@@ -38,7 +39,7 @@ def test_the_longest_prompt_that_memory_holds_is_served(
 ) -> None:
     context = load(bare, "memory_limit_mib:8", *options)
     assert 512 < context < OWN
-    until(lambda: any("tokens, because" in line for line in bare.log))
+    until(lambda: any(f"the context is {context} tokens: " in line for line in bare.log))
     reply = bare.stub.Predict(asked(context - 1), timeout=WAIT)
     assert (reply.prompt_tokens, reply.tokens) == (context - 1, 1)
     assert f"{context}" in refusal(bare, asked(context + 1))

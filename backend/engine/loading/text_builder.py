@@ -139,7 +139,9 @@ def build(
     reads_whole = getattr(loaded.model, "reads_whole", False)
     if not stores:
         _log.warning("model %s: no prompt starts from stored KV", shown(loaded.name))
-    context_size = served_context(loaded.context_size, request.context_size)
+    own_context = loaded.context_size
+    context_size = served_context(own_context, request.context_size)
+    context_reason = f"configured; the model's own is {own_context}"
     drafting = yield from load_drafting(order, loaded, traits.head, context_size, here)
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     taken += loaded.experts.working_bytes if loaded.experts else 0
@@ -163,8 +165,21 @@ def build(
     if not request.context_size:
         draft = drafting.cost if drafting else None
         budget = plan.limit - taken
-        fits = longest_alone(traits.cost, traits.passes, draft, budget, context_size)
-        context_size = _fitting(loaded.name, context_size, fits, budget)
+        fits = longest_alone(traits.cost, traits.passes, draft, budget, own_context)
+        context_size = min(own_context, max(fits, _LEAST_CONTEXT))
+        context_reason = (
+            f"{budget // MIB} MiB are left for KV, too few for the {own_context} tokens of the"
+            " model: quantise the KV (kv_bits), or raise memory_limit_mib"
+        )
+    if context_size == own_context:
+        context_reason = ""
+    elif not request.context_size:
+        _log.warning(
+            "model %s: the context is %d tokens: %s",
+            shown(loaded.name),
+            context_size,
+            context_reason,
+        )
 
     yield "files"
     token_ids = loaded.tokenizer.get_vocab()
@@ -282,6 +297,7 @@ def build(
         name=loaded.name,
         model_type=loaded.model_type,
         context_size=context_size,
+        context_reason=context_reason,
         chat_template=loaded.chat_template,
         chat_format=format_,
         call_format=calls,
@@ -328,26 +344,6 @@ def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stag
     adapters = RowAdapters(getattr(mx, dtype_of(loaded.model)))
     yield from choose_among(order.choices, loaded.model, adapters, reserve)
     return adapters
-
-
-def _fitting(name: str, own: int, fits: int, budget: int) -> int:
-    """Return the context size, in tokens, of a model for which none is configured.
-
-    own: the model's context size.
-    fits: the number of tokens whose KV fits into memory.
-    budget: bytes that are left for KV; for the log message.
-    """
-    context_size = min(own, max(fits, _LEAST_CONTEXT))
-    if context_size < own:
-        _log.warning(
-            "model %s: the context is %d of its %d tokens, because %d MiB are left for their KV:"
-            " quantise the KV (kv_bits), or raise memory_limit_mib",
-            shown(name),
-            context_size,
-            own,
-            budget // MIB,
-        )
-    return context_size
 
 
 def _try(

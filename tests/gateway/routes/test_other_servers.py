@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def test_the_context_of_a_loaded_model_is_what_memory_holds() -> None:
         (card,) = get(scarce, "/v1/models")["data"]
         context = card["context_length"]
         assert 0 < context < own
+        reason = card["meta"]["context_reason"]
+        assert re.match(rf"\d+ MiB are left for KV, too few for the {own} tokens", reason)
         assert get(scarce, "/props")["default_generation_settings"]["n_ctx"] == context
         long = {"model": "tiny", "messages": user_message("word " * own)}
         refused = scarce.client.post("/v1/chat/completions", json=long)
@@ -66,6 +69,9 @@ def test_the_context_of_a_loaded_model_is_what_memory_holds() -> None:
 def test_a_smaller_context_in_the_file_counts(gateway: GatewayProcess) -> None:
     card = get(gateway, "/v1/models/tiny")
     assert card["context_length"] == card["max_model_len"] == 1024
+    chat(gateway, max_tokens=2)
+    card = get(gateway, "/v1/models/tiny")
+    assert card["meta"]["context_reason"] == "configured; the model's own is 8192"
 
 
 def test_lm_studio_lists_what_a_model_can_do(gateway: GatewayProcess) -> None:
