@@ -139,8 +139,8 @@ def kernels(
         return
     source = Path(openblas.__file__).with_name("kernels") / "exponentials.c"
     library = tmp_path_factory.mktemp("kernels") / "lib.so"
-    command = ["cc", "-O3", "-shared", "-fPIC", f"-DVECTORISED={target}", "-o", library, source]
-    subprocess.run(command, check=True)
+    command = ["cc", "-O3", "-shared", "-fPIC", f"-DVECTORISED={target}"]
+    subprocess.run([*command, "-o", str(library), str(source)], check=True)
     yield CpuKernels(_Compiled(str(library)), lambda: True)
 
 
