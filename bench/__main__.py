@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from bench import (
     adapters,
+    context,
     drafting,
     experts,
     gateway,
@@ -54,6 +55,7 @@ def measurements() -> dict[str, Measurement]:
         "kv-quality": lambda: kv_quality.measure(ensure()),
         "experts": experts.measure,
         "adapters": lambda: adapters.measure(ensure()),
+        "context": lambda: context.measure(ensure()),
         "warm-prompts": lambda: warm_prompts.measure(ensure()),
         "speech": speech.measure,
         "gateway": lambda: gateway.measure(ensure()),
