@@ -74,7 +74,7 @@ export function sentence(model) {
   const used = slots ? `${Math.min(running, slots)} of ${slots} slots` : `${running} running`;
   const waiting = slots && running > slots ? [`${running - slots} waiting`] : [];
   const speed = rate ? [`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`] : [];
-  return [used, ...waiting, ...speed].join(" · ");
+  return [...speed, used, ...waiting].join(" · ");
 }
 
 /** What an answer of a model has been waiting for, "" if only for its tokens. `size`: of the model, or "". */

@@ -124,6 +124,21 @@ def test_the_list_of_conversations_opens_on_a_phone(page: Page) -> None:
     assert page.focused() == "open-sidebar"
 
 
+def test_turning_a_device_with_an_open_sidebar_leaves_no_cover(page: Page) -> None:
+    page.open(360, 740, model="tiny", temperature="0")
+    page.find("#open-sidebar").click()
+    page.until(lambda: page.find("#veil").is_displayed())
+    page.resize(1200, 800)
+    page.find("#open-settings").click()
+    page.until(lambda: page.find("dialog[open]").is_displayed())
+
+
+def test_the_model_has_more_space_than_its_status_on_a_phone(page: Page) -> None:
+    page.open(360, 740, model="tiny", temperature="0")
+    page.run("document.getElementById('status-text').textContent = '25 tokens/s · 1 of 32 slots'")
+    assert page.find("#status").size["width"] < page.find(".picker").size["width"]
+
+
 def test_every_control_has_a_name_and_the_answer_is_announced(page: Page) -> None:
     page.ask("What is 3 + 4?")
     page.answered()
