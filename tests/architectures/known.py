@@ -52,7 +52,7 @@ _SAVED = """
 A model that transformers 5 saved has other names of fields and weights than the published one. Both
 are read, with the logits of PyTorch (`tests/architectures/test_saved_by_transformers.py`,
 `tests/engine/test_saved_weights.py`), and so are models whose experts are saved with
-`save_original_format=False`, except those of Qwen3-Next. Other exceptions:
+`save_original_format=False`. Exceptions:
 
 - MiniMax-Text-01 (`minimax`) is refused: mlx-lm's family of this name is MiniMax-M2.
 - Kimi K2.5 (`kimi_k25`) needs the option `type:text`, because mlx-vlm reads only the published

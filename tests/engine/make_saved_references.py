@@ -74,6 +74,9 @@ CASES: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": _SIZES | _EXPERTS | {"num_hidden_layers": 3, "head_dim": 24, "v_head_dim": 16,
         "sliding_window": 24,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    "minimax_m2": _SIZES | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                            "partial_rotary_factor": 0.5}},
     "minicpm3": _SIZES | _LATENT | {"head_dim": 8, "v_head_dim": 8, "dim_model_base": 16,
         "tie_word_embeddings": False},
     "nanochat": _SIZES | {"rms_norm_eps": 1e-5},
@@ -89,8 +92,12 @@ COMPUTED: dict[str, dict[str, Any]] = {
                          "sliding_window": 24},
     "longcat_flash": CASES["longcat_flash"],
     "mimo_v2_flash": CASES["mimo_v2_flash"],
+    "minimax_m2": CASES["minimax_m2"],
     "mixtral": _SPARSE | {"sliding_window": None},
     "qwen3_moe": _SPARSE | {"num_experts": 4, "head_dim": 16},
+    "qwen3_next": _SPARSE | _LINEAR | {"num_experts": 4, "shared_expert_intermediate_size": 16,
+        "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }  # fmt: skip
 
 

@@ -134,3 +134,9 @@ def test_fields_that_transformers_does_not_save(
     known = [*found, "head_dim"]
     assert earlier_fields(config, known) == found
     assert earlier_fields(config | {"head_dim": 8}, known).get("head_dim") is None
+
+
+def test_minimax_with_layers_that_mlx_lm_does_not_have() -> None:
+    config = {"model_type": "minimax", "layer_types": ["linear_attention", "full_attention"]}
+    with pytest.raises(ValueError, match=r"layer_types in config.json has layers without full"):
+        earlier_fields(config, [])

@@ -18,6 +18,7 @@ _MODULES = {
     "chat_template_type": "mlx_lm.chat_templates",
     "tool_parser_type": "mlx_lm.tool_parsers",
 }
+_OF_TOKENIZER = "tokenizer_config.json"
 _OF_PROCESSORS = ("chat_template.json", "processor_config.json")
 # PaliGemma has no roles. GOT-OCR was trained with one question after its system message.
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -26,7 +27,8 @@ _OF_FAMILIES = ("got", "paligemma")
 
 def has_template(path: Path) -> bool:
     """Return whether a folder has a chat template."""
-    return _tokenizer_has_template(path) or bool(_template_of_processor(path))
+    stated = _template_in(path / _OF_TOKENIZER) or _template_of_processor(path)
+    return _in_a_file(path) or bool(stated)
 
 
 def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
@@ -35,33 +37,38 @@ def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
     A module that a checkpoint names is ignored if the installed mlx-lm does not have it.
     """
     arguments: dict[str, Any] = {}
-    stated = _object_in(path / "tokenizer_config.json")
+    stated = _object_in(path / _OF_TOKENIZER)
     for key, package in _MODULES.items():
         name = stated.get(key)
         if name and not (str(name).isidentifier() and find_spec(f"{package}.{name}")):
             arguments[key] = None
-    if not _tokenizer_has_template(path):
-        template = _template_of_processor(path)
+    if not _in_a_file(path):
+        own = _template_in(path / _OF_TOKENIZER)
+        template = own or _template_of_processor(path)
         if not template and model_type.lower() in _OF_FAMILIES:
             template = (_TEMPLATES / f"{model_type.lower()}.jinja").read_text().strip()
-        arguments |= {"chat_template": template} if template else {}
+        if template or own != stated.get("chat_template"):
+            arguments["chat_template"] = template or own
     return arguments
 
 
-def _tokenizer_has_template(path: Path) -> bool:
-    if (path / "chat_template.jinja").exists() or (path / "additional_chat_templates").is_dir():
-        return True
-    return bool(_object_in(path / "tokenizer_config.json").get("chat_template"))
+def _in_a_file(path: Path) -> bool:
+    return (path / "chat_template.jinja").exists() or (path / "additional_chat_templates").is_dir()
 
 
 def _template_of_processor(path: Path) -> Any:
-    """Return the template, or templates by name, from files of transformers' processors."""
-    found = (_object_in(path / name).get("chat_template") for name in _OF_PROCESSORS)
-    template = next(filter(None, found), None)
+    return next(filter(None, (_template_in(path / name) for name in _OF_PROCESSORS)), None)
+
+
+def _template_in(file: Path) -> Any:
+    """Return the template, or templates by name, in a file; None for values of other types."""
+    template = _object_in(file).get("chat_template")
     if isinstance(template, list):
-        named = [item for item in template if isinstance(item, dict)]
-        return {item["name"]: item["template"] for item in named if {"name", "template"} <= {*item}}
-    return template
+        named = (item for item in template if isinstance(item, dict))
+        template = {str(item.get("name")): item.get("template") for item in named}
+    if isinstance(template, dict):
+        return {name: text for name, text in template.items() if isinstance(text, str)}
+    return template if isinstance(template, str) else None
 
 
 def _object_in(file: Path) -> dict[str, Any]:

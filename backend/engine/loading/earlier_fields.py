@@ -51,6 +51,8 @@ _CONSTANT: Mapping[str, Mapping[str, Any]] = {
     # Kimi Linear does not use RoPE, but mlx-lm wants a value.
     "kimi_linear": {"rope_theta": 10000.0},
     "glm_moe_dsa": _NO_GROUPS | {"moe_layer_freq": 1},
+    # MiniMax-M2 has no shared experts, but mlx-lm wants their size.
+    "minimax_m2": {"shared_intermediate_size": 0},
     "longcat_flash": {
         "attention_method": "MLA",
         "mla_scale_kv_lora": True,
@@ -117,10 +119,13 @@ def _unsaved(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any
     """Return the fields that transformers 5 computes from others, or does not have."""
     found = dict(_CONSTANT.get(str(config.get("model_type")), {}))
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    rope = config.get("rope_parameters") or {}
     if "rope_parameters" in config and "kv_lora_rank" not in config and heads and hidden:
         found["head_dim"] = int(hidden) // int(heads)
     if config.get("model_type") == "mimo_v2_flash" and config.get("num_key_value_heads"):
         found["swa_num_key_value_heads"] = 2 * config["num_key_value_heads"]
+    if "rotary_dim" in known and config.get("head_dim") and "partial_rotary_factor" in rope:
+        found["rotary_dim"] = int(config["head_dim"] * rope["partial_rotary_factor"])
     if config.get("expand") and hidden:
         found["intermediate_size"] = int(config["expand"] * hidden)
     return {
@@ -151,6 +156,11 @@ def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, An
     """Return the fields that follow from the lists of layers' kinds."""
     found: dict[str, Any] = {}
     kinds, experts = config.get("layer_types"), config.get("mlp_layer_types")
+    if config.get("model_type") == "minimax" and isinstance(kinds, list) and {_FULL} != {*kinds}:
+        raise ValueError(
+            "layer_types in config.json has layers without full attention (MiniMax-Text-01), which"
+            " MLX's family for MiniMax-M2 does not have"
+        )
     if isinstance(kinds, list) and "layer_types" in known:
         names = _KINDS.get(str(config.get("model_type")), {})
         found["layer_types"] = [names.get(kind, kind) for kind in kinds]

@@ -76,6 +76,9 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             }
         elif model_type == "olmo_hybrid":
             weights |= _divided(weights)
+        elif model_type == "qwen3_next":
+            # By the names of single experts, mlx-lm recognises weights that MLX has not converted.
+            weights = _single_experts(weights)
         weights = _own_experts(weights, own)
         if hasattr(family, "sanitize"):
             weights = family.sanitize(self, weights)
@@ -135,6 +138,19 @@ def _own_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> d
             named = base.rpartition(".")[0] + other.removeprefix(block)
             if other not in own and named in own:
                 found[named] = found.pop(other)
+    return found
+
+
+def _single_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights with a matrix for each expert, as they were first published."""
+    found = dict(weights)
+    for name in [name for name in weights if name.endswith(_GATES_AND_VALUES)]:
+        experts = name.removesuffix("gate_up_proj")
+        gates, values = found.pop(name).split(2, axis=1)
+        parts = {"gate": gates, "up": values, "down": found.pop(f"{experts}down_proj")}
+        for part, whole in parts.items():
+            for number, matrix in enumerate(whole):
+                found[f"{experts}{number}.{part}_proj.weight"] = matrix
     return found
 
 
