@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.engine.saved_references import REFERENCES, TOKENS, drawn
+from tests.engine.saved_references import REFERENCES, SEEING_REFERENCES, TOKENS, drawn
 
 _SIZES = {
     "hidden_size": 32,
@@ -100,6 +100,52 @@ COMPUTED: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }  # fmt: skip
 
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+          "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+_SIGLIP = {"vision_config": _TOWER | {"model_type": "siglip_vision_model"}}
+_CLIP = {"vision_config": _TOWER | {"model_type": "clip_vision_model"}}
+_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                 "mrope_section": [2, 1, 1]}}  # fmt: skip
+_OF_QWEN = _SIZES | _SECTIONS | {"tie_word_embeddings": False}
+_QWEN_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+               "out_hidden_size": 32, "patch_size": 14, "spatial_merge_size": 2}  # fmt: skip
+_TIED = {"tie_word_embeddings": True}
+# Models with images, of which the logits of text are compared. mlx-vlm rounds the root of
+# Gemma 3's width, which scales its embeddings; transformers does not scale Aya Vision's logits.
+SEEING: dict[str, dict[str, Any]] = {
+    "aya_vision": _SIGLIP | {"text_config": {"model_type": "cohere2"} | _SIZES | {
+            "num_hidden_layers": 4, "logit_scale": 1.0}},
+    "gemma3": _SIGLIP | _TIED | {"mm_tokens_per_image": 4,
+        "text_config": {"model_type": "gemma3_text"} | _SIZES | {"head_dim": 8,
+            "num_hidden_layers": 6, "hidden_size": 64}},
+    "glm_ocr": {"text_config": _OF_QWEN | {"head_dim": 8},
+        "vision_config": _QWEN_TOWER | {"image_size": 28}},
+    "hunyuan_vl": _TIED | {"text_config": _SIZES | {"head_dim": 8, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000.0,
+            "mrope_section": [1, 1, 1, 1]}},
+        "vision_config": _TOWER | {"out_hidden_size": 32}},
+    "internvl": _TIED | {"text_config": {"model_type": "qwen3"} | _SIZES | {"head_dim": 8},
+        "vision_config": _TOWER | {"image_size": [28, 28], "patch_size": [14, 14]}},
+    "kimi_k25": CASES["kimi_k25"] | {"projection_hidden_size": 16},
+    "llava": _CLIP | {"text_config": {"model_type": "llama"} | _SIZES, "image_seq_length": 4},
+    "mistral3": _TIED | {"text_config": {"model_type": "mistral"} | _SIZES | {"head_dim": 8},
+        "vision_config": _TOWER | {"model_type": "pixtral"}},
+    "paligemma": _SIGLIP | _TIED | {"projection_dim": 32,
+        "text_config": {"model_type": "gemma"} | _SIZES | {"head_dim": 8}},
+    "qwen3_vl_moe": {"text_config": _OF_QWEN | {"head_dim": 8, "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        "vision_config": _QWEN_TOWER | {"deepstack_visual_indexes": [0],
+            "num_position_embeddings": 4}},
+}  # fmt: skip
+SEEING_COMPUTED: dict[str, dict[str, Any]] = {
+    "gemma3": SEEING["gemma3"],
+    "glm4v_moe": {"text_config": _OF_QWEN | _EXPERTS | {"head_dim": 16, "n_shared_experts": 1},
+        "vision_config": _QWEN_TOWER | {"image_size": 28}},
+    "hunyuan_vl": SEEING["hunyuan_vl"],
+    "llava": SEEING["llava"],
+    "qwen2_5_vl": {"text_config": _OF_QWEN, "vision_config": _QWEN_TOWER},
+}  # fmt: skip
+
 
 def reference(family: str, stated: dict[str, Any], *, published: bool) -> dict[str, Any]:
     import torch  # type: ignore[import-not-found]
@@ -136,3 +182,11 @@ if __name__ == "__main__":
         for family, stated in COMPUTED.items()
     }
     REFERENCES.write_text(json.dumps(found, separators=(",", ":")))
+    seeing = {
+        family: reference(family, stated, published=True) for family, stated in SEEING.items()
+    }
+    seeing |= {
+        f"{family} as computed": reference(family, stated, published=False)
+        for family, stated in SEEING_COMPUTED.items()
+    }
+    SEEING_REFERENCES.write_text(json.dumps(seeing, separators=(",", ":")))

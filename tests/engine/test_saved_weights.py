@@ -15,9 +15,12 @@ from mlx_lm.utils import load_model as open_text_model
 from backend.engine.loading.weights import mlx_lm_classes
 from tests.engine.folder_changes import put
 from tests.engine.loading_models import write_weights
-from tests.engine.saved_references import REFERENCES, TOKENS, drawn
+from tests.engine.saved_references import REFERENCES, SEEING_REFERENCES, TOKENS, drawn
 
-_REFERENCES = json.loads(REFERENCES.read_text())
+_TEXT_PARTS = ("gemma3", "gemma3 as computed", "kimi_k25", "qwen3_vl_moe")
+_SEEING = json.loads(SEEING_REFERENCES.read_text())
+_REFERENCES = {f"{family} with images": _SEEING[family] for family in _TEXT_PARTS}
+_REFERENCES |= json.loads(REFERENCES.read_text())
 
 
 @pytest.mark.parametrize("family", _REFERENCES)

@@ -50,6 +50,7 @@ _CONSTANT: Mapping[str, Mapping[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     # Kimi Linear does not use RoPE, but mlx-lm wants a value.
     "kimi_linear": {"rope_theta": 10000.0},
+    "glm4v_moe_text": {"use_qk_norm": False},
     "glm_moe_dsa": _NO_GROUPS | {"moe_layer_freq": 1},
     # MiniMax-M2 has no shared experts, but mlx-lm wants their size.
     "minimax_m2": {"shared_intermediate_size": 0},

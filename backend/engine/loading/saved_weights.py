@@ -15,19 +15,31 @@ from mlx.utils import tree_flatten
 if TYPE_CHECKING:
     import mlx.core as mx
 
-# Model type → patterns of transformers' names, and mlx-lm's names for them, in the order in which
-# they are applied. A name that the model has itself stays.
-_RENAMED: Mapping[str, Sequence[tuple[str, str]]] = {
+# Patterns of transformers' names, and the names for them, in the order in which they are applied.
+Rules = Sequence[tuple[str, str]]
+PARTS_FIRST: Rules = [
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.(?=vision_tower\.|multi_modal_projector\.|mm_projector\.)", ""),
+]
+KIMI: Rules = [
+    *PARTS_FIRST,
+    (r"^language_model\.model\.blocks\.", "language_model.model.layers."),
+]
+# By model type, for mlx-lm's names. A name that the model has itself stays.
+_RENAMED: Mapping[str, Rules] = {
     "bailing_hybrid": [(r"\.attention\.dense\.", ".attention.o_proj.")],
+    "gemma3": PARTS_FIRST,
     "gpt2": [(r"^transformer\.", "")],
     "granitemoe": [(r"\.router\.weight$", ".router.layer.weight")],
     "granitemoehybrid": [(r"\.router\.weight$", ".router.layer.weight")],
-    "kimi_k25": [(r"^language_model\.model\.blocks\.", "language_model.model.layers.")],
+    "kimi_k25": KIMI,
     "kimi_linear": [(r"\.block_sparse_moe\.((?:gate|up|down)_proj)\.", r".mlp.\1.")],
     "laguna": [(r"\.mlp\.shared_experts\.", ".mlp.shared_expert.")],
     "llama4": [(r"^(model|lm_head)\.", r"language_model.\1.")],
     "llama4_text": [(r"^lm_head\.", "output.")],
     "mimo_v2_flash": [(r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias")],
+    "muse_glimmer": [(r"^model\.(?=vision_)", "")],
     "nanochat": [
         (r"^model\.embed_tokens\.", "transformer.wte."),
         (r"^model\.layers\.", "transformer.h."),
@@ -43,6 +55,7 @@ _RENAMED: Mapping[str, Sequence[tuple[str, str]]] = {
 }
 _DOWN, _GATES_AND_VALUES = ".down_proj.weight", ".experts.gate_up_proj"
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_EMBEDDED = "model.language_model.embed_tokens.weight"
 
 
 def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
@@ -64,8 +77,6 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             # Experts that are not quantised have matrices of (experts, inputs, outputs).
             dense = [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]
             weights |= {f"{name}.weight": weights.pop(name).swapaxes(1, 2) for name in dense}
-        elif model_type == "kimi_k25":
-            weights = {name: each for name, each in weights.items() if "mm_projector" not in name}
         elif model_type == "longcat_flash":
             # Experts that return their input have no weights.
             count = config["n_routed_experts"]
@@ -78,7 +89,13 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             weights |= _divided(weights)
         elif model_type == "qwen3_next":
             # By the names of single experts, mlx-lm recognises weights that MLX has not converted.
-            weights = _single_experts(weights)
+            weights = single_experts(weights)
+        elif model_type == "qwen3_5_moe":
+            weights = _joined_experts(weights)
+        elif model_type == "qwen3_vl_moe":
+            transpose_experts(weights, own)
+            if tied:  # mlx-lm reads the head without asking whether there is one
+                weights.setdefault("lm_head.weight", weights[_EMBEDDED])
         weights = _own_experts(weights, own)
         if hasattr(family, "sanitize"):
             weights = family.sanitize(self, weights)
@@ -87,6 +104,8 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
         if tied and head not in weights:  # most families without a choice have a head
             same = next((each for name, each in weights.items() if _is_embedding(name)), None)
             weights |= {head: same} if head and same is not None else {}
+        if tied and not head:
+            weights = {name: each for name, each in weights.items() if "lm_head." not in name}
         return weights
 
     members = {"sanitize": sanitize, "__module__": family.__module__}
@@ -141,7 +160,7 @@ def _own_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> d
     return found
 
 
-def _single_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+def single_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     """Return the weights with a matrix for each expert, as they were first published."""
     found = dict(weights)
     for name in [name for name in weights if name.endswith(_GATES_AND_VALUES)]:
@@ -152,6 +171,37 @@ def _single_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             for number, matrix in enumerate(whole):
                 found[f"{experts}{number}.{part}_proj.weight"] = matrix
     return found
+
+
+def _joined_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights with a matrix for all experts; the inverse of `single_experts`."""
+    import mlx.core as mx
+
+    found = dict(weights)
+    for name in [name for name in weights if name.endswith(".experts.0.down_proj.weight")]:
+        experts = name.removesuffix("0.down_proj.weight")
+        count = sum(other.startswith(experts) for other in weights) // 3
+        gates, values, down = (
+            mx.stack([found.pop(f"{experts}{at}.{part}_proj.weight") for at in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        found[f"{experts}gate_up_proj"] = mx.concatenate([gates, values], axis=1)
+        found[f"{experts}down_proj"] = down
+    return found
+
+
+def transpose_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> None:
+    """Transpose Qwen3-VL's experts if they are [experts, outputs, inputs], as transformers' are.
+
+    own: the model's own weights.
+    """
+    base = next(name for name in own if name.endswith(f"switch_mlp{_DOWN}"))
+    experts, hidden, inner = own[base].shape
+    computed = (experts, 2 * inner, hidden), (experts, hidden, inner)
+    for name in [name for name in weights if name.endswith(_GATES_AND_VALUES)]:
+        pair = name, f"{name.removesuffix('gate_up_proj')}down_proj"
+        if tuple(weights[each].shape for each in pair) == computed:
+            weights |= {each: weights[each].swapaxes(1, 2) for each in pair}
 
 
 def _divided(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:

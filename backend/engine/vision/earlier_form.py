@@ -22,6 +22,13 @@ _AT_TOP = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_moe_vl")
 _READ_IN_PART = ("ernie4_5_moe_vl", "glm4v_moe", "paddleocr_vl")
 # By family: names of an encoder's fields → the names that transformers 5 writes.
 _TOWERS = {
+    "kimi_k25": {
+        "depth": "num_hidden_layers",
+        "embed_dim": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "init_pos_emb_height": "pos_emb_height",
+        "init_pos_emb_width": "pos_emb_width",
+    },
     "step3p7": {
         "width": "hidden_size",
         "layers": "num_hidden_layers",
@@ -34,6 +41,7 @@ _TOWERS = {
         "image_num_pos": "num_position_embeddings",
     },
 }
+_UNREAD = {"rope_parameters", "dtype"}  # some families fail on these fields of an encoder
 # Parts other than text → the names of their classes.
 _OTHER_PARTS = {"vision_config": "VisionConfig", "audio_config": "AudioConfig"}
 
@@ -64,7 +72,8 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
         module, family = get_model_and_args({"model_type": config["model_type"]})
     found = deepcopy(config)
     text = _fields_of(module, "TextConfig") or _fields_of(module, "ModelConfig")
-    if family in _READ_IN_PART:
+    part = found.get("text_config") or {}
+    if family in _READ_IN_PART or part.get("model_type") == "mistral":
         text.pop("rope_parameters", None)
     if family in _AT_TOP:
         found = (found.pop("text_config", None) or {}) | found
@@ -75,6 +84,12 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
             adapter["vit_layers"] = adapter["vision_feature_layer"]
             found["vision_config"] = {"vit_config": tower, "adapter_config": adapter}
     _complete(found, text, module)
+    if family == "gemma3" and "mm_tokens_per_image" in found:
+        part.setdefault("mm_tokens_per_image", found["mm_tokens_per_image"])
+    elif family == "aya_vision":
+        found.setdefault("alignment_intermediate_size", part.get("hidden_size"))
+    elif family == "glm_ocr":  # it fails on fields that it does not know
+        found["text_config"] = {name: part[name] for name in text if name in part}
     return found
 
 
@@ -94,8 +109,8 @@ def _complete(part: dict[str, Any], known: dict[str, Field[Any]], module: Module
             other = _OTHER_PARTS.get(name)
             fields_ = _fields_of(module, other) if other else known
             _complete(value, fields_, module)
-            if other and "rope_parameters" not in fields_:  # some families would fail on this field
-                value.pop("rope_parameters", None)
+            for unread in _UNREAD.difference(fields_) if other else ():
+                value.pop(unread, None)
     added = earlier_fields(part, known)
     if "rope_scaling" in added:
         usual = _default(known["rope_scaling"]) or {}

@@ -41,6 +41,7 @@ from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.processor import ItemProcessor, end_tokens, kinds_of, load_processor
+from backend.engine.vision.saved_weights import read_as_saved
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
     from mlx_vlm import utils
 
     package: Any = utils
-    with read_in_earlier_form():
+    with read_in_earlier_form(), read_as_saved():
         return MultimodalModel(package.load_model(path, lazy=True)), package.load_config(path)
 
 
