@@ -176,7 +176,7 @@ def metrics_trailers(metrics: Gauges) -> tuple[tuple[str, str], ...]:
         ("mlx-expert-ahead-hits", str(experts.ahead_hits)),
         ("mlx-expert-read-bytes", str(experts.read_bytes)),
         ("mlx-expert-wasted-bytes", str(experts.wasted_bytes)),
-        ("mlx-expert-wait-seconds", f"{experts.wait_seconds:.3f}"),
+        ("mlx-expert-wait-seconds", f"{experts.wait_seconds:.6f}"),
     )
 
 

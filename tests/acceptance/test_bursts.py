@@ -20,11 +20,11 @@ def test_a_burst_ends_as_served_or_refused(channels: int, served: Backend) -> No
     opened = [served.connect() for _ in range(channels)]
     stubs = [BackendStub(channel) for channel in opened]
     for stub in stubs:
-        stub.Health(pb.HealthMessage(), wait_for_ready=True, timeout=60)
+        stub.Health(pb.HealthMessage(), wait_for_ready=True, timeout=240)
     futures = [stubs[n % channels].Predict.future(SHORT, timeout=300) for n in range(CALLS)]
     codes = Counter(future.code() for future in futures)
     for channel in opened:
         channel.close()
     assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert codes[grpc.StatusCode.OK] > 0
-    served.stub.Predict(SHORT, timeout=60)
+    served.stub.Predict(SHORT, timeout=240)

@@ -169,7 +169,7 @@ def test_a_template_that_loops_for_one_request_fails_only_that_request(
     (model / "chat_template.jinja").write_text(condition + template)
     bare.load(model)
     before = text_answer(bare, GREETING)
-    loops = [bare.stub.Predict.future(chat("loop"), timeout=60) for _ in range(2)]
+    loops = [bare.stub.Predict.future(chat("loop"), timeout=240) for _ in range(2)]
     assert text_answer(bare, GREETING) == before
     for loop in loops:
         failure = failure_of(loop.result)

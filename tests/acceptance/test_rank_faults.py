@@ -208,7 +208,7 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
 
 def serves(backend: Backend) -> None:
     """The next load of a client is answered; rank 0 may still be starting again."""
-    end = time.monotonic() + 5 * WAIT
+    end = time.monotonic() + 2 * WAIT
     while True:
         try:
             backend.stub = type(backend.stub)(backend.connect())

@@ -13,7 +13,7 @@ from tests.acceptance.backend import Backend
 from tests.engine.embedding.tiny_checkpoints import QUERY, TEXTS, write
 from wire import backend_pb2 as pb
 
-WAIT = 120.0
+WAIT = 240.0  # seconds, on a busy machine too
 
 
 @pytest.fixture(scope="module")

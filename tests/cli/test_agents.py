@@ -200,9 +200,9 @@ def test_the_gateway_of_an_agent_ends_with_the_command(
     agent = psutil.Process(int(pid.read_text()))
     assert len(started) >= 3  # the agent, the gateway and its backend
     process.send_signal(number)
-    assert process.wait(60) == 128 + number
+    assert process.wait(240) == 128 + number
     agent.kill()
-    _, left = psutil.wait_procs(started, 60)
+    _, left = psutil.wait_procs(started, 240)
     assert not left
 
 

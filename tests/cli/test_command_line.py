@@ -263,7 +263,7 @@ def test_a_conversation_in_a_terminal(gateway: GatewayProcess) -> None:
     until("[stopped]")
     until(">>> ")
     say("/bye")
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     os.close(ours)
 
 
@@ -277,7 +277,7 @@ def test_options_of_the_model_reach_it(tmp_path: Path) -> None:
 def test_an_option_that_the_model_cannot_have_ends_the_gateway(tmp_path: Path) -> None:
     flags = ("--model-setting", "context_sise=3", "--port", "0")
     with running(str(TINY), *flags, cwd=tmp_path) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 2
     assert "context_sise is not a key of a model file; did you mean 'context_size'?" in errors
 

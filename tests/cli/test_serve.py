@@ -38,13 +38,13 @@ def running(*arguments: str, cwd: Path, **environ: str) -> Iterator[subprocess.P
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
 
 
 def ended(*arguments: str, cwd: Path, **environ: str) -> tuple[int, str]:
     """The exit code and the last line of a call that serves nothing."""
     with running(*arguments, cwd=cwd, **environ) as process:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=240)
         return process.returncode, errors.strip().splitlines()[-1]
 
 
@@ -66,14 +66,14 @@ def ask(url: str, model: str) -> tuple[int, dict[str, Any]]:
         {"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as refusal:
         return refusal.code, json.load(refusal)
 
 
 def listed(url: str, path: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(url + path, timeout=60) as answer:
+    with urllib.request.urlopen(url + path, timeout=240) as answer:
         models: list[dict[str, Any]] = json.load(answer)["models"]
         return models
 

@@ -19,7 +19,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
-WAIT = 60.0
+WAIT = 240.0  # seconds, on a busy machine too
 _MARK = "GATEWAY_TEST_RUN"  # what every process below this gateway inherits
 _LISTENING = re.compile(r"(?:listening on|running on) (http://\S+:\d+)")
 

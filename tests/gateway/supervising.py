@@ -95,7 +95,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Poll until `holds` returns True, for at most a minute."""
+    """Poll until `holds` returns True, for at most WAIT seconds."""
     async with asyncio.timeout(WAIT):
         while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)

@@ -136,7 +136,7 @@ def test_it_works_on_a_bare_system_and_changes_none_of_its_files(
                 assert outside <= {*C_LIBRARY, "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
                 assert any(file.name.startswith("libmlx") for file in libraries)
         process.send_signal(signal.SIGTERM)
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=240)
         assert process.returncode == 0, complaints
     finally:
         process.kill()

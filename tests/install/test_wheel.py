@@ -239,7 +239,7 @@ def answer(url: str, model: Path, words: str, *parts: Mapping[str, Any]) -> str:
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
     )
-    with urllib.request.urlopen(request, timeout=120) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         return str(json.load(reply)["choices"][0]["message"]["content"])
 
 
@@ -260,7 +260,7 @@ def serving(*command: str | Path, environ: Mapping[str, str]) -> Iterator[str]:
         found = next(filter(None, (re.search(r"listening on (\S+)", line) for line in lines)))
         yield found[1]
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=240)
         assert process.returncode == 0, rest
     finally:
         process.kill()

@@ -16,7 +16,7 @@ from backend.rpc.server import MOST_BYTES, Server
 from tests.rpc.fake_engine import FakeEngine
 from wire import backend_pb2_grpc
 
-WAIT = 120.0  # seconds, on a busy machine too
+WAIT = 240.0  # seconds, on a busy machine too
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MOST_BYTES),

@@ -14,7 +14,7 @@ from queue import Queue
 from tests.log_text import untimed
 
 ROOT = Path(__file__).parents[2]
-WAIT = 120.0  # seconds, on a busy machine too
+WAIT = 240.0  # seconds, on a busy machine too
 
 
 class Process:

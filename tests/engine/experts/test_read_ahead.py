@@ -23,6 +23,7 @@ from backend.engine.errors import ExpertsUnreadable
 from backend.engine.experts.layer_cache import LayerCache
 from backend.engine.experts.offload import expert_bytes, offload
 from backend.engine.experts.read_ahead import Payoff, Router
+from backend.engine.experts.weight_files import Reading, WeightFiles
 from backend.engine.units import MIB
 from tests.architectures.shapes import tiny_model
 from tests.engine.experts.checkpoints import EXPERTS, FORMS, opened, prompt, with_slots
@@ -80,14 +81,25 @@ def test_every_family_reads_ahead_and_computes_the_same(form: str, tmp_path: Pat
     assert counts.wasted_bytes < counts.read_bytes
 
 
-def test_bytes_that_are_not_used_are_counted(folder: Path) -> None:
-    """What was read is what the misses needed, and what was read in vain."""
+@pytest.mark.parametrize("ended", [True, False])
+def test_bytes_that_are_not_used_are_counted(folder: Path, ended: bool) -> None:
+    """What was read is what the misses needed, and what was read in vain.
+
+    ended: whether wrong reads have ended when they are abandoned. Otherwise the threads decide how
+        many of them have begun, which may be none.
+    """
     model, found = with_slots(folder, 3)
     expert = found.nbytes // 2 // 3 // found.counts.layers  # in bfloat16; float32 in memory
-    with _always():
+    abandon = WeightFiles.abandon
+
+    def late(files: WeightFiles, reading: Reading) -> None:
+        wait_for(reading.parts)
+        abandon(files, reading)
+
+    with _always(), patch.object(WeightFiles, "abandon", late if ended else abandon):
         _one_by_one(model)
     counts = found.counts
-    assert counts.wasted_bytes > 0
+    assert counts.wasted_bytes > 0 or not ended
     assert counts.read_bytes - counts.wasted_bytes == counts.misses * expert
 
 

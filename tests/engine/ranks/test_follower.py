@@ -16,7 +16,7 @@ from backend.engine.ranks.wire import Signal
 from backend.supervising.supervisor import free_ports
 
 ROOT = Path(__file__).parents[3]
-WAIT = 120.0  # seconds, on a busy machine too
+WAIT = 240.0  # seconds, on a busy machine too
 
 
 def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from backend.engine.ranks.rank_info import RankInfo
 from backend.engine.ranks.wire import Join, LoadReport, LoadShard, Signal
 from backend.supervising.supervisor import free_ports
 
-WAIT = 120.0  # seconds, on a busy machine too
+WAIT = 240.0  # seconds, on a busy machine too
 
 
 @dataclass

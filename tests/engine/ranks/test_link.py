@@ -25,7 +25,7 @@ from backend.engine.ranks.wire import Join, Plain, Signal, encode
 from tests.long import examples
 from tests.polling import until
 
-WAIT = 120.0  # seconds, on a busy machine too
+WAIT = 240.0  # seconds, on a busy machine too
 LONG = 60.0
 
 

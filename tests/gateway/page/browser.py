@@ -27,7 +27,7 @@ FORGET = """
 const done = arguments[0];
 indexedDB.deleteDatabase('chat').onsuccess = () => done(true);
 """
-WAIT = 60.0
+WAIT = 240.0  # seconds, on a busy machine too
 SIZES = [(1280, 800), (390, 844)]  # of a window: of a desktop computer, of a telephone
 _Result = TypeVar("_Result")
 

@@ -224,7 +224,7 @@ def test_growing_text_ends_as_if_rendered_at_once(page: Page) -> None:
 
 
 def test_text_that_is_made_to_be_slow_is_not_slow(page: Page) -> None:
-    page.driver.set_script_timeout(60)
+    page.driver.set_script_timeout(240)
     marks = [
         "**a ",
         "*a",
