@@ -85,7 +85,7 @@ TINY_SIZES = Sizes((16, 64, 256), (1, 2, 4), 16)
 class Ask(NamedTuple):
     """A request.
 
-    start: seconds after the first one, or _AFTER_FIRST.
+    start: seconds after the first request, or _AFTER_FIRST.
     """
 
     prompt: str

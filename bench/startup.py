@@ -25,7 +25,7 @@ from wire import backend_pb2 as pb
 ROUNDS = 10
 LOADS = 5
 QUESTION = "Say hello."
-_REST_SECONDS = 4.0  # after an answer; then the work that a load has left is done
+_REST_SECONDS = 4.0  # after an answer, in which the remaining work of the load is done
 
 # Prints what mlx-lm needs to load a model and to write one token.
 _PLAIN = """
