@@ -29,12 +29,12 @@ from bench import (
     startup,
     warm_prompts,
 )
+from bench.checkpoint import TINY
 from bench.measured_backend import keep_order
 from bench.process import ROOT
 from bench.report import Figure, Table
 from cli.default_model import ensure
 
-TINY = ROOT / "tests" / "models" / "tiny_text"
 TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
 Measurement = Callable[[], Iterator[Figure | Table]]
@@ -44,7 +44,7 @@ def measurements() -> dict[str, Measurement]:
     """Return all measurements by name, in the order in which they run."""
     return {
         "startup": startup.measure,
-        "prefix": lambda: prefix.measure(ensure(), TINY),
+        "prefix": lambda: prefix.measure(ensure()),
         "latency": lambda: latency.measure(ensure()),
         "peers": lambda: peers.measure(ensure()),
         "overhead": lambda: peers.overhead(TINY),

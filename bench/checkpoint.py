@@ -1,35 +1,55 @@
-"""A checkpoint that two servers run in the same way: float32 weights, and no usable end token."""
+"""Checkpoints for measurements, with the tokenizer of the small trained model or of a given one."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
+from bench.process import ROOT
 from cli.default_model import cache_directory
+
+TINY = ROOT / "tests" / "models" / "tiny_text"
+_CONFIG = json.loads((TINY / "config.json").read_text())
+TINY_IDS: dict[str, Any] = {name: _CONFIG[name] for name in ("vocab_size", "eos_token_id")}
+
+
+def cached(name: str, write: Callable[[Path], None]) -> Path:
+    """Return a folder in the cache, which `write` fills once."""
+    folder = cache_directory() / "bench" / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / name
+            write(made)
+            made.replace(folder)
+    return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Copy the small model without its weights to a new folder."""
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors"))
 
 
 def comparable(model: Path) -> Path:
-    """Return a copy of the checkpoint for both servers, written to the cache once.
+    """Return a copy of a checkpoint that two servers run in the same way.
 
-    mlx_lm.server computes in the type of the weights and cannot ignore end tokens, so the copy's
-    end token is one that no answer contains.
+    mlx_lm.server computes in the type of the weights and cannot ignore end tokens, so the copy has
+    float32 weights, and its end token is one that no answer contains.
     """
-    copy = cache_directory() / "bench" / model.name
-    if copy.is_dir():
-        return copy
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=copy.parent) as scratch:
-        folder = Path(scratch) / model.name
+
+    def write(folder: Path) -> None:
         shutil.copytree(model, folder)
         for weights in folder.glob("*.safetensors"):
             _cast(weights)
         _without_end(folder)
-        folder.replace(copy)
-    return copy
+
+    return cached(model.name, write)
 
 
 def _cast(weights: Path) -> None:

@@ -3,8 +3,7 @@
 The model is a mixture of experts with random weights, whose routers prefer some experts over others
 as those of trained models do. All sides compute in the same type, and take turns in every round.
 Once the system has the files in its page cache, a read costs what copying costs; the bytes that are
-read for each token say what a disk would add. On one side the files are dropped from the page cache
-all the time, so that the disk is read.
+read for each token say what a disk would add.
 
 The second table compares decoding with and without reading ahead, in this process. The file is in
 the page cache, or dropped from it before each token, or each of its reads takes 5 ms longer, as
@@ -15,14 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -36,15 +32,13 @@ from backend.engine.experts.offload import offload, slots_of
 from backend.engine.experts.read_ahead import Payoff
 from backend.engine.loading.weights import cast
 from backend.engine.units import MIB
-from bench.process import ROOT, backend, text
+from bench.checkpoint import TINY_IDS, cached, copy_tokenizer
+from bench.process import backend, text
 from bench.report import Table
-from cli.default_model import cache_directory
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-TOKENIZER = ROOT / "tests" / "models" / "tiny_text"
 SHARES = (1.0, 0.5, 0.25, 0.125)
-UNCACHED = 0.25  # the share of the side without a page cache
 SOURCES = ("page cache", "disk", "slow disk")
 ROWS = (1, 4)
 ROUNDS = 3
@@ -54,6 +48,25 @@ _DELAY = 0.005  # seconds
 _LAYERS, _EXPERTS, _WIDTH, _INNER = 6, 64, 512, 384
 _SKEW = 2.5  # how far the logit of the most popular expert is above that of the least popular
 _EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER  # in memory
+_CONFIG = {
+    "model_type": "qwen3_moe",
+    "hidden_size": _WIDTH,
+    "intermediate_size": _INNER,
+    "moe_intermediate_size": _INNER,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_experts": _EXPERTS,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 4096,
+}
 
 
 @dataclass
@@ -61,23 +74,13 @@ class _Side:
     """A backend.
 
     share: the share of experts that fit in its cache; 0 if all are in memory.
-    dropped: files to drop from the page cache while it is measured.
     """
 
     share: float
     stub: BackendStub
-    dropped: Path | None = None
     speeds: dict[str, list[float]] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        return f"{self.share:.1%}{' from the disk' if self.dropped else ''}"
-
     def time(self, turn: int) -> None:
-        with _dropping(self.dropped) if self.dropped else nullcontext():
-            self._time(turn)
-
-    def _time(self, turn: int) -> None:
         for rows in ROWS:
             with ThreadPoolExecutor(rows) as pool:
                 replies = list(pool.map(self.ask, [f"{turn} {row}" for row in range(rows)]))
@@ -106,14 +109,9 @@ def measure() -> Iterator[Table]:
     model = _checkpoint()
     with ExitStack() as stack:
         sides = []
-        for share, dropped in (
-            (0.0, None),
-            *((share, None) for share in SHARES),
-            (UNCACHED, model),
-        ):
+        for share in (0.0, *SHARES):
             options = {"Options": [f"expert_cache_mib:{_cache(share)}"]} if share else {}
-            stub = stack.enter_context(backend(model, **options))
-            sides.append(_Side(share, stub, dropped))
+            sides.append(_Side(share, stack.enter_context(backend(model, **options))))
         for turn in range(ROUNDS):
             for side in sides if turn % 2 else reversed(sides):
                 side.time(turn)
@@ -203,25 +201,6 @@ def _decode(
     return seconds, tuple(answer)
 
 
-@contextmanager
-def _dropping(folder: Path) -> Iterator[None]:
-    """Drop a checkpoint's weights from the system's page cache again and again."""
-    ended = threading.Event()
-
-    def drop() -> None:
-        with (folder / "model.safetensors").open("rb") as file:
-            while not ended.wait(0.01):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    thread = threading.Thread(target=drop)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def _cache(share: float) -> int:
     """Return the MiB of a cache that holds this share of the experts."""
     sizes = [_EXPERT_BYTES] * _LAYERS
@@ -235,14 +214,13 @@ def _row(side: _Side, resident: _Side) -> list[str]:
         )
         for key, speeds in side.speeds.items()
     ]
-    return [side.name, *(f"{ratio:.2f}" for ratio in ratios), *_reads(side)]
+    return [f"{side.share:.1%}", *(f"{ratio:.2f}" for ratio in ratios), *_reads(side)]
 
 
 def _reads(side: _Side) -> list[str]:
     """Return hits, bytes and waiting of one more answer of one row."""
     before = side.counts()
-    with _dropping(side.dropped) if side.dropped else nullcontext():
-        reply = side.ask("counted")
+    reply = side.ask("counted")
     seconds = (reply.timing_prompt_processing + reply.timing_token_generation) / 1e3
     grown = {key: value - before[key] for key, value in side.counts().items()}
     used = grown["mlx-expert-hits"] + grown["mlx-expert-misses"]
@@ -255,40 +233,15 @@ def _reads(side: _Side) -> list[str]:
 
 def _checkpoint() -> Path:
     """Return the checkpoint, written to the cache once: 450 MiB in bfloat16, 900 MiB in memory."""
-    folder = cache_directory() / "bench" / "experts"
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / folder.name
-        shutil.copytree(TOKENIZER, made, ignore=shutil.ignore_patterns("*.safetensors"))
-        own = json.loads((made / "config.json").read_text())
-        config = {
-            "model_type": "qwen3_moe",
-            "hidden_size": _WIDTH,
-            "intermediate_size": _INNER,
-            "moe_intermediate_size": _INNER,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "num_experts": _EXPERTS,
-            "num_experts_per_tok": 8,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "norm_topk_prob": True,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "max_position_embeddings": 4096,
-            "vocab_size": own["vocab_size"],
-            "eos_token_id": own["eos_token_id"],
-        }
-        (made / "config.json").write_text(json.dumps(config))
+
+    def write(folder: Path) -> None:
+        copy_tokenizer(folder)
+        config = _CONFIG | TINY_IDS
+        (folder / "config.json").write_text(json.dumps(config))
         weights = _weights(config)
-        mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
-        made.replace(folder)
-    return folder
+        mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+    return cached("experts", write)
 
 
 def _weights(config: dict[str, Any]) -> dict[str, mx.array]:

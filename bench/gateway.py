@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from os import environ
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-import grpc
 import psutil
 
 from bench import peer
 from bench.pairs import at_least_in_pairs
-from bench.process import ROOT, Run, stream
+from bench.process import Run, process, stream
 from bench.report import Figure, at_most
-from cli.backend_process import free_port, until_health
-from common.launch import command
-from wire.backend_pb2_grpc import BackendStub
+from cli.backend_process import free_port
+from tests.gateway.gateway_process import GatewayProcess
 
 WIDTHS = (1, 8)
 TOKENS = 48
@@ -39,7 +35,10 @@ def measure(model: Path) -> Iterator[Figure]:
     One backend serves both ways. If the machine's speed varies by more than the goal, processor
     time still shows the gateway's cost.
     """
-    with _both(model) as (stub, port, backend, host):
+    control = free_port()
+    address = {"address": f"127.0.0.1:{control}", "parameters": {"model": str(model)}}
+    with process(port=control) as (child, stub), served(**address) as (gateway, port):
+        backend, host = psutil.Process(child.pid), psutil.Process(gateway.child.pid)
         through = partial(peer.stream, port, model=NAME, temperature=0, ignore_eos=True)
         ways: dict[str, Way] = {"direct": partial(stream, stub), "through": through}
         for width in WIDTHS:
@@ -68,48 +67,28 @@ def measure(model: Path) -> Iterator[Figure]:
                     seconds=SECONDS,
                 )
             after = _processor_seconds(host), _processor_seconds(backend)
-            own, served = (late - early for late, early in zip(after, before, strict=True))
+            own, backends = (late - early for late, early in zip(after, before, strict=True))
             name = f"processor time of the gateway / of its backend's half, {width} streams"
-            yield at_most(name, own / served * 2, SLOWER - 1, f"{own:.1f} / {served / 2:.1f} s")
+            yield at_most(name, own / backends * 2, SLOWER - 1, f"{own:.1f} / {backends / 2:.1f} s")
 
 
 @contextmanager
-def _both(model: Path) -> Iterator[tuple[BackendStub, int, psutil.Process, psutil.Process]]:
-    """Yield the stub of a backend, the port of its gateway, and both processes."""
-    control, port = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        config = {
-            "name": NAME,
-            "address": f"127.0.0.1:{control}",
-            "parameters": {"model": str(model)},
-            "context_size": 8192,
-        }
-        (Path(folder) / f"{NAME}.yaml").write_text(json.dumps(config))
-        commands = (
-            [str(ROOT / "run.sh"), "--addr", f"127.0.0.1:{control}"],
-            command("-m", "gateway", "--models-dir", folder, "--port", str(port)),
-        )
-        quiet = {**environ, "MLX_BACKEND_LOG": "error"}
-        children = [
-            subprocess.Popen(
-                words, env=quiet, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
-            )
-            for words in commands
-        ]
-        try:
-            until_health(children[0], control)
-            peer.until_healthy(children[1], port)
-            # The first request makes the gateway load the model, before anything is measured.
-            peer.stream(port, "Hello", 1, model=NAME, ignore_eos=True)
-            stub = BackendStub(grpc.insecure_channel(f"127.0.0.1:{control}"))
-            yield stub, port, psutil.Process(children[0].pid), psutil.Process(children[1].pid)
-        finally:
-            for child in reversed(children):
-                child.terminate()
-                child.wait()
+def served(**config: Any) -> Iterator[tuple[GatewayProcess, int]]:
+    """Yield a gateway with one model, which is loaded, and its port.
+
+    config: keys of the model's file.
+    """
+    gateway = GatewayProcess({NAME: {"context_size": 8192, **config}})
+    try:
+        port = urlsplit(gateway.url).port
+        assert port is not None
+        peer.stream(port, "Hello", 1, model=NAME, ignore_eos=True)  # waits for the load
+        yield gateway, port
+    finally:
+        gateway.close()
 
 
-def _processor_seconds(process: psutil.Process) -> float:
+def _processor_seconds(observed: psutil.Process) -> float:
     """Return processor seconds so far of a process and its children."""
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    times = [each.cpu_times() for each in (observed, *observed.children(recursive=True))]
     return sum(time.user + time.system for time in times)

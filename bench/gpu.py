@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from bench import peer
+from bench.checkpoint import TINY, TINY_IDS, copy_tokenizer
 from bench.process import ROOT, Run, load, process, stream, text
 from bench.report import Table
 from cli.backend_process import environment_of
@@ -36,7 +36,6 @@ from wire import backend_pb2 as pb
 
 SECONDS = 420.0  # after which nothing more begins
 REPORT = ROOT / "build" / "gpu.json"
-TOKENIZER = ROOT / "tests" / "models" / "tiny_text"
 _ROUNDS = 2  # the better one counts, because the first use of a shape takes longer
 _SHARE = 0.6  # share of the usable memory that weights may need
 _AFTER_FIRST = -1.0  # start of a request that follows the first token of another
@@ -55,7 +54,7 @@ def _config(kind: str, *sizes: int) -> dict[str, Any]:
 
 SMALL = _config("llama", 576, 30, 9, 3, 64, 1536, 49152)
 MEDIUM = _config("qwen3", 2560, 36, 32, 8, 128, 9728, 151936)
-TINY = _config("qwen3", 64, 2, 2, 1, 32, 128, 1024)
+SMALLEST = _config("qwen3", 64, 2, 2, 1, 32, 128, 1024)
 FOUR_BITS = {"quantization": {"group_size": 64, "bits": 4}}
 
 
@@ -78,14 +77,14 @@ MODELS = {
     "4B, bfloat16": MEDIUM,
     "135M, 4 bits": SMALL | FOUR_BITS,
 }
-TINY_MODELS = {"tiny, bfloat16": TINY, "tiny, 4 bits": TINY | FOUR_BITS}
+TINY_MODELS = {"tiny, bfloat16": SMALLEST, "tiny, 4 bits": SMALLEST | FOUR_BITS}
 TINY_SIZES = Sizes((16, 64, 256), (1, 2, 4), 16)
 
 
 class Ask(NamedTuple):
     """A request.
 
-    start: seconds after the first one, or _AFTER_FIRST.
+    start: seconds after the first request, or _AFTER_FIRST.
     """
 
     prompt: str
@@ -252,15 +251,14 @@ SIDES: Mapping[str, Callable[[Path, ExitStack], Side]] = {"mlx-backend": _backen
 
 def _write(folder: Path, config: Mapping[str, Any]) -> None:
     """Write a checkpoint, with a tokenizer in which every token of the vocabulary has a text."""
-    shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    copy_tokenizer(folder)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     known = {*vocabulary.values(), *(one["id"] for one in tokenizer["added_tokens"])}
     vocabulary |= {f"\u0120x{at}": at for at in range(config["vocab_size"]) if at not in known}
     file.write_text(json.dumps(tokenizer))
-    ends = json.loads((TOKENIZER / "config.json").read_text())["eos_token_id"]
-    described = json.dumps({**config, "eos_token_id": ends})
+    described = json.dumps({**TINY_IDS, **config})
     script = ["-m", "bench.plain_batches", str(folder), described, str(len(known))]
     subprocess.run(command(*script), env=environment_of({}), cwd=ROOT, check=True)
 
@@ -284,4 +282,4 @@ def _prompt(seed: str, tokens: int) -> str:
 
 @cache
 def _tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))

@@ -1,14 +1,12 @@
 """The perplexity of a text with quantised KV, beside that with the model's own type.
 
-`python -m bench.kv_quality MODEL [TEXT [TOKENS]]` measures another model or text than the default
-one and the beginning of docs/architecture.md. The text is read in passes of 256 tokens; keys and
-values are quantised as they are appended, so each token attends to quantised ones, its own too.
+The text is the beginning of docs/architecture.md, in passes of 256 tokens. Keys and values are
+quantised as they are appended, so each token attends to quantised ones, its own too.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +35,7 @@ PAIRS = (
 )
 
 
-def measure(model: Path, text: Path = TEXT, tokens: int = TOKENS) -> Iterator[Table]:
+def measure(model: Path) -> Iterator[Table]:
     """Measure one model, in float32 as on a CPU."""
     rows: list[tuple[str, ...]] = []
     plain = 0.0
@@ -45,14 +43,14 @@ def measure(model: Path, text: Path = TEXT, tokens: int = TOKENS) -> Iterator[Ta
         network, tokenizer = mlx_lm.load(str(model))[:2]
         network.set_dtype(mx.float32)
         use_cache_kind(network, cache_kind(Settings(), *pair))
-        read = tokenizer.encode(text.read_text())[:tokens]
+        read = tokenizer.encode(TEXT.read_text())[:TOKENS]
         found = _perplexity(network, read)
         plain = plain or found
         cost = kv.cost(network)
         per_token = cost.per_token + sum(own for own, _ in cost.windowed)
         rows.append((*pair, str(per_token), f"{found:.3f}", f"{found / plain:.4f}"))
     header = "keys", "values", "bytes per token", "perplexity", "ratio"
-    yield Table(f"{model.name}, {len(read)} tokens of {text.name}", header, rows)
+    yield Table(f"{model.name}, {len(read)} tokens of {TEXT.name}", header, rows)
 
 
 def _perplexity(model: object, tokens: list[int]) -> float:
@@ -64,15 +62,3 @@ def _perplexity(model: object, tokens: list[int]) -> float:
         own = mx.take_along_axis(logits, following, axis=-1)[:, 0]
         total += float((mx.logsumexp(logits, axis=-1) - own).sum())
     return math.exp(total / (len(tokens) - 1))
-
-
-def main(arguments: list[str]) -> None:
-    """Print the table of a model."""
-    path, *rest = arguments
-    text = Path(rest[0]) if rest else TEXT
-    for table in measure(Path(path), text, int(rest[1]) if len(rest) > 1 else TOKENS):
-        print(table)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

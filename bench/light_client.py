@@ -17,7 +17,7 @@ from tests.rpc import frames
 _GOAWAY, _WINDOW = 7, 8
 _ACK = 0x1
 _HEADER_BYTES = 9
-_TABLE_SIZE = 1  # a setting
+_TABLE_SIZE = 1  # the setting SETTINGS_HEADER_TABLE_SIZE
 _MOST = (1 << 31) - 1
 _STATUS = b"\x0bgrpc-status"  # a name of 11 bytes that is not compressed
 _READ_BYTES = 1 << 16

@@ -1,8 +1,8 @@
-"""Two sides that take turns in pairs of rounds, and the ratio of their speeds.
+"""Two sides that take turns, and the ratio of their speeds.
 
-The speed of a machine drifts by more than many goals allow, so what is compared is the two rounds
-of a pair. Pairs are added until it is clear on which side of the goal the median of their ratios
-lies, or the time is over.
+The speed of a machine drifts by more than many goals allow, so short rounds are compared in pairs.
+Pairs are added until it is clear on which side of the goal the median of their ratios lies, or the
+time is over.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from bench.report import Figure, at_least
+
+Side = TypeVar("Side")
 
 _Z = 2.576  # standard deviations on either side of the mean of a normal distribution, for 99 %
 
@@ -49,6 +52,24 @@ def at_least_in_pairs(
     medians = " / ".join(f"{statistics.median(side):.3g}" for side in zip(*speeds, strict=True))
     detail = f"{low:.3g} to {high:.3g} in {len(speeds)} pairs, {medians}"
     return at_least(name, statistics.median(ratios), bound, detail)
+
+
+def in_turn(
+    measured: Callable[[Side, int], float], sides: Mapping[str, Side], rounds: int
+) -> list[list[float]]:
+    """Measure the sides in turn, and return the values of each side.
+
+    measured: called with a side and the number of the round.
+    """
+    values = [[measured(side, turn) for side in sides.values()] for turn in range(rounds)]
+    return [list(side) for side in zip(*values, strict=True)]
+
+
+def ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, float, str]:
+    """Return the ratio of two sides' medians, the bound, and the values of all rounds."""
+    mine, others = map(statistics.median, values)
+    rounds = " / ".join(", ".join(f"{value:.3g}" for value in side) for side in values)
+    return mine / others, bound, rounds
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

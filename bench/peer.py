@@ -36,14 +36,14 @@ def server(model: Path) -> Iterator[int]:
         stderr=subprocess.DEVNULL,  # a line for every request
     )
     try:
-        until_healthy(child, port)
+        _until_healthy(child, port)
         yield port
     finally:
         child.terminate()
         child.wait()
 
 
-def until_healthy(child: subprocess.Popen[bytes], port: int) -> None:
+def _until_healthy(child: subprocess.Popen[bytes], port: int) -> None:
     """Wait until a server answers /health. Raises RuntimeError if it ended."""
     while child.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)

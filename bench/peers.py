@@ -7,19 +7,18 @@ medians of several rounds, except where rounds are short enough for pairs (`benc
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from backend.engine.settings import Settings
 from bench import peer
 from bench.checkpoint import comparable
-from bench.pairs import at_least_in_pairs
+from bench.pairs import at_least_in_pairs, in_turn, ratio
 from bench.process import Run, backend, stream, text, together
 from bench.report import Figure, at_least, at_most
 
@@ -35,7 +34,6 @@ OVERHEAD_TOKENS = 200
 OVERHEAD_PAIRS = 15
 OVERHEAD_SECONDS = 60.0  # for the pairs of one comparison
 PEER = "mlx_lm.server"
-Side = TypeVar("Side")
 
 
 class Ask(Protocol):
@@ -47,10 +45,12 @@ def measure(model: Path) -> Iterator[Figure]:
     with _both(folder, (1, STREAMS)) as sides:
         with peer.plain(folder) as alone:
             yield _lone(sides["backend"], alone)
-        values = _turns(
-            lambda ask, turn: together(ask, _prompts(f"Story {turn}", STREAMS), TOKENS), sides
+        values = in_turn(
+            lambda ask, turn: together(ask, _prompts(f"Story {turn}", STREAMS), TOKENS),
+            sides,
+            ROUNDS,
         )
-        yield at_least(f"tokens/s at {STREAMS} streams / {PEER}", *_ratio(values, 1))
+        yield at_least(f"tokens/s at {STREAMS} streams / {PEER}", *ratio(values, 1))
         yield _burst("8 prompts of 60 tokens at once", SHORT, 0.9, sides)
         yield _burst("16 prompts of 60 to 200 tokens at once", MIXED, 1.0, sides)
         yield from _shared_prefix(sides)
@@ -91,8 +91,8 @@ def _lone(ours: Ask, alone: Callable[[object], float]) -> Figure:
         "backend": lambda prompt: together(ours, [prompt], TOKENS),
         "stream_generate": lambda prompt: alone({"prompt": prompt, "tokens": TOKENS}),
     }
-    values = _turns(lambda way, turn: way(f"Tell me story {turn}."), ways)
-    return at_least("tokens/s of one stream / bare stream_generate", *_ratio(values, 0.97))
+    values = in_turn(lambda way, turn: way(f"Tell me story {turn}."), ways, ROUNDS)
+    return at_least("tokens/s of one stream / bare stream_generate", *ratio(values, 0.97))
 
 
 def _burst(name: str, lengths: Sequence[int], bound: float, sides: Mapping[str, Ask]) -> Figure:
@@ -100,7 +100,7 @@ def _burst(name: str, lengths: Sequence[int], bound: float, sides: Mapping[str, 
         prompts = [text(f"{name} {turn} {at}", words) for at, words in enumerate(lengths)]
         return _slowest_first(ask, prompts)
 
-    return at_most(f"{name}: slowest first token", *_ratio(_turns(slowest, sides), bound))
+    return at_most(f"{name}: slowest first token", *ratio(in_turn(slowest, sides, ROUNDS), bound))
 
 
 def _shared_prefix(sides: Mapping[str, Ask]) -> Iterator[Figure]:
@@ -110,10 +110,10 @@ def _shared_prefix(sides: Mapping[str, Ask]) -> Iterator[Figure]:
         prefix = text(f"shared {turn}", SHARED)
         return [f"{prefix}. What is {state} {at}?" for at in range(STREAMS)]
 
-    values = _turns(lambda ask, turn: _slowest_first(ask, asked("cold", turn)), sides, rounds=2)
-    yield at_most("cold prefix of 700 words: slowest first token", *_ratio(values, 0.4))
-    values = _turns(lambda ask, turn: _slowest_first(ask, asked(f"warm {turn}", 0)), sides)
-    yield at_most("warm prefix of 700 words: slowest first token", *_ratio(values, 1))
+    values = in_turn(lambda ask, turn: _slowest_first(ask, asked("cold", turn)), sides, 2)
+    yield at_most("cold prefix of 700 words: slowest first token", *ratio(values, 0.4))
+    values = in_turn(lambda ask, turn: _slowest_first(ask, asked(f"warm {turn}", 0)), sides, ROUNDS)
+    yield at_most("warm prefix of 700 words: slowest first token", *ratio(values, 1))
 
 
 def _newcomer(sides: Mapping[str, Ask]) -> Iterator[Figure]:
@@ -148,24 +148,6 @@ def _beside_prefill(ask: Ask) -> tuple[float, float]:
         ended = time.perf_counter()
         running.leave.set()
     return newcomer.first, running.longest_gap(began, ended)
-
-
-def _turns(
-    measured: Callable[[Side, int], float], sides: Mapping[str, Side], rounds: int = ROUNDS
-) -> list[list[float]]:
-    """Measure the sides in turn, and return the values of each side.
-
-    measured: called with a side and the number of the round.
-    """
-    values = [[measured(side, turn) for side in sides.values()] for turn in range(rounds)]
-    return [list(side) for side in zip(*values, strict=True)]
-
-
-def _ratio(values: Sequence[Sequence[float]], bound: float) -> tuple[float, float, str]:
-    """Return the ratio of two sides' medians, the bound, and the values of all rounds."""
-    mine, others = map(statistics.median, values)
-    rounds = " / ".join(", ".join(f"{value:.3g}" for value in side) for side in values)
-    return mine / others, bound, rounds
 
 
 def _slowest_first(ask: Ask, prompts: Sequence[str]) -> float:

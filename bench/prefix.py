@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench import recorded
+from bench.checkpoint import TINY, TINY_IDS
 from bench.process import backend, stream, words
 from bench.report import Figure, at_least, at_most
 from common.messages import template_messages
@@ -25,15 +26,12 @@ MOST_READ = 1.15  # maximum prompt tokens computed per new token
 KINDS = {"attention": "full", "hybrid": "hybrid", "sliding window": "window"}
 
 
-def measure(model: Path, tokenizer: Path) -> Iterator[Figure]:
-    """Measure the time to first token on `model`, and an agent's turns on the models of `KINDS`.
-
-    tokenizer: the folder with the tokenizer and template for these small models.
-    """
+def measure(model: Path) -> Iterator[Figure]:
+    """Measure the time to first token on `model`, and an agent's turns on the models of `KINDS`."""
     yield _first_token(model)
     for name, kind in KINDS.items():
         with TemporaryDirectory() as folder:
-            written = _written(Path(folder) / kind, kind, tokenizer)
+            written = _written(Path(folder) / kind, kind)
             with backend(written, ContextSize=1 << 15) as stub:
                 yield _turns(stub, name, written)
 
@@ -57,14 +55,11 @@ def _first_token(model: Path) -> Figure:
     )
 
 
-def _written(folder: Path, kind: str, tokenizer: Path) -> Path:
-    """Write a small model with random weights and the tokenizer of another one."""
-    theirs = json.loads((tokenizer / "config.json").read_text())
-    shared = {name: theirs[name] for name in ("vocab_size", "eos_token_id")}
-    config: dict[str, Any] = {**CONFIGS[kind], **shared, "max_position_embeddings": 1 << 15}
-    write_model(folder, **config)
+def _written(folder: Path, kind: str) -> Path:
+    """Write a small model with random weights and the tokenizer of the trained one."""
+    write_model(folder, **CONFIGS[kind] | TINY_IDS | {"max_position_embeddings": 1 << 15})
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(tokenizer / name, folder)
+        shutil.copy(TINY / name, folder)
     return folder
 
 

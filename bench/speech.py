@@ -26,7 +26,7 @@ from wire import backend_pb2 as pb
 WIDTH = 384
 AUDIO_SECONDS = 25.0
 PAIRS = 5
-SECONDS = 60.0  # for the pairs
+SECONDS = 60.0  # the maximum time of all pairs
 
 
 def measure() -> Iterator[Figure]:

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
+from bench.pairs import in_turn
 from bench.process import ROOT, load, process, stream
 from bench.report import Figure, at_most
 from cli import default_model
@@ -25,7 +26,7 @@ from wire import backend_pb2 as pb
 ROUNDS = 10
 LOADS = 5
 QUESTION = "Say hello."
-_REST_SECONDS = 4.0  # after an answer; then the work that a load has left is done
+_REST_SECONDS = 4.0  # after an answer, in which the remaining work of the load is done
 
 # Prints what mlx-lm needs to load a model and to write one token.
 _PLAIN = """
@@ -96,13 +97,9 @@ def measure() -> Iterator[Figure]:
 
 def _start() -> Figure:
     """Time from the start of the process to Health OK, against the time to import mlx_lm."""
-    ours, imports = [], []
-    _health()
-    _import()
-    for _ in range(ROUNDS):
-        ours.append(_health())
-        imports.append(_import())
-    health, alone = statistics.median(ours), statistics.median(imports)
+    sides = {"health": _health, "import": _import}
+    in_turn(lambda side, _: side(), sides, 1)
+    health, alone = map(statistics.median, in_turn(lambda side, _: side(), sides, ROUNDS))
     return at_most(
         f"start to Health OK / import mlx_lm, median of {ROUNDS}",
         health / alone,

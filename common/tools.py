@@ -106,7 +106,7 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
     if kind in ("function", "tool"):
         if isinstance(name, str) and name:
             return ToolChoice("required", name)
-        raise BadField(f"{named('ToolChoice')} asks for a function, but gives no name")
+        raise BadField(f"{named('ToolChoice')} asks for a function, but gives no name: add it")
     if isinstance(kind, str) and kind.lower() in _MODES:
         return ToolChoice(_MODES[kind.lower()])
     raise BadField(
@@ -132,8 +132,12 @@ def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:
         raise BadField(
-            f"{named('ToolChoice')} names {shown(choice.name)}, which is not among {named('Tools')}"
+            f"{named('ToolChoice')} names {shown(choice.name)}, which is not among"
+            f" {named('Tools')}: name one of them"
         )
     if choice.mode == "required" and not tools:
-        raise BadField(f"{named('ToolChoice')} requires a call, but {named('Tools')} is empty")
+        raise BadField(
+            f"{named('ToolChoice')} requires a call, but {named('Tools')} is empty: offer a"
+            " tool, or send auto"
+        )
     return tuple(tools)

@@ -83,7 +83,7 @@ INFILL = FieldTable(
     },
     NEUTRAL,
 )
-# By which other APIs choose an adapter of the model's file.
+# Fields by which other APIs choose an adapter.
 _ADAPTER = dict.fromkeys(("adapters", "lora"), Refused("send the adapter's name as model"))
 MESSAGES = FieldTable(
     _ADAPTER

@@ -16,8 +16,8 @@ MOST_WAITING = 1000  # requests that a client sends before the first is answered
 _INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
 _PROBE_SECONDS, _MOST_PROBE_SECONDS, _OLD_SECONDS = 0.05, 5.0, 1.0
 _TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-# The offer of another protocol, as Java's client makes with every POST. The parser would skip the
-# body then, although a server may ignore the offer.
+# An Upgrade header, which Java's client sends with every POST. The parser would then skip the body,
+# although a server may ignore the header.
 _OFFER = re.compile(rb"[A-Z]{3,7} \S+ HTTP/1\.1\r\n(?:[^\r\n]+\r\n)*?(?=upgrade:)", re.IGNORECASE)
 
 

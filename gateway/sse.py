@@ -153,7 +153,7 @@ class EventStream(Response, Generic[T]):
             async with self._lock:
                 await self._write(send, self._answer.beat())
         while self._interval > 0:
-            async with self._lock:  # a client that reads slowly is not in silence
+            async with self._lock:  # while a client reads slowly, the stream is not silent
                 silence = time.monotonic() - self._last
                 if silence >= self._interval:
                     await self._write(send, self._answer.beat())

@@ -26,7 +26,7 @@ MOST_PROMPTS = 4  # stored for a model
 _MOST_SEEN = 32  # prompts of a model whose uses are counted
 _SHORTEST, _LONGEST = 1000, 1 << 20  # characters: reading a shorter one takes no time
 _LARGEST_FILE = 16 << 20
-# What else decides how a chat template writes the beginning.
+# Metadata that also changes how a chat template writes the beginning of a prompt.
 _VARIABLES = ("chat_template_kwargs", "enable_thinking", "reasoning_effort", "mlx.thinking_budget")
 _STORED = TypeAdapter(dict[str, list[dict[str, Any]]])
 

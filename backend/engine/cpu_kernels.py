@@ -27,9 +27,9 @@ FUNCTIONS: Mapping[str, Sequence[Any]] = {
 }
 # Numbers of a call from which the kernels gain more than the wait for their input takes.
 _LEAST = 1 << 11
-# Selected experts from which mlx-lm's SwitchGLU sorts them, as one axis, before it computes them.
+# Number of selected experts from which mlx-lm's SwitchGLU sorts them along one axis first.
 _SORTED = 64
-# Numbers for each thread: a thread starts in the time of some ten thousand.
+# Numbers per thread. To start a thread takes as long as to compute about ten thousand.
 _FOR_A_THREAD = 1 << 17
 
 
@@ -75,7 +75,7 @@ class CpuKernels:
         )
 
     def apply(self, name: str, numbers: mx.array) -> None:
-        """Replace each number of a computed array by that of one of FUNCTIONS, in place."""
+        """Apply a function of FUNCTIONS to each number of a computed array, in place."""
         address = _address(numbers)
         threads = self._threads(numbers.size)
         self._functions[name](address, address, ctypes.c_long(numbers.size), threads)
@@ -230,7 +230,7 @@ def _computed(*arrays: mx.array) -> bool:
 
 @contextmanager
 def functions_of_mlx() -> Iterator[bool]:
-    """Use MLX's own functions in the block; yields whether SmallAttention is used elsewhere."""
+    """Use MLX's own functions in the block; yields whether it replaces SmallAttention."""
     places = [(mx.fast, "scaled_dot_product_attention"), (mx, "softmax")]
     places += [(module, name) for name, modules in FUNCTIONS.items() for module in modules]
     used = [getattr(module, name) for module, name in places]

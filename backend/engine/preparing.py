@@ -193,7 +193,7 @@ class Preparer:
             self._publish([(ticket, Encoded(()))])
 
     def recording(self, text: str, served: ServedModel, ticket: int) -> Iterator[Stage]:
-        """Decode a recording. The answer's only output is the samples."""
+        """Decode a recording; the result of the request is its samples."""
         yield "media"
         from backend.engine.media.decoding import decode_recording
 

@@ -173,14 +173,14 @@ class Worker:
 
     def _continue(self, later: Stages[None]) -> None:
         """Run a stage of a load's remaining work. A fault only ends that work."""
-        self.gauges.heartbeat.begin("work that a load has left", loads=True)
+        self.gauges.heartbeat.begin("remaining work of a load", loads=True)
         try:
             next(later)
         except StopIteration:
             self._later = None
             return_freed_memory()
         except Exception:
-            _log.warning("work that a load has left failed", exc_info=True)
+            _log.warning("the remaining work of a load failed", exc_info=True)
             self._later = None
         self.gauges.heartbeat.rest()
 

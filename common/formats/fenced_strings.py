@@ -1,6 +1,6 @@
-"""Parses strings of notations with fences, such as Gemma's, also with delimiters wrong or missing.
+"""Parses strings between delimiters such as Gemma's, which may be wrong or missing.
 
-Where a delimiter is missing, what can only follow a value shows where the string ends.
+A string without its last delimiter ends before text that can only follow a value.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _WORD_RUN = re.compile(r"[\w$-]+")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of a value among brackets, which shows its end if a fence is missing.
+    """The position of a value among brackets, which shows its end if a delimiter is missing.
 
     depth: how many brackets are open; 0 for an argument of a Python call.
     listed: whether the value is an item of a list.
-    free: whether it is declared as a string.
+    free: whether the value is declared as a string.
     keys: the declared members, and whether each may be a string.
     """
 

@@ -177,7 +177,7 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
 def read_parenthesis(
     reading: Reading, name: str, ends: tuple[str, ...], *, shown: bool = True
 ) -> Wait[str]:
-    """Read the arguments in parentheses, from behind the first one; returns them as an object."""
+    """Read arguments after an opening parenthesis; returns them as a JSON object."""
     arguments: list[tuple[str, str]] = []
     if shown:
         reading.begin(name)

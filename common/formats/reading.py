@@ -104,9 +104,9 @@ class Reading(Cursor):
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Read something that may turn out to be text; then it is put back.
+        """Read something that may turn out to be text, which is then read again as text.
 
-        Raises Cut if it was readable up to the length limit.
+        Raises Cut if everything up to the length limit could be read.
         """
         waits = not self.ended
         self.save()

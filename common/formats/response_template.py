@@ -1,6 +1,7 @@
 """Reads `response_template` in tokenizer_config.json, transformers' description of answers.
 
-Its fields have texts or regular expressions that open and close them, and the name of a notation.
+Each field has the texts or regular expressions before and after its content, and the name of the
+content's notation.
 """
 
 from __future__ import annotations

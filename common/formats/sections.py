@@ -58,8 +58,9 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The markers around all calls and around each, in every spelling; there may be none.
+    """The markers around all calls, and around each call, in every spelling.
 
+    openers, closers, calls, call_closes: each may be empty.
     unmarked: whether a call's marker may be missing.
     tags: the tags of the calls, if they have any.
     between: the texts between a name and the arguments, such as ReAct's `Action Input:`.

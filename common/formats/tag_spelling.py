@@ -48,12 +48,12 @@ def forms(tag: str) -> tuple[str, ...]:
 
 
 def bare_forms(tag: str) -> tuple[str, ...]:
-    """Return a closing tag, also without some of its brackets or all that open it."""
+    """Return a closing tag, also without its last bracket, its first, or its first two."""
     return (*forms(tag), tag[2:]) if tag.startswith("</") else forms(tag)
 
 
 def spellings(tag: str) -> tuple[str, ...]:
-    """Return the beginning of a tag, and how models also write it."""
+    """Return the beginning of a tag, and the other forms in which models write it."""
     stem = tag.removesuffix("=")
     before, _, word = tag.rpartition("<")
     if stem != tag:

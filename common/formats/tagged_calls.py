@@ -206,7 +206,7 @@ class CallTags:
             return reading.position - start
 
     def _read_call_header(self, reading: Reading, begun: str) -> Wait[Tag]:
-        """Read a call's tag from behind its beginning."""
+        """Read the rest of a call's tag, of which `begun` was read."""
         header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
         name = attributes.get(self.name_key, "")
@@ -214,7 +214,7 @@ class CallTags:
         return Tag(name if single else "", closed, attributes)
 
     def _read_parameter_header(self, reading: Reading, begun: str) -> Wait[Tag]:
-        """Read a parameter's tag from behind its beginning."""
+        """Read the rest of a parameter's tag, of which `begun` was read."""
         header, closed = yield from self._read_header(reading, begun, self.parameter)
         attributes = attributes_of(header, self.parameter_key)
         if self.parameter_key not in attributes:

@@ -124,7 +124,7 @@ class _JsonOutput:
         self.add("".join(held if item else held[1:]))
 
     def closed(self, brackets: Sequence[str]) -> str:
-        """Return the text after closing these brackets, whose ends are missing."""
+        """Close the brackets, whose ends are missing, and return the complete text."""
         self.after_comma(item=False)
         self.send_member = None
         self.add("".join("}" if bracket == "{" else "]" for bracket in reversed(brackets)))
@@ -149,8 +149,8 @@ def read_value(
 
     ends: markers at which open brackets are closed.
     send: called with each piece of that JSON as soon as it is certain.
-    receiver: called likewise for the members of an object.
-    converter: what converts a member, by its key as JSON.
+    receiver: called in the same way with the members of an object.
+    converter: the function that converts a member, by the member's key as JSON.
     declared: the declared members, and whether each may be a string, so that its delimiters may be
         missing.
     unbraced: whether the value is an object without its first brace.

@@ -5,7 +5,7 @@ API does not define in gateway/fields. These rules of the API have no field in c
 
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
-  and the model has to answer one at the end. Each prompt then begins with the previous one.
+  and the model has to answer one at the end. So each prompt begins with the previous prompt.
 - The answer continues the last message if that is the assistant's.
 - If all tools are Anthropic's own, as for a web search of Claude Code, a message says so.
 - `thinking: adaptive`, or no `thinking`, leaves the decision to the model and its settings.

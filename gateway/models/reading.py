@@ -179,7 +179,7 @@ def _claim(model: ModelConfig, file: str, owners: dict[str, str]) -> None:
     for place, name in enumerate(names):
         kind = "alias" if place else "name"
         if name in owners:
-            raise ValueError(f"the {kind} {name!r} is taken by {owners[name]}")
+            raise ValueError(f"the {kind} {name!r} is in use by {owners[name]}: choose another")
         if name in names[:place]:
             raise ValueError(f"aliases has {name!r}, which is the model's own name")
     owners.update(dict.fromkeys(names, file))

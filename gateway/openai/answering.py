@@ -182,7 +182,7 @@ def chosen_by(field: str, scales: Sequence[Lora], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A validated and translated request, and the one that the backend gets."""
+    """A validated and translated request, and the options that the backend gets for it."""
 
     translation: Translation
     config: ModelConfig

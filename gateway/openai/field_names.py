@@ -16,7 +16,7 @@ _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.pro
 
 
 def names_of(request: AnyRequest) -> dict[str, str]:
-    """Map the protocol's fields to those of this request, all of which is read."""
+    """Return the name of each field of the protocol in a request whose fields are all read."""
     names = _SAME | {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in NAMES.items()

@@ -237,9 +237,9 @@ def items_of(resolved: Sequence[Item | Json]) -> list[Item]:
 
 
 def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
-    """Return what is stored for an input that continues `previous`, still without the response.
+    """Return what to store for an input that continues `previous`; the response is added later.
 
-    Items without an id get one.
+    Items without an id get a new id.
     """
     named = [f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" for item in given]
     items = [

@@ -76,7 +76,7 @@ def _asserts(_: str) -> str:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (lambda content: content[:3], "does not show the end of the last message"),
+        (lambda content: content[:3], "does not show its end"),
         (_asserts, "cannot render Messages: an answer needs its reasoning"),
     ],
 )

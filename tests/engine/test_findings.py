@@ -47,7 +47,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-_left = threading.Event()  # set when the work that a load has left is done
+_left = threading.Event()  # set when the remaining work of a load is done
 
 
 def _announced(later: Callable[..., Stages[None]]) -> Callable[..., Stages[None]]:

@@ -236,7 +236,7 @@ async def test_a_fault_in_the_rest_of_a_load_ends_only_that(
     async with loaded() as engine:
         await asyncio.wait_for(ended.wait(), 60)
         assert (await answer_to(engine, asking("word"))).tokens
-    assert "work that a load has left failed" in caplog.text
+    assert "the remaining work of a load failed" in caplog.text
 
 
 async def test_the_rest_of_a_load_ends_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:

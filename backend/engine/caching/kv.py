@@ -204,7 +204,7 @@ class BatchCache:
     """
 
     def __init__(self, rows: Sequence[RowCache] = ()) -> None:
-        """Take over the rows; a single one is used without a copy."""
+        """Use the rows as one batch; a single row is not copied."""
         self._layers: list[Any] = []
         self.rows, self.keeps_unused, self.copied = 0, False, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
@@ -316,7 +316,7 @@ class BatchCache:
 
     @property
     def arranged(self) -> bool:
-        """Whether there is nothing for `arrange` to do unless sequences join."""
+        """Whether `arrange` has nothing to do as long as no sequence joins."""
         count = len(self._rows)
         return self._settled and self._width == count and self._depth <= max(self.rows, count)
 
@@ -656,7 +656,7 @@ def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int
 
 
 def padded(rows: Sequence[Sequence[int]]) -> mx.array:
-    """Return tokens as an array, [rows, tokens of the longest row], with zeros after the others."""
+    """Return tokens as an array, [rows, tokens of the longest row], padded with zeros."""
     width = max(map(len, rows))
     return mx.array([[*tokens, *[0] * (width - len(tokens))] for tokens in rows])
 

@@ -17,8 +17,8 @@ import numpy as np
 class Numbers(tuple[int, ...]):
     """A number for each row of a batch, made by `SharedNumbers`."""
 
-    before: tuple[mx.array, int] | None = None  # an array and a number whose sum `made` would be
-    made: mx.array | None = None  # the numbers, once an array of them has been made
+    before: tuple[mx.array, int] | None = None  # an array and a number; their sum is `made`
+    made: mx.array | None = None  # the numbers as an array; None before it is first needed
 
     @cached_property
     def longest(self) -> int:

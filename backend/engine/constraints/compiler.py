@@ -172,7 +172,8 @@ class ConstraintCompiler:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise InvalidRequest(
-                "answers of this model cannot be constrained: its tokenizer is not supported"
+                "answers of this model cannot be constrained, because its tokenizer is not"
+                " supported: leave out the grammar, the schema, and calls that are required"
             )
         if self._unready:
             raise InvalidRequest(self._unready)
@@ -192,7 +193,9 @@ class ConstraintCompiler:
         try:
             sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
         except RecursionError:
-            raise InvalidRequest(f"the {_WHAT[spec.kind]} are nested too deeply") from None
+            raise InvalidRequest(
+                f"the {_WHAT[spec.kind]} are nested too deeply: use fewer levels of nesting"
+            ) from None
         if len(sent) > MAX_TEXT:
             raise InvalidRequest(
                 f"{len(sent)} characters are too many for the {_WHAT[spec.kind]}:"

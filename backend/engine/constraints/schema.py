@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from common.null_keywords import without_nulls
+from common.wording import shown
 
 MAX_DEPTH = 60
 _LONGEST_POINTER = 500  # characters
@@ -70,11 +71,13 @@ def read_schema(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as fault:
         raise InvalidRequest(f"the JSON schema is not valid JSON: {fault}") from None
     except ValueError:  # Python reads integers of up to 4300 digits
-        raise InvalidRequest("the JSON schema has a number with too many digits") from None
+        raise InvalidRequest(
+            "the JSON schema has a number with too many digits: use at most 18"
+        ) from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise InvalidRequest("the JSON schema must be a JSON object")
+        raise InvalidRequest(f"the JSON schema must be a JSON object, but it is {shown(text)}")
     if (deep := _too_deep(schema)) is not None:
         raise InvalidRequest(f"{_DEEP}{_at(deep)}")
     return enforceable(without_nulls(schema))

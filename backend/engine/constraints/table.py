@@ -36,8 +36,9 @@ class TokenTable:
             tokens = source.read()
         except ValueError as fault:
             raise InvalidRequest(
-                "answers of this model cannot be constrained: its tokenizer is not supported"
-                f" ({str(fault).splitlines()[0][:120]})"
+                "answers of this model cannot be constrained, because its tokenizer is not"
+                f" supported ({str(fault).splitlines()[0][:120]}): leave out the grammar, the"
+                " schema, and calls that are required"
             ) from None
         known = {text: token for text, token in vocabulary.items() if token < width}
         special = {

@@ -133,7 +133,7 @@ class EncodeQueue:
 
     @property
     def _next(self) -> deque[_Row]:
-        """The bucket with the earliest row. Rows that run once more come first."""
+        """The bucket whose first row is the next to run: a row that is run again, or the oldest."""
         return min(self._buckets.values(), key=lambda rows: (not rows[0].retried, rows[0].turn))
 
     def submit(self, ticket: int, pieces: Sequence[Piece]) -> None:

@@ -51,7 +51,7 @@ class Rows:
         return self.extract(sequence)
 
     def settle(self) -> None:
-        """Copy the remaining sequences after a leave, so that the larger arrays are freed."""
+        """Copy the sequences that remain after others have left, to free the larger arrays."""
         self.cache.settle()
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:

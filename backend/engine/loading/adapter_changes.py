@@ -150,7 +150,7 @@ def _wrap(model: Any, adapters: RowAdapters, paths: Collection[str]) -> None:
 def _require_rows(model: Any, adapters: RowAdapters, number: int) -> None:
     """Raise ModelRejected if a model's layers do not get all tokens of each row.
 
-    Some models read a layer's weights themselves, or give each expert the tokens of its own.
+    Some models read a layer's weights themselves, or pass only some of the tokens to each expert.
     """
     adapters.tokens = len(_TRIAL)
     try:
@@ -158,9 +158,9 @@ def _require_rows(model: Any, adapters: RowAdapters, number: int) -> None:
             model(mx.array([_TRIAL]), cache=kv.new_row(model))
     except Exception as error:
         raise ModelRejected(
-            "option adapters is set, but the model uses layers that they adapt in a way in which"
-            f" requests cannot choose ({error}): remove the option, or name one adapter in"
-            f" {named('LoraAdapter')}",
+            "option adapters is set, but requests to this model cannot choose adapters, because of"
+            f" how it uses the layers that they change ({error}): remove the option, or name one"
+            f" adapter in {named('LoraAdapter')}",
         ) from None
     finally:
         adapters.tokens = 1

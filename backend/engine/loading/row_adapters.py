@@ -150,7 +150,7 @@ class ChoosingLinear(Module):
             return y
         # For some layers, the tokens of all rows are in one dimension.
         if x.shape[0] != len(rows) and (x.size // x.shape[-1]) % self._adapters.tokens:
-            raise ValueError("the layer gets some tokens only")
+            raise ValueError("a layer gets only some of the tokens")
         chosen = self._adapters.indices(self._slots)
         if chosen is None:
             return y

@@ -128,8 +128,8 @@ class PrefixIndex:
         self._max_entries = max_entries
         self._nbytes = 0
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._trimmable = _Node(0)  # entries that can be truncated, at their full length
-        self._at_positions = _Node(0)  # the others, at each length at which they are usable
+        self._trimmable = _Node(0)  # entries that can be truncated, by all of their tokens
+        self._at_positions = _Node(0)  # other entries, by the tokens before each usable position
 
     @property
     def nbytes(self) -> int:
@@ -235,7 +235,7 @@ class PrefixIndex:
         return replaced, passed
 
     def _where(self, entry: Entry) -> Iterator[tuple[_Node, int]]:
-        """Yield the tree that stores an entry, with each length at which it does, longest first."""
+        """Yield the tree that stores an entry and each length of its keys there, longest first."""
         if entry.positions is None:
             yield self._trimmable, len(entry.key)
         for at in reversed(entry.positions or ()):

@@ -79,7 +79,7 @@ class ControlTokens:
         return Quoted(quoted, mark)
 
     def written(self, mark: str) -> re.Pattern[str]:
-        """Return a pattern for control strings without a mark, which prefers the longest string."""
+        """Return a pattern that matches the longest control string that no `mark` follows."""
         longest = sorted(self.tokens, key=len, reverse=True)
         return re.compile(f"(?:{'|'.join(map(re.escape, longest))})(?!{mark})")
 

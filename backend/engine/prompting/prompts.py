@@ -90,8 +90,8 @@ def _up_to_the_end(rendered: str) -> str:
     text, mark, _ = rendered.rpartition(_END)
     if not mark:
         raise InvalidRequest(
-            "the model's chat template does not show the end of the last message, so it cannot be"
-            " continued"
+            "the last message cannot be continued, because the model's chat template does not show"
+            f" its end: leave out {named('Metadata mlx.continue_final_message')}"
         )
     return text.replace(_END, "")
 
@@ -236,7 +236,7 @@ class PromptBuilder:
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
         if not tokens:
-            raise InvalidRequest("the prompt is empty: it has no tokens")
+            raise InvalidRequest("the prompt is empty: send text or tokens")
         if len(tokens) >= most:
             raise PromptTooLong(len(tokens), most - 1, self._context_size)
         self._require_known(tokens)

@@ -29,7 +29,7 @@ class StateSource:
 
     @contextmanager
     def watched(self) -> Iterator[list[mx.array]]:
-        """Collect the hidden states of each pass, [rows, tokens, size]; the last ones count."""
+        """Collect the hidden states of each call, [rows, tokens, size], in order."""
         seen: list[mx.array] = []
         self._seen = seen
         try:

@@ -39,8 +39,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BLOCK = 256
 _WIDTH = mx.array(_BLOCK, dtype=mx.uint32)  # an array, because a conversion takes time
-# Less than any noise except that of the uniform number 0, whose factor is 0 and would exclude even
-# the only candidate.
+# Less than any noise but that of the uniform number 0, which is minus infinity and would exclude
+# even the only candidate.
 _LEAST_NOISE = -4.0
 _STEPS = 16  # steps whose noise is made together
 UNFIT = (1 << 32) - 1  # replaces a token that was chosen from logits that are not all finite

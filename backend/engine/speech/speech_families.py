@@ -124,7 +124,7 @@ def _voxtral(model: Any, speech: Speech, audio: mx.array) -> Result:
 
 
 def _granite(model: Any, speech: Speech, audio: mx.array) -> Result:
-    """Ask in mlx-audio's words; those for a translation name only the wanted language."""
+    """Use mlx-audio's prompts; that for a translation names only the language of the text."""
     options = {"language": "en"} if speech.translate else {"source_language": speech.language}
     words = [speech.prompt] if speech.prompt else None
     wanted = {name: value or None for name, value in options.items()}

@@ -23,8 +23,8 @@ _RATE = 16_000
 _EDGE = 200  # samples on each side of a frame's middle
 _BLOCK = 6000  # frames whose spectrum is computed at a time
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-_MOST_REPEATED = 2.4  # compression ratio of a text, above which it is decoded again
-_LEAST_PROBABLE = -1.0  # mean log-probability of its tokens, below which it is
+_MOST_REPEATED = 2.4  # a text with a higher compression ratio is decoded again
+_LEAST_PROBABLE = -1.0  # and so is a text whose tokens have a lower mean log-probability
 _SILENT = 0.6  # probability of no speech, from which improbable text counts as silence
 _HOT = 0.5  # temperature above which a text is not a good beginning for the next window
 
@@ -67,13 +67,13 @@ class _Windows:
         self._tokenizer = tokenizer
         self._options = options
         self._words = words
-        self._since = 0  # the first token that the next window is decoded after
+        self._since = 0  # the first of the tokens that form the next window's prompt
         self._spoken = 0.0  # the end of the latest word, in seconds
 
     def next(
         self, spectrum: mx.array, floor: mx.array, seek: int, frames: int
     ) -> Generator[None, None, tuple[int, tuple[Segment, ...]]]:
-        """Decode the window from frame `seek` on; returns that of the next one, and segments."""
+        """Decode the window from frame `seek` on; returns the next window's frame, and segments."""
         size = min(FRAMES, frames - seek)
         mel = (mx.maximum(spectrum[seek : seek + size], floor) + 4.0) / 4.0
         mel = mx.pad(mel, [(0, FRAMES - size), (0, 0)]).astype(self._model.dtype)

@@ -180,8 +180,8 @@ class ItemProcessor:
             except Exception:
                 _log.warning("the processor failed on an item", exc_info=True)
                 raise InvalidRequest(
-                    f"{name} cannot be prepared: this model's own processor failed on its size or"
-                    " length; send it in another one"
+                    f"{name} cannot be prepared, because this model's processor failed on its size"
+                    " or length: send it larger, smaller or shorter"
                 ) from None
             self._recent.put(item.digest, item, item.nbytes)
             return item

@@ -167,7 +167,7 @@ def test_a_bad_file_does_not_affect_the_others(tmp_path: Path) -> None:
     assert [model.name for model in found.models] == ["one"]
     assert found.broken == {
         "bytes": "bytes.yaml: is not UTF-8 text",
-        "two": "c.yaml: the alias 'one' is taken by a.yaml",
+        "two": "c.yaml: the alias 'one' is in use by a.yaml: choose another",
         "e": found.broken["e"],
         "worse": "f.yaml: parameters.model is missing",
     }
