@@ -120,7 +120,9 @@ def description(model: LocalModel) -> dict[str, str]:
     try:
         content = json.loads((model.folder / "config.json").read_bytes())
     except ValueError:
-        raise NoSuchModel(f"the file config.json of {model.name} is not valid JSON") from None
+        raise NoSuchModel(
+            f"the file config.json of {model.name} is not valid JSON: download the model again"
+        ) from None
     context = checkpoints.context_size(config)
     found = content.get("quantization") or content.get("quantization_config")
     quantised = found if isinstance(found, dict) else {}

@@ -85,7 +85,9 @@ def require_free(address: Address) -> None:
                         f"{address} is in use by another process: stop it or choose another port"
                     ) from None
                 if error.errno == errno.EACCES:
-                    raise UsageError(f"no permission to listen on {address}") from None
+                    raise UsageError(
+                        f"no permission to listen on {address}: choose a port above 1023"
+                    ) from None
 
 
 def _interfaces(address: Address) -> list[tuple[int, int, int, str, tuple[object, ...]]]:

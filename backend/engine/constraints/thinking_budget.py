@@ -28,7 +28,7 @@ def openings(
 ) -> dict[tuple[int, ...], tuple[int, Tags]]:
     """Return the tokens that must not come next if reasoning is to stay closed, with their tags.
 
-    Such a token is the first one in which the tag that begins reasoning differs from all other
+    Such a token is the first in which the tag that begins reasoning differs from all other
     markers. The keys are the tag's tokens before that token.
 
     encode: tokenises a marker.

@@ -151,7 +151,9 @@ def _checked_config(path: Path, settings: Settings, *, drafts: bool) -> dict[str
             f" load one of {SPEECH_FAMILIES}"
         )
     if config.get("is_encoder_decoder") and model_type not in model_types():
-        raise Unusable("it is an encoder-decoder model; this version serves decoders only")
+        raise Unusable(
+            "it is an encoder-decoder model, which is not supported: load a decoder-only model"
+        )
     tensors = indexed_tensors(path)
     if not tensors and is_multimodal(config) and settings.type != "text":
         why = why_not_seen(config)

@@ -41,7 +41,10 @@ def decode_audio(content: bytes, most: float, allowed: int) -> DecodedAudio:
     if not len(samples):
         raise BadItem(f"is too short: it has no sample at {AUDIO_RATE} per second")
     if not np.isfinite(samples).all():
-        raise BadItem("has samples that are not finite numbers or are too large to be mixed")
+        raise BadItem(
+            "has samples that are not finite numbers or are too large to be mixed: save it with"
+            " 16-bit samples"
+        )
     digest = hashlib.sha256(f"{AUDIO_RATE}:".encode())
     digest.update(samples)
     return DecodedAudio(samples, AUDIO_RATE, digest.digest())
@@ -92,11 +95,13 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> Any:
     except Exception as fault:
         raise BadItem(f"is {name} audio that cannot be decoded: {_why(fault)}") from None
     if not found:
-        raise BadItem(f"is {name} audio without any samples")
+        raise BadItem(f"is {name} audio without any samples: send a recording that is not empty")
     if name == "MP3" and found < declared:  # libsndfile stops at a damaged frame
         return _read_in_child(content, name, most, allowed)
     if name == "FLAC" and found < declared:
-        raise BadItem(f"is truncated FLAC audio: it has {found} of {declared} samples")
+        raise BadItem(
+            f"is truncated FLAC audio: it has {found} of {declared} samples; send the complete file"
+        )
     return np.frombuffer(samples, np.float32)
 
 
@@ -111,7 +116,7 @@ def _read_in_child(content: bytes, name: str, most: float, allowed: int) -> Any:
     rate: int = answer["rate"]
     mixed = np.frombuffer(samples, np.float32)
     if not len(mixed):
-        raise BadItem(f"is {name} audio without any samples")
+        raise BadItem(f"is {name} audio without any samples: send a recording that is not empty")
     if len(mixed) > most * rate:
         raise _too_long(most, allowed)
     return resampled(mixed, rate)

@@ -137,7 +137,7 @@ def _webp_size(content: bytes) -> tuple[int, int]:
             return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
         case b"VP8 ", data if len(data) == 10 and data[3:6] == b"\x9d\x01\x2a":
             return number(data[6:8]) & 0x3FFF, number(data[8:]) & 0x3FFF
-    raise BadItem("is a WebP image that cannot be decoded: its header is broken")
+    raise BadItem("is a WebP image that cannot be decoded: its header is broken; save it again")
 
 
 def _require_size(width: int, height: int, most: int, allowed: int) -> None:

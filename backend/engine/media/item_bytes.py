@@ -107,7 +107,9 @@ def _of_path(path: str, most: int, allow_paths: bool) -> bytes:
             _require_size(found.st_size, most)
             content = file.read(most + 1)
     except (OSError, ValueError):
-        raise BadItem("is a path, but not of a readable file") from None
+        raise BadItem(
+            "is a path, but not of a readable file: check the path and its permissions"
+        ) from None
     _require_size(len(content), most)
     return content
 

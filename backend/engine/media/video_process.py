@@ -93,11 +93,11 @@ def opened(
         )
         stream: Any = file.streams.best(medium)
     except av.FFmpegError:
-        raise BadItem("cannot be decoded: it is broken or cut off") from None
+        raise BadItem("cannot be decoded: it is broken or cut off; send an intact file") from None
     if stream is None and len(file.streams):
         raise BadItem(f"cannot be decoded: it has no {medium}")
     if stream is None:
-        raise BadItem("cannot be decoded: it is broken or cut off")
+        raise BadItem("cannot be decoded: it is broken or cut off; send an intact file")
     codec = stream.codec_context
     if codec is None or codec.name not in codecs:
         name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
@@ -170,7 +170,7 @@ def _require_whole(found: int, count: int) -> None:
     if not found:
         raise BadItem(BROKEN)
     if found < _WHOLE * count:
-        raise BadItem(f"is truncated: it has {found} of {count} frames")
+        raise BadItem(f"is truncated: it has {found} of {count} frames; send the complete file")
 
 
 def _packets(video: InputContainer, stream: Any) -> list[Any]:

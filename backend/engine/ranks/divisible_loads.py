@@ -13,7 +13,8 @@ def require_divisible(order: LoadOrder) -> None:
     checkpoint, settings, request = order.checkpoint, order.settings, order.request
     if checkpoint.kind is not ModelKind.TEXT or request.embeddings or request.reranking:
         raise ModelRejected.because(
-            checkpoint.name, "only models that generate text are divided among ranks"
+            checkpoint.name,
+            "only models that generate text are divided among ranks: serve it with one rank",
         )
     if checkpoint.of_vlm:
         raise ModelRejected.because(

@@ -47,7 +47,7 @@ from backend.engine.token_text import ByteStream
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.25
-_REFUSED_SECONDS = 2.0  # rank 0 logs each refusal
+_REFUSED_SECONDS = 2.0  # pause after a refusal; it is longer because rank 0 logs each refusal
 _REPORT_SECONDS = 5.0
 _TIDY_EVERY = 512  # steps after which freed buffers are returned to the system
 STOPPED, FAILED = 0, 1

@@ -83,7 +83,8 @@ def keep_layers(model: Any, name: str, info: RankInfo, memories: Sequence[int]) 
     layers = len(model.layers)
     if layers < info.size:
         raise ModelRejected.because(
-            name, f"it has {layers} layers, too few for a pipeline of {info.size} ranks"
+            name,
+            f"it has {layers} layers, too few for a pipeline of {info.size} ranks: use fewer ranks",
         )
     inner = model.model
     if "split" in inspect.signature(inner.pipeline).parameters:
