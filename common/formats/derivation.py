@@ -93,7 +93,7 @@ def derived(calls: Calls) -> Family | None:
 
 
 def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
-    """Return a family with this shape; None if nothing could tell its calls from text."""
+    """Return a family with this shape; None if nothing distinguishes its calls from text."""
     calls: tuple[CallSyntax, ...] = ()
     if isinstance(shape, JsonShape) and not shape.syntaxes[0].openers[0]:
         if not shape.quoted:

@@ -99,7 +99,7 @@ class WireMessages:
         if not isinstance(message.content, list):
             return turn.before + (message.content or message.refusal or "")
         texts: list[str] = []
-        length = 0  # of the user's latest texts, which nothing separates
+        length = 0  # of the parts' texts so far; those of a user are joined without a separator
         for path, part in turn.parts:
             texts.append(await self._part(message, part, path, length))
             length += len(texts[-1])

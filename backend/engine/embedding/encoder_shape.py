@@ -264,7 +264,7 @@ _TYPES = {
     "nomic_bert": "nomic of transformers",
     **{family: family for family in ("bert", "modernbert", "mpnet", "distilbert")},
 }
-# Fields of `Shape` → transformers' names. config.json must have the first group.
+# Fields of `Shape`, and their names in transformers. config.json must have those in _NEEDED.
 _NEEDED = {
     "vocabulary": "vocab_size",
     "hidden": "hidden_size",

@@ -98,7 +98,7 @@ def _parakeet(model: Any, _speech: Speech, audio: mx.array) -> Result:
 
 
 def _sentence(sentence: Any) -> Segment:
-    """Return a segment with its words: a token that begins with a space begins one."""
+    """Return a segment with its words, each of which begins with a token that has a space first."""
     words: list[Word] = []
     for token in sentence.tokens:
         if words and not token.text.startswith(" "):
