@@ -82,9 +82,6 @@ def _require_rankable(request: pb.RerankRequest) -> None:
     if not request.documents:
         raise InvalidRequest(f"{named('documents')} is empty: send at least one")
     require_most("documents", request.documents, MOST_DOCUMENTS)
-    for index, document in enumerate(request.documents):
-        if not document:
-            raise InvalidRequest(f"{named(f'documents[{index}]')} is empty: leave it out")
     require_least("top_n", request.top_n, 0, "a count, or 0 for all")
 
 
