@@ -235,6 +235,7 @@ def _reranking(
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
     tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
     prompt = prompts_of(files, settings).default
+    prompted: Callable[[str], EncodeRow]
     score = networks.function_of(score_function(files, config), "its score (activation_fn)")
     if module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
@@ -242,8 +243,8 @@ def _reranking(
             run = _pooled(checkpoint, loaded, pooling_of_checkpoint(files, config, settings), score)
         else:
             run = networks.classifier(loaded.model, config, pad, score)
-        encode = pair_encoder(tokenizer, segments=segments, prompt=prompt)
-        return run, PairReader(encode, limits, settings.truncate)
+        prompted = partial(pair_encoder, tokenizer, segments)
+        return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
     yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
     compared = answers_of(files)
     chat = _chat(loaded, tokenizer, messages_of(files.transformer))
@@ -252,9 +253,9 @@ def _reranking(
             raise Unusable('its vocabulary has no tokens "yes" and "no"')
         compared = Answers(yes, no)
     if compared is not None and chat.renders_pairs:
-        encode = chat.pairs(prompt)
+        prompted = chat.pairs
     elif config["model_type"] in ANSWERING_RERANKERS and compared == Answers(yes, no):
-        encode = qwen3_prompt(tokenizer)
+        prompted = partial(qwen3_prompt, tokenizer)
     elif compared is not None:
         raise Unusable(
             "its chat template does not render messages of the roles query and document, so how to"
@@ -272,7 +273,7 @@ def _reranking(
         )
     mend_text_model(loaded.model, config)
     run = networks.answers(loaded.model, config, compared, pad, score)
-    return run, PairReader(encode, limits, settings.truncate)
+    return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
 
 
 def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:

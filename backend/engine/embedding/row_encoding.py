@@ -85,7 +85,7 @@ def _single(
     return _truncated(ids, [0] * len(ids), owners, limit)
 
 
-def pair_encoder(tokenizer: Any, *, segments: bool, prompt: str = "") -> EncodeRow:
+def pair_encoder(tokenizer: Any, segments: bool, prompt: str = "") -> EncodeRow:
     """Return an encoder of pairs for a cross-encoder.
 
     tokenizer: a tokenizers.Tokenizer.
@@ -200,12 +200,17 @@ class ChatEncoder:
         return first[len(first) - count :] if count < min(len(first), len(second)) else []
 
 
-def qwen3_prompt(tokenizer: Any) -> EncodeRow:
-    """Return an encoder of pairs in the prompt format of Qwen3-Reranker's model card."""
+def qwen3_prompt(tokenizer: Any, instruction: str) -> EncodeRow:
+    """Return an encoder of pairs in the prompt format of Qwen3-Reranker's model card.
+
+    instruction: what relevant documents are; "" for the model card's instruction.
+    """
 
     def render(messages: list[dict[str, Any]]) -> str:
         query, document = (message["content"] for message in messages)
-        asked = f"<Instruct>: {_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        asked = (
+            f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        )
         return _BEFORE + asked + _AFTER
 
     return ChatEncoder(render, tokenizer).pairs("")

@@ -22,6 +22,13 @@ _TRANSFORMER = tuple(
 _STATED = "config_sentence_transformers.json"
 
 
+# What an input may be → names of its prompt, the first two as in sentence-transformers.
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query", "search_query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "search_document", "retrieval.passage"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """Texts to put in front of an input."""
@@ -29,6 +36,18 @@ class Prompts:
     default: str = ""  # the prompt of requests that name none
     named: Mapping[str, str] = field(default_factory=dict)  # prompts by name
     pooled: bool = True  # whether the tokens of prompts are pooled
+
+    def chosen(self, name: str | None, input_type: str) -> str:
+        """Return the prompt of a request. Raises InvalidRequest.
+
+        name: the prompt's name; None if the request names none.
+        input_type: a key of INPUT_TYPES, to use the first prompt with one of its names if there is
+            any; "" for none.
+        """
+        if name is not None and name not in self.named:
+            raise InvalidRequest(unknown_prompt(name, self.named), "prompt_name")
+        names = INPUT_TYPES.get(input_type, ()) if name is None else (name,)
+        return next((self.named[each] for each in names if each in self.named), self.default)
 
 
 @dataclass(frozen=True, slots=True)

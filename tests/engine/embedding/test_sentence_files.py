@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from backend.engine.embedding.readers import TextReader
+from backend.engine.embedding.readers import PairReader, TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong
+from tests.engine.embedding import logit_rerankers as logits
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import embed, rerank, serving
 from tests.engine.embedding.tiny_checkpoints import QUERY, TEXTS
@@ -54,6 +55,51 @@ async def test_a_prompt_is_put_in_front(
         pieces = reader.read_text("Paris", prompt_name=request_)
         found = reader.answer(pieces, await engine.encode(lambda: pieces)).values
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "chosen"),
+    [
+        (["query", "document"], "query", "query"),
+        (["query", "document"], "document", "document"),
+        (["query", "passage"], "document", "passage"),
+        (["retrieval.query", "query"], "query", "query"),
+        (["retrieval.query"], "query", "retrieval.query"),
+        (["other"], "query", "other"),  # the default
+    ],
+)
+async def test_the_type_of_an_input_chooses_a_prompt(
+    names: list[str], kind: str, chosen: str, tmp_path: Path
+) -> None:
+    folder = tiny.write("bert", tmp_path)
+    prompts = {name: f"{name} " for name in names}
+    change(
+        folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name=names[0]
+    )
+    async with serving(folder) as engine:
+        reader = engine.reader(TextReader)
+        found = reader.read_text("moon", input_type=kind)
+        assert found == reader.read_text("moon", prompt_name=chosen)
+        named = reader.read_text("moon", input_type=kind, prompt_name=names[0])
+        assert named == reader.read_text("moon", prompt_name=names[0])
+
+
+@pytest.mark.parametrize("name", ["bert_rerank", "qwen3_rerank", "like Qwen3-Reranker"])
+async def test_an_instruction_replaces_the_prompt_of_a_reranker(name: str, tmp_path: Path) -> None:
+    answers = name in logits.RERANKERS
+    folder = logits.write_reranker(name, tmp_path) if answers else tiny.write(name, tmp_path)
+    async with serving(folder, reranking=True) as engine:
+        reader = engine.reader(PairReader)
+        asked = reader.read(QUERY, ["paris"], prompt="bread ")
+        assert asked != reader.read(QUERY, ["paris"])
+    change(
+        folder / "config_sentence_transformers.json",
+        model_type="CrossEncoder",
+        prompts={"own": "bread "},
+        default_prompt_name="own",
+    )
+    async with serving(folder, reranking=True) as engine:
+        assert engine.reader(PairReader).read(QUERY, ["paris"]) == asked
 
 
 async def test_prompts_that_there_are_not_are_refused(tmp_path: Path) -> None:
@@ -135,8 +181,8 @@ async def test_scores_have_the_function_of_the_checkpoint(
     folder = tiny.write("bert_rerank", tmp_path)
     async with serving(folder) as engine:
         plain = np.array([one.score for one in await rerank(engine, QUERY, list(TEXTS))])
-    logits = np.log(plain / (1 - plain))
-    wanted = {"Sigmoid": plain, "Identity": logits, "Tanh": np.tanh(logits)}[name]
+    raw = np.log(plain / (1 - plain))
+    wanted = {"Sigmoid": plain, "Identity": raw, "Tanh": np.tanh(raw)}[name]
     changes: dict[str, Any] = {"activation_fn": function}
     change(
         folder / place,
