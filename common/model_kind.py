@@ -53,9 +53,10 @@ SPEECH_FAMILIES = ", ".join(dict.fromkeys(SPEECH_TYPES.values()))
 _NEMO = re.compile(r"nemo\.collections\.asr\.models\.\w+\.EncDec\w*")
 
 _ONLY_ENCODERS = frozenset({
-    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
-    "embedding_gemma2", "ernie", "gte", "jina_embeddings_v3", "llama_bidirec", "modernbert",
-    "mpnet", "new", "nomic_bert", "roberta", "xlm-roberta", "xlm_roberta",
+    "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert",
+    "electra", "embedding_gemma2", "ernie", "eurobert", "gte", "jina_embeddings_v3",
+    "llama_bidirec", "model2vec", "modernbert", "mpnet", "new", "nomic_bert",
+    "roberta", "xlm-roberta", "xlm_roberta",
 })  # fmt: skip
 _SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
 

@@ -12,6 +12,7 @@ docs/gateway.md lists the refused fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import (
@@ -26,7 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from common.field_names import named
-from common.field_table import FieldTable, Refused, each, empty_or
+from common.field_table import FieldTable, Refused, each, empty_or, one_of
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import ApiError, bad_field
@@ -118,6 +119,23 @@ TRANSCRIPTS = FieldTable(
     },
     NEUTRAL | {"chunking_strategy": "recordings are divided at pauses"},
 )
+_AS_FLOATS = Refused("vectors are lists of floats, or base64 if encoding_format says so")
+EMBEDDINGS = FieldTable({
+    "output_dtype": replace(_AS_FLOATS, off=empty_or("float")),
+    "embedding_type": replace(_AS_FLOATS, off=empty_or("float", ["float"])),
+    "embedding_types": replace(_AS_FLOATS, off=empty_or(["float"])),
+    "return_multivector": Refused("each text has one vector"),
+    "late_chunking": Refused("each text is embedded alone"),
+    "truncate_prompt_tokens": _REFUSED["truncate_prompt_tokens"],
+})  # fmt: skip
+RERANK = FieldTable({
+    "raw_scores": Refused("the model's files decide the function of scores"),
+    **dict.fromkeys(
+        ("use_activation", "activation"),
+        Refused("the model's files decide the function of scores", one_of(None, True)),
+    ),
+    "truncate_prompt_tokens": _REFUSED["truncate_prompt_tokens"],
+})  # fmt: skip
 Place = tuple[str | int, ...]
 DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
 MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s

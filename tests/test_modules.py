@@ -42,6 +42,7 @@ COVERED = {
     "engine/embedding/test_adapters.py": "backend/engine/embedding/task_adapters",
     "engine/embedding/test_families.py": """
         backend/engine/embedding/dense_layers backend/engine/embedding/embedding_builder
+        backend/engine/embedding/static_embedding
         backend/engine/embedding/encoder backend/engine/embedding/encoder_names
         backend/engine/embedding/encoder_shape backend/engine/embedding/network_loading
     """,

@@ -33,24 +33,39 @@ if TYPE_CHECKING:
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 TRUNCATE = "mlx-truncate"
 PROMPT_NAME = "mlx-prompt-name-bin"
+INPUT_TYPE = "mlx-input-type"
+INSTRUCTION = "mlx-instruction-bin"
 _FLAGS = {"true": True, "false": False}
 
 
-def _settings(context: Context) -> tuple[bool | None, str | None]:
-    """Return two settings from the metadata of a call. Raises InvalidRequest.
+def _truncates(context: Context) -> bool | None:
+    """Return whether an input that is too long loses its end. Raises InvalidRequest.
 
-    The first is whether an input that is too long loses its end; the second is the name of the
-    prompt to put in front of each text. None means that the model's options decide.
+    None means that the model's options decide.
     """
-    given = dict(context.invocation_metadata() or ())
-    truncate, name = given.get(TRUNCATE), given.get(PROMPT_NAME)
+    truncate = dict(context.invocation_metadata() or ()).get(TRUNCATE)
     if truncate is not None and truncate not in _FLAGS:
         raise InvalidRequest(f"{named(TRUNCATE)} is {shown(truncate)}: send true or false")
+    return None if truncate is None else _FLAGS[str(truncate)]
+
+
+def _text(context: Context, key: str) -> str | None:
+    """Return a text from the metadata of a call; None if it is absent. Raises InvalidRequest."""
+    text = dict(context.invocation_metadata() or ()).get(key)
     try:
-        prompt = name.decode() if isinstance(name, bytes) else name
+        return text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{PROMPT_NAME} is not UTF-8: send the name of a prompt") from None
-    return None if truncate is None else _FLAGS[str(truncate)], prompt
+        raise InvalidRequest(f"{key} is not UTF-8: send text in UTF-8") from None
+
+
+def _input_type(context: Context) -> str:
+    from backend.engine.embedding.sentence_files import INPUT_TYPES
+
+    stated = _text(context, INPUT_TYPE) or ""
+    if stated and stated not in INPUT_TYPES:
+        wanted = " or ".join(INPUT_TYPES)
+        raise InvalidRequest(f"{named(INPUT_TYPE)} is {shown(stated)}: send {wanted}")
+    return stated
 
 
 def _report_truncated(context: Context, tokens: int) -> None:
@@ -82,9 +97,6 @@ def _require_rankable(request: pb.RerankRequest) -> None:
     if not request.documents:
         raise InvalidRequest(f"{named('documents')} is empty: send at least one")
     require_most("documents", request.documents, MOST_DOCUMENTS)
-    for index, document in enumerate(request.documents):
-        if not document:
-            raise InvalidRequest(f"{named(f'documents[{index}]')} is empty: leave it out")
     require_least("top_n", request.top_n, 0, "a count, or 0 for all")
 
 
@@ -97,7 +109,8 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
     async def Embedding(self, options: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
         from backend.engine.embedding.readers import TextReader
 
-        truncate, prompt_name = _settings(context)
+        truncate, input_type = _truncates(context), _input_type(context)
+        prompt_name = _text(context, PROMPT_NAME)
         reader = self._engine.reader(TextReader)
         _require_one_input(options)
         pieces: list[Piece] = []
@@ -106,8 +119,12 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
             if options.EmbeddingTokens:
                 found = reader.read_tokens(options.EmbeddingTokens, truncate=truncate)
             else:
-                text = options.Embeddings
-                found = reader.read_text(text, prompt_name=prompt_name, truncate=truncate)
+                found = reader.read_text(
+                    options.Embeddings,
+                    prompt_name=prompt_name,
+                    input_type=input_type,
+                    truncate=truncate,
+                )
             pieces.extend(found)
             return pieces
 
@@ -128,14 +145,14 @@ class TextReadings(backend_pb2_grpc.BackendServicer):
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
         from backend.engine.embedding.readers import PairReader
 
-        truncate, _ = _settings(context)
+        truncate, prompt = _truncates(context), _text(context, INSTRUCTION)
         reader = self._engine.reader(PairReader)
         _require_rankable(request)
         documents = list(request.documents)
         pieces: list[Piece] = []
 
         def read() -> list[Piece]:
-            pieces.extend(reader.read(request.query, documents, truncate=truncate))
+            pieces.extend(reader.read(request.query, documents, truncate=truncate, prompt=prompt))
             return pieces
 
         size = len(documents) * len(request.query) + sum(map(len, documents))

@@ -21,8 +21,9 @@ from gateway.calls import unary_all
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import Names, bad_field
-from gateway.fields import Request
+from gateway.fields import EMBEDDINGS, Request
 from gateway.limits import JsonRoute
+from gateway.openai.sampling import agreed
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -38,11 +39,16 @@ def read_input(value: Any) -> list[Text]:
 
     Raises ValueError.
     """
-    inputs = [value] if isinstance(value, str) or _is_tokens(value) else value
+    inputs = [value] if isinstance(value, str | dict) or _is_tokens(value) else value
     if not isinstance(inputs, list) or not inputs:
         raise ValueError("send a text, a list of texts, token ids, or a list of lists of ids")
     if len(inputs) > _MOST_INPUTS:
         raise ValueError(f"it has {len(inputs)} entries: send at most {_MOST_INPUTS}")
+    # Jina's form of a text.
+    inputs = [
+        entry["text"] if isinstance(entry, dict) and entry.keys() == {"text"} else entry
+        for entry in inputs
+    ]
     for place, entry in enumerate(inputs):
         if not (isinstance(entry, str) or _is_tokens(entry)):
             raise ValueError(f"entry {place} is neither text nor a list of token ids")
@@ -112,13 +118,33 @@ def usage_of(tokens: int, total: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": total} | cut
 
 
+def _read_input_type(value: Any) -> Any:
+    """Read what an input is, as Cohere, Voyage, NVIDIA and Jina name it; None for another use."""
+    uses = {"query": "query", "passage": "document", "document": "document"}
+    return uses.get(value.rpartition("_")[2].rpartition(".")[2]) if isinstance(value, str) else None
+
+
+# `query` or `document`. Other uses, such as classification, have no effect.
+InputType = Annotated[
+    Literal["query", "document"] | None,
+    BeforeValidator(_read_input_type, json_schema_input_type=str | None),
+]
+
+
 class EmbeddingRequest(Request):
+    others = EMBEDDINGS
     _named = prefer("input", "content")
     input: Input = Field(validation_alias=AliasChoices("input", "content"))
     in_llama_form: Sent = Field(False, validation_alias="content")
     encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
     dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
+    output_dimension: int | None = about("Voyage's name of dimensions.", ge=1)
     truncate: Truncate = about(TRUNCATE)
+    truncation: bool | None = about("Voyage's name of truncate.")
+    input_type: InputType = about(
+        "query or document: the model's prompt for it is put in front, if it has one."
+    )
+    task: InputType = about("Jina's name of input_type, such as retrieval.query.")
     prompt_name: str | None = about(
         "Which of the model's prompts is put in front of each text.", max_length=256
     )
@@ -141,6 +167,23 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     return in_parts("data", entries, others)
 
 
+class TeiRequest(Request):
+    inputs: Input
+    normalize: bool = Field(True, description="Whether vectors are scaled to length 1.")
+    truncate: Truncate = about(TRUNCATE)
+    prompt_name: str | None = about("As for /embeddings.", max_length=256)
+    dimensions: int | None = about("As for /embeddings.", ge=1)
+
+
+@router.post("/embed")
+async def embed(body: TeiRequest, gateway: GatewayDep) -> Response:
+    """Return the vectors of texts in the form of Text Embeddings Inference."""
+    fields = body.model_dump(exclude={"inputs", "normalize"})
+    asked = EmbeddingRequest.model_validate({"input": body.inputs, **fields})
+    vectors, _ = await vectors_of(asked, gateway)
+    return in_parts("", (list(_scaled(each) if body.normalize else each) for each in vectors), {})
+
+
 async def vectors_of(
     asked: EmbeddingRequest, gateway: Gateway
 ) -> tuple[Iterator[Sequence[float]], int]:
@@ -157,17 +200,22 @@ async def vectors_of(
         place = f"input[{index}]" if len(asked.input) > 1 else "input"
         return {"Embeddings": place, "EmbeddingTokens": place}
 
-    metadata = truncation(asked.truncate)
+    metadata = truncation(agreed(("truncate", asked.truncate), ("truncation", asked.truncation)))
+    dimensions = agreed(
+        ("dimensions", asked.dimensions), ("output_dimension", asked.output_dimension)
+    )
+    if use := agreed(("input_type", asked.input_type), ("task", asked.task)):
+        metadata.append(("mlx-input-type", use))
     if asked.prompt_name is not None:
         metadata.append(("mlx-prompt-name-bin", asked.prompt_name.encode()))
 
     model = gateway.supervisor.catalogue.model_named(asked.model).name
     replies = await ask_once(lambda: gateway.supervisor.lease(model), embed, asked)
     for reply in replies:
-        _require_fitting(reply, asked.dimensions)
+        _require_fitting(reply, dimensions)
     tokens = sum(reply.prompt_tokens for reply in replies)
     exchange.current().count_tokens(tokens, 0)
-    return (_cut(reply.embeddings, asked.dimensions) for reply in replies), tokens
+    return (_cut(reply.embeddings, dimensions) for reply in replies), tokens
 
 
 def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
@@ -201,9 +249,12 @@ def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     if dimensions is None or dimensions == len(vector):
         return vector
-    kept = vector[:dimensions]
-    length = math.sqrt(math.fsum(value * value for value in kept))
-    return [value / length for value in kept] if length else kept
+    return _scaled(vector[:dimensions])
+
+
+def _scaled(vector: Sequence[float]) -> Sequence[float]:
+    length = math.sqrt(math.fsum(value * value for value in vector))
+    return [value / length for value in vector] if length else vector
 
 
 def _encoded(vector: Sequence[float], form: str | None) -> list[float] | str:

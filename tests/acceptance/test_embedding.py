@@ -97,6 +97,10 @@ def test_inputs_that_cannot_be_embedded_are_refused(real: Backend) -> None:
         pb.PredictOptions(Embeddings="a"), metadata=(("mlx-prompt-name-bin", b"x"),)
     )
     assert "prompt_name is 'x', but the model has no prompts" in str(unnamed.details())
+    untyped = real.stub.Embedding.future(
+        pb.PredictOptions(Embeddings="a"), metadata=(("mlx-input-type", "x"),)
+    )
+    assert "mlx-input-type is 'x': send query or document" in str(untyped.details())
     chosen = pb.PredictOptions(Embeddings="a", Metadata={"mlx.adapter": "b"})
     assert "without the adapters" in str(refusal(real, chosen).details())
     assert refusal(real, pb.PredictOptions(Embeddings="a", Prompt="b")).code() is (

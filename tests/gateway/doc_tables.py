@@ -72,6 +72,8 @@ REFUSING = {
     "`/messages`": fields.MESSAGES,
     "`/responses`": fields.RESPONSES,
     "`/audio/transcriptions`": fields.TRANSCRIPTS,
+    "`/embeddings`": fields.EMBEDDINGS,
+    "`/rerank`, `/score`": fields.RERANK,
 }
 
 

@@ -33,7 +33,7 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
 
     def __init__(self) -> None:
         self.hold = "hold"
-        self.prompt: str | bytes = b""
+        self.metadata: dict[str, str | bytes] = {}  # of the latest Embedding or Rerank
         self.context_size = ""
         self.held = threading.Semaphore(0)
         self.release = threading.Event()
@@ -73,7 +73,7 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
         if text in grpc.StatusCode.__members__:
             context.abort(grpc.StatusCode[text], f"it failed with {text}")
         if request.Embeddings:
-            self.prompt = dict(context.invocation_metadata()).get("mlx-prompt-name-bin", b"")
+            self.metadata = dict(context.invocation_metadata())
         _truncate(context, len(text))
         first = float(len(text) or request.EmbeddingTokens[0])
         return pb.EmbeddingResult(
@@ -101,6 +101,7 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
         yield pb.Reply(chat_deltas=[pb.ChatDelta(content="b")], tokens=2, prompt_tokens=3)
 
     def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+        self.metadata = dict(context.invocation_metadata())
         _truncate(context, max(map(len, request.documents)))
         results = [
             pb.DocumentResult(index=place, text=text, relevance_score=len(text) / 8)

@@ -1,4 +1,4 @@
-"""Reads and applies the Dense layers of sentence-transformers checkpoints."""
+"""Reads and applies the Dense and LayerNorm steps of sentence-transformers checkpoints."""
 
 from __future__ import annotations
 
@@ -9,33 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers import activations
 
-from backend.engine.embedding.networks import normalized
+from backend.engine.embedding.networks import FUNCTIONS, function_of, normalized
 from backend.engine.embedding.sentence_files import SentenceFiles
 from backend.engine.errors import Unusable
 from common.wording import shown
 
-_ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
-    "Identity": lambda vectors: vectors,
-    "Tanh": mx.tanh,
-    "ReLU": activations.relu,
-    "GELU": activations.gelu,
-    "SiLU": activations.silu,
-    "Sigmoid": mx.sigmoid,
-    "LeakyReLU": activations.leaky_relu,
-    "ELU": activations.elu,
-    "Mish": activations.mish,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A Dense layer as its checkpoint describes it.
+    """A Dense or LayerNorm step as its checkpoint describes it.
 
     folder: the folder of the layer's weights in the checkpoint.
     inputs, outputs: lengths of the input and output vectors.
-    activation: a key of `_ACTIVATIONS`.
+    activation: a key of `networks.FUNCTIONS`; "" for a LayerNorm.
     of_tokens: whether it is applied to the vectors of tokens, before pooling.
     adds: whether its input is added to its output.
     normalizes: whether its input is scaled to length 1 first.
@@ -67,22 +54,24 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
         return tuple(usual)
     found: list[DenseLayer] = []
     pooled = normalized = False
+    late = files.late_interaction
     for kind, folder in steps:
         pooled = pooled or kind == "Pooling"
         normalized = normalized or kind == "Normalize"
-        if kind != "Dense":
+        if kind not in ("Dense", "LayerNorm"):
             continue
         path = files.path / folder
         if (path / "pytorch_model.bin").exists() and not (path / "model.safetensors").exists():
             raise Unusable(
-                f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
+                f"the weights of its step in {shown(folder)} are in pytorch_model.bin, which"
                 " needs PyTorch; use a version that has model.safetensors there"
             )
         undescribed = files.value(f"{folder}/config.json") is None and len(found) < len(usual)
-        layer = usual[len(found)] if undescribed else _layer(files, folder)
+        layer = usual[len(found)] if undescribed else _layer(files, kind, folder)
+        layer = replace(layer, of_tokens=layer.of_tokens or late)
         if layer.of_tokens == pooled:
             raise Unusable(
-                f"the Dense layer in {shown(folder)} comes"
+                f"the step in {shown(folder)} comes"
                 f" {'after' if pooled else 'before'} pooling, where its input is missing"
             )
         found.append(replace(layer, normalizes=normalized))
@@ -90,15 +79,16 @@ def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[Dense
     return tuple(found)
 
 
-def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
+def _layer(files: SentenceFiles, kind: str, folder: str) -> DenseLayer:
     """Return the layer that a folder's config.json describes. Raises Unusable."""
     stated = files.object(f"{folder}/config.json")
+    if kind == "LayerNorm":
+        size = stated.get("dimension")
+        if type(size) is not int or size < 1:
+            raise Unusable(f"the config.json in {shown(folder)} does not state dimension")
+        return DenseLayer(folder, size, size, bias=True, activation="")
     activation = str(stated.get("activation_function", "Identity")).rpartition(".")[2]
-    if activation not in _ACTIVATIONS:
-        raise Unusable(
-            f"the Dense layer in {shown(folder)} has the activation {shown(activation)}, but only"
-            f" {' and '.join(_ACTIVATIONS)} are supported"
-        )
+    function_of(activation, f"the Dense layer in {shown(folder)}")
     source = stated.get("module_input_name", "sentence_embedding")
     inputs, outputs = stated.get("in_features"), stated.get("out_features")
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 1:
@@ -106,14 +96,16 @@ def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
             f"the config.json in {shown(folder)} does not state in_features and out_features"
         )
     adds, of_tokens = stated.get("use_residual") is True, source == "token_embeddings"
+    result = stated.get("module_output_name")
+    scores = result == "scores" and outputs == 1
     if (
         not (of_tokens or source == "sentence_embedding")
-        or stated.get("module_output_name") not in (source, None)
+        or not (result in (source, None) or scores)
         or (adds and inputs != outputs)
     ):
         raise Unusable(
             f"the Dense layer in {shown(folder)} reads or returns other vectors than those of the"
-            " tokens or of the text, which is not supported"
+            " tokens or of the text, or several scores, which is not supported"
         )
     bias = stated.get("bias", True) is True
     return DenseLayer(folder, inputs, outputs, bias, activation, of_tokens, adds)
@@ -127,10 +119,16 @@ def with_dense(network: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
     path: the checkpoint's folder.
     """
     from mlx.nn.layers.linear import Linear
+    from mlx.nn.layers.normalization import LayerNorm
 
     def begin(model: Any, config: Any) -> None:
         network.__init__(model, config)
-        model.dense = [Linear(layer.inputs, layer.outputs, layer.bias) for layer in layers]
+        model.dense = [
+            Linear(layer.inputs, layer.outputs, layer.bias)
+            if layer.activation
+            else LayerNorm(layer.inputs)
+            for layer in layers
+        ]
 
     def sanitize(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         # Conversions to MLX have the weights of Dense layers among their other weights.
@@ -140,7 +138,7 @@ def with_dense(network: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
             if (file := path / layer.folder / "model.safetensors").exists():
                 stored: Any = mx.load(str(file))
                 found |= {
-                    f"dense.{at}.{name.removeprefix('linear.')}": value
+                    f"dense.{at}.{name.removeprefix('linear.').removeprefix('norm.')}": value
                     for name, value in stored.items()
                 }
         loaded: dict[str, mx.array] = network.sanitize(model, rest)
@@ -160,7 +158,7 @@ def applied(
 
     def call(layer: DenseLayer, matrix: Any, vectors: mx.array) -> mx.array:
         vectors = normalized(vectors) if layer.normalizes else vectors
-        result = _ACTIVATIONS[layer.activation](matrix(vectors))
+        result = FUNCTIONS[layer.activation or "Identity"](matrix(vectors))
         return result + vectors if layer.adds else result
 
     pairs = zip(layers, model.dense if layers else (), strict=True)

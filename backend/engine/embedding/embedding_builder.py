@@ -16,11 +16,22 @@ from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.dense_layers import applied, dense_layers
 from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue, Run
+from backend.engine.embedding.encoder_shape import family_of
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import ANSWERING_RERANKERS, has_score, labels_of, module_of
+from backend.engine.embedding.kind import (
+    ANSWERING_RERANKERS,
+    has_score,
+    is_static,
+    labels_of,
+    module_of,
+)
 from backend.engine.embedding.label_reader import LabelReader
-from backend.engine.embedding.network_loading import open_network
-from backend.engine.embedding.pooling_rule import pooling_of_checkpoint, pooling_of_text_model
+from backend.engine.embedding.network_loading import mend_text_model, open_network
+from backend.engine.embedding.pooling_rule import (
+    PoolingRule,
+    pooling_of_checkpoint,
+    pooling_of_text_model,
+)
 from backend.engine.embedding.readers import EncodeRow, Limits, PairReader, Reader, TextReader
 from backend.engine.embedding.row_encoding import (
     ChatEncoder,
@@ -36,7 +47,8 @@ from backend.engine.embedding.sentence_files import (
     answers_of,
     messages_of,
     prompts_of,
-    scores_are_raw,
+    score_function,
+    scores_pairs,
     sequence_limit,
 )
 from backend.engine.embedding.task_adapters import task_adapter
@@ -148,7 +160,8 @@ def _opener(order: LoadOrder) -> OpenModel | None:
     if kind is ModelKind.RERANK and not (module_of(kind, config) or has_score(config)):
         return None
     files = SentenceFiles(order.checkpoint.path)
-    dense = dense_layers(files, config) if kind is ModelKind.EMBEDDING else ()
+    pools = kind is ModelKind.EMBEDDING or scores_pairs(files)
+    dense = dense_layers(files, config) if pools else ()
     return partial(open_network, config, kind, dense)
 
 
@@ -174,13 +187,7 @@ def _embedding(
 ) -> tuple[Run, TextReader]:
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
     rule = pooling_of_checkpoint(files, config, settings)
-    module = module_of(checkpoint.kind, config)
-    if not module and networks.inner_model(loaded.model) is None:
-        raise Unusable("it does not expose the vectors of its tokens")
-    hidden = networks.encoder(loaded.model, module, config)
-    dense = dense_layers(files, config)
-    of_tokens, of_texts = (applied(dense, loaded.model, of_tokens=early) for early in (True, False))
-    run = networks.embedder(hidden, rule, _pad_token(loaded), of_tokens, of_texts)
+    run = _pooled(checkpoint, loaded, rule)
     transformer, prompts = files.transformer, prompts_of(files, settings)
     encode: EncodeRow
     if (messages := messages_of(transformer)) is not None:
@@ -193,13 +200,33 @@ def _embedding(
             # Conversions of Qwen3-Embedding no longer append the end token, although it is pooled.
             stated = config.get("eos_token_id")
             end = stated if type(stated) is int else None
-        lower = transformer.get("do_lower_case") is True
         encode = text_encoder(
-            _own_tokenizer(loaded), lower=lower, end_token=end, pools_prompt=prompts.pooled
+            _own_tokenizer(loaded),
+            lower=transformer.get("do_lower_case") is True,
+            end_token=end,
+            pools_prompt=prompts.pooled,
+            special=not is_static(config),
         )
     return run, TextReader(
         encode, limits, per_token=rule.per_token, prompts=prompts, truncates=settings.truncate
     )
+
+
+def _pooled(
+    checkpoint: Checkpoint,
+    loaded: LoadedModel,
+    rule: PoolingRule,
+    score: networks.Function | None = None,
+) -> Run:
+    """Return the pass that computes vectors, or with `score`, the scores of a reranker."""
+    files, config = SentenceFiles(checkpoint.path), checkpoint.config
+    module = module_of(checkpoint.kind, config)
+    if not module and networks.inner_model(loaded.model) is None:
+        raise Unusable("it does not expose the vectors of its tokens")
+    hidden = networks.encoder(loaded.model, module, config)
+    dense = dense_layers(files, config)
+    of_tokens, of_texts = (applied(dense, loaded.model, of_tokens=early) for early in (True, False))
+    return networks.embedder(hidden, rule, _pad_token(loaded), of_tokens, of_texts, score)
 
 
 def _reranking(
@@ -208,21 +235,27 @@ def _reranking(
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
     tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
     prompt = prompts_of(files, settings).default
-    raw = scores_are_raw(files, config)
+    prompted: Callable[[str], EncodeRow]
+    score = networks.function_of(score_function(files, config), "its score (activation_fn)")
     if module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
-        run = networks.classifier(loaded.model, config, pad, raw=raw)
-        encode = pair_encoder(tokenizer, segments=segments, prompt=prompt)
-        return run, PairReader(encode, limits, settings.truncate)
+        if scores_pairs(files):
+            run = _pooled(checkpoint, loaded, pooling_of_checkpoint(files, config, settings), score)
+        else:
+            run = networks.classifier(loaded.model, config, pad, score)
+        prompted = partial(pair_encoder, tokenizer, segments)
+        return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
     yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
     compared = answers_of(files)
     chat = _chat(loaded, tokenizer, messages_of(files.transformer))
-    if compared is not None and chat.renders_pairs:
-        encode = chat.pairs(prompt)
-    elif config["model_type"] in ANSWERING_RERANKERS and compared in (None, Answers(yes, no)):
+    if compared is None and config["model_type"] in ANSWERING_RERANKERS:
         if yes is None or no is None:
             raise Unusable('its vocabulary has no tokens "yes" and "no"')
-        compared, encode = Answers(yes, no), qwen3_prompt(tokenizer)
+        compared = Answers(yes, no)
+    if compared is not None and chat.renders_pairs:
+        prompted = chat.pairs
+    elif config["model_type"] in ANSWERING_RERANKERS and compared == Answers(yes, no):
+        prompted = partial(qwen3_prompt, tokenizer)
     elif compared is not None:
         raise Unusable(
             "its chat template does not render messages of the roles query and document, so how to"
@@ -238,8 +271,9 @@ def _reranking(
         raise Unusable(
             f"its LogitScore step names the token {most}, which its vocabulary does not have"
         )
-    run = networks.answers(loaded.model, config, compared, pad, raw=raw)
-    return run, PairReader(encode, limits, settings.truncate)
+    mend_text_model(loaded.model, config)
+    run = networks.answers(loaded.model, config, compared, pad, score)
+    return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
 
 
 def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:
@@ -290,7 +324,9 @@ def _new_encoder(
 ) -> NewQueue:
     part = _part(loaded.config)
     hidden = int(part.get("hidden_size") or part.get("n_embd") or part.get("dim") or 4096)
-    heads = int(part.get("num_attention_heads") or part.get("n_head") or 16)
+    heads = int(part.get("num_attention_heads", part.get("n_head", 16)))
+    if family_of(loaded.config) == "deberta":  # each token is also compared with all distances
+        heads *= 3
     itemsize = 4 if loaded.dtype == "float32" else 2
     cost = ActivationCost(heads, 16 * hidden, itemsize)
     pace = Pace(devices.encode_tokens(here, settings), settings.stall_ms)

@@ -1,4 +1,4 @@
-"""The network of all encoders: BERT, RoBERTa, ModernBERT, Nomic, GTE, MPNet, DistilBERT and Jina.
+"""The network of all encoders, such as BERT, RoBERTa, ModernBERT, Nomic, GTE, MPNet and DeBERTa.
 
 `Shape` describes the positions, norms and MLP of an encoder, and `encoder_names` the names of
 weights in checkpoints.
@@ -19,7 +19,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from backend.engine.embedding.encoder_names import HEAD, in_own_names, own_paths
-from backend.engine.embedding.encoder_shape import Shape
+from backend.engine.embedding.encoder_shape import Disentangled, Shape
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
@@ -28,6 +28,12 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "silu": silu,
     "tanh": mx.tanh,
 }
+
+
+_ATTENDING = ("queries", "keys", "values")
+# DeBERTa's vectors of classes of distances, (classes, hidden), and the class of the distance
+# between each two tokens, (length, length).
+Distances = tuple[mx.array, mx.array]
 
 
 class Outputs(NamedTuple):
@@ -56,15 +62,21 @@ class Model(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         shape = plan.shape
         self._plan = plan
-        self.words = Embedding(shape.vocabulary, shape.hidden)
+        width = shape.embedded or shape.hidden
+        self.words = Embedding(shape.vocabulary, width)
         if shape.segments:
-            self.segments = Embedding(shape.segments, shape.hidden)
+            self.segments = Embedding(shape.segments, width)
         if shape.learned:
-            self.positions = Embedding(shape.learned, shape.hidden)
+            self.positions = Embedding(shape.learned, width)
         if shape.distances:
             self.nearness = Embedding(shape.distances, shape.heads)
-        self.norm = _norm(shape)
-        self.layers = [_Layer(shape, at) for at in range(shape.layers)]
+        self.norm = LayerNorm(width, shape.epsilon, bias=shape.norm_bias)
+        if shape.embedded:
+            self.widen = Linear(width, shape.hidden)
+        if shape.disentangled:
+            self.distances = Embedding(2 * shape.disentangled.span, shape.hidden)
+            self.distances_norm = _norm(shape)
+        self.layers = [_Layer(shape, at) for at in range(1 if shape.shared else shape.layers)]
         if shape.norms_first:
             self.final_norm = _norm(shape)
         if plan.outputs and (shape.head_norm or not plan.of_tokens):
@@ -89,14 +101,20 @@ class Model(Module):
             filled = (ids != shape.pad).astype(mx.int32)
             states += self.positions(mx.cumsum(filled, axis=1) * filled + shape.pad)
         states = self.norm(states)
+        if "widen" in self:
+            states = self.widen(states)
         reach = shape.local.reach if shape.local else 0
         everywhere, nearby = attention_masks(attention_mask, reach)
         if "nearness" in self:
             bias = self.nearness(_distance_classes(ids.shape[1], shape.distances))
             bias = bias.transpose(2, 0, 1)
             everywhere = mx.where(everywhere, bias, mx.finfo(bias.dtype).min)
-        for layer in self.layers:
-            states = layer(states, nearby if layer.local else everywhere)
+        distances = None
+        if shape.disentangled:
+            vectors = self.distances_norm(self.distances(mx.arange(2 * shape.disentangled.span)))
+            distances = vectors, _deberta_classes(ids.shape[1], shape.disentangled)
+        for layer in self.layers * (shape.layers if shape.shared else 1):
+            states = layer(states, nearby if layer.local else everywhere, distances)
         if "final_norm" in self:
             states = self.final_norm(states)
         return Outputs(states, self._scores(states, attention_mask) if "score" in self else None)
@@ -151,12 +169,14 @@ class _Layer(Module):
         self.mlp_norm = _norm(shape)
         self._first = shape.norms_first
 
-    def __call__(self, states: mx.array, mask: mx.array) -> mx.array:
+    def __call__(
+        self, states: mx.array, mask: mx.array, distances: Distances | None = None
+    ) -> mx.array:
         if self._first:
             normed = self.attention_norm(states) if "attention_norm" in self else states
             states = states + self.attention(normed, mask)
             return states + self.mlp(self.mlp_norm(states))
-        states = self.attention_norm(states + self.attention(states, mask))
+        states = self.attention_norm(states + self.attention(states, mask, distances))
         result: mx.array = self.mlp_norm(states + self.mlp(states))
         return result
 
@@ -164,23 +184,43 @@ class _Layer(Module):
 class _Attention(Module):
     def __init__(self, shape: Shape, theta: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        for part in ("queries", "keys", "values", "out"):
+        for part in (*_ATTENDING, "out"):
             self[part] = Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
         self._heads, self._size = shape.heads, shape.hidden // shape.heads
         powers = mx.arange(0, self._size, 2, dtype=mx.float32) / self._size
         # The inverse of the rotary frequency of each pair of values.
         self._periods = shape.stretch * theta**powers if theta else None
+        # DeBERTa adds up three scores.
+        self._scale = (self._size * (3 if shape.disentangled else 1)) ** -0.5
 
-    def __call__(self, states: mx.array, mask: mx.array) -> mx.array:
+    def _divided(self, part: str, states: mx.array) -> mx.array:
         rows, length, _ = states.shape
-        queries, keys, values = (
-            self[part](states).reshape(rows, length, self._heads, self._size).swapaxes(1, 2)
-            for part in ("queries", "keys", "values")
-        )
+        divided: mx.array = self[part](states).reshape(rows, length, self._heads, self._size)
+        return divided.swapaxes(1, 2)
+
+    def __call__(
+        self, states: mx.array, mask: mx.array, distances: Distances | None = None
+    ) -> mx.array:
+        """Run the layer.
+
+        mask: which tokens each token attends to, or what is added to the scores.
+        distances: what DeBERTa compares tokens with.
+        """
+        rows, length, _ = states.shape
+        queries, keys, values = (self._divided(part, states) for part in _ATTENDING)
+        if distances is not None:
+            vectors, classes = distances
+            of_keys, of_queries = (
+                self._divided(part, vectors[None]).swapaxes(2, 3) for part in ("keys", "queries")
+            )
+            index, turned = classes[None, None], classes.T[None, None]
+            near = mx.take_along_axis(queries @ of_keys, index, axis=-1)
+            near += mx.take_along_axis(keys @ of_queries, turned, axis=-1).swapaxes(2, 3)
+            mask = mx.where(mask, near * self._scale, mx.finfo(near.dtype).min)
         if self._periods is not None:
             queries, keys = _turned(queries, self._periods), _turned(keys, self._periods)
         mixed = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._size**-0.5, mask=mask
+            queries, keys, values, scale=self._scale, mask=mask
         )
         result: mx.array = self.out(mixed.swapaxes(1, 2).reshape(rows, length, -1))
         return result
@@ -208,6 +248,23 @@ def _distance_classes(length: int, count: int) -> mx.array:
     growth = mx.log(mx.maximum(distance, 1).astype(mx.float32) / exact) / math.log(128 / exact)
     ranged = mx.minimum(exact + (growth * (half - exact)).astype(mx.int32), half - 1)
     return ahead + mx.where(distance < exact, distance, ranged)
+
+
+def _deberta_classes(length: int, shape: Disentangled) -> mx.array:
+    """Return DeBERTa's class of the distance between each two tokens, (length, length).
+
+    Distances up to half the span have a class each, and longer ones share ever wider classes.
+    """
+    position = mx.arange(length)
+    distance = position[:, None] - position[None, :]
+    half = shape.span // 2
+    if shape.span < shape.longest:
+        far = mx.maximum(mx.abs(distance), half).astype(mx.float32)
+        growth = mx.log(far / half) / math.log((shape.longest - 1) / half)
+        ranged = mx.ceil(growth * (half - 1)).astype(mx.int32) + half
+        ranged = ranged * mx.sign(distance)
+        distance = mx.where(mx.abs(distance) <= half, distance, ranged)
+    return mx.clip(distance + shape.span, 0, 2 * shape.span - 1)
 
 
 class _MLP(Module):

@@ -15,9 +15,17 @@ from backend.engine.embedding.encoder_shape import Experts
 
 Weights = dict[str, mx.array]
 
-_PREFIX = re.compile(r"^((model|roberta|new|nomic_bert|gte|bert|mpnet|distilbert)\.)?")
-_LAYER = re.compile(r"^(?:encoder\.|transformer\.)?layers?\.(\d+)\.(.+)$")
-_UNREAD = re.compile(r"^(lm_head|cls|decoder|vocab_\w+)\.|(position_ids|token_type_ids|inv_freq)$")
+_PREFIX = re.compile(
+    r"^((model|roberta|new|nomic_bert|gte|bert|mpnet|distilbert|electra|albert|ernie|deberta"
+    r"|data2vec_text)\.)?"
+)
+_LAYER = re.compile(
+    r"^(?:encoder\.|transformer\.)?(?:layers?|albert_layer_groups\.0\.albert_layers)\.(\d+)\.(.+)$"
+)
+_UNREAD = re.compile(
+    r"^(lm_head|cls|decoder|vocab_\w+|\w*predictions|generator_lm_head|sop_classifier)\."
+    r"|(position_ids|token_type_ids|inv_freq)$"
+)
 HEAD = frozenset({"pooler", "head_norm", "score"})
 _LEAVES = {"gamma": "weight", "beta": "bias"}  # names of norms in early checkpoints
 
@@ -32,7 +40,10 @@ _OUTER = _by_name({
     "segments": "embeddings.token_type_embeddings",
     "positions": "embeddings.position_embeddings",
     "norm": "embeddings.LayerNorm embeddings.norm emb_ln",
+    "widen": "embeddings_project encoder.embedding_hidden_mapping_in",
     "nearness": "encoder.relative_attention_bias",
+    "distances": "encoder.rel_embeddings",
+    "distances_norm": "encoder.LayerNorm",
     "pooler": "pooler.dense head.dense classifier.dense pre_classifier",
     "head_norm": "head.norm",
     "score": "classifier classifier.out_proj",
@@ -42,24 +53,28 @@ _INNER = _by_name({
     "attention.queries attention.keys attention.values":
         "mixer.Wqkv attn.Wqkv attention.qkv_proj",
     "attention.queries":
-        "attention.self.query self_attn.q_proj attention.attn.q attention.q_lin",
+        "attention.self.query attention.self.query_proj attention.query self_attn.q_proj"
+        " attention.attn.q attention.q_lin",
     "attention.keys":
-        "attention.self.key self_attn.k_proj attention.attn.k attention.k_lin",
+        "attention.self.key attention.self.key_proj attention.key self_attn.k_proj"
+        " attention.attn.k attention.k_lin",
     "attention.values":
-        "attention.self.value self_attn.v_proj attention.attn.v attention.v_lin",
+        "attention.self.value attention.self.value_proj attention.value self_attn.v_proj"
+        " attention.attn.v attention.v_lin",
     "attention.out":
-        "attention.output.dense attention.attn.o attention.o_proj attention.out_lin attn.Wo"
-        " attn.out_proj mixer.out_proj self_attn.o_proj",
+        "attention.output.dense attention.attn.o attention.dense attention.o_proj"
+        " attention.out_lin attn.Wo attn.out_proj mixer.out_proj self_attn.o_proj",
     "attention_norm":
         "attention.output.LayerNorm attention.LayerNorm attn_ln attn_norm norm1 sa_layer_norm"
         " post_attention_layernorm",
     "mlp_norm":
-        "mlp_ln norm2 output.LayerNorm output_layer_norm post_mlp_layernorm",
-    "mlp.up": "ffn.lin1 intermediate.dense mlp.fc1 mlp.fc11 mlp.up_proj",
+        "full_layer_layer_norm mlp_ln norm2 output.LayerNorm output_layer_norm"
+        " post_mlp_layernorm",
+    "mlp.up": "ffn ffn.lin1 intermediate.dense mlp.fc1 mlp.fc11 mlp.up_proj",
     "mlp.gate": "mlp.fc12 mlp.gate_proj",
     "mlp.up mlp.gate": "mlp.up_gate_proj",
     "mlp.gate mlp.up": "mlp.Wi",
-    "mlp.down": "ffn.lin2 mlp.Wo mlp.down_proj mlp.fc2 output.dense",
+    "mlp.down": "ffn_output ffn.lin2 mlp.Wo mlp.down_proj mlp.fc2 output.dense",
     "mlp.router": "mlp.router.layer",
     "mlp": "mlp.experts",
 })  # fmt: skip

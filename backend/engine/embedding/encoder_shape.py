@@ -17,6 +17,14 @@ from common.wording import shown
 
 _JINA_CODE = "XLMRobertaFlashConfig"
 Fields = dict[str, Any]
+# transformers' names of activations → the names of those that differ.
+_ACTIVATIONS: Mapping[str, str] = {
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_new"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    "relu": "relu",
+    "tanh": "tanh",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,14 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
+class Disentangled:
+    """The attention of DeBERTa, which also compares tokens with vectors of distances."""
+
+    span: int  # there are vectors of 2 * span classes of distances
+    longest: int  # the longest distance with a class of its own
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Sizes and parts of an encoder."""
 
@@ -51,6 +67,7 @@ class Shape:
     heads: int
     inner: int  # width of the MLP
     longest: int  # maximum number of tokens
+    embedded: int = 0  # width of embeddings that a matrix widens to `hidden`; 0 for `hidden`
     segments: int = 0  # number of segment embeddings; 0 for none
     epsilon: float = 1e-12
     activation: str = "gelu"
@@ -72,6 +89,8 @@ class Shape:
     theta: float = 0.0  # the base of rotary frequencies; 0 for none
     stretch: float = 1.0  # a divisor of the rotary frequencies
     local: Local | None = None
+    disentangled: Disentangled | None = None
+    shared: bool = False  # whether all layers have the weights of the first
     experts: Experts | None = None
     pooled: str = "cls"  # which vector a reranker's head reads, `cls` or `mean`
     pooler_bias: bool = True
@@ -96,11 +115,38 @@ class Family:
 
 
 def _learned(config: Mapping[str, Any], found: Fields) -> Fields:
-    activation = config.get("hidden_act") or config.get("activation") or "gelu"
-    if activation not in ("gelu", "gelu_new", "relu", "silu"):
-        raise _unsupported("hidden_act", activation)
+    stated = config.get("hidden_act") or config.get("activation") or "gelu"
     longest = found["longest"] - found.get("pad", -1) - 1
+    activation = _activation("hidden_act", stated)
     return {"learned": found["longest"], "longest": longest, "activation": activation}
+
+
+def _electra(config: Mapping[str, Any], found: Fields) -> Fields:
+    same = config["model_type"] == "electra" and found["embedded"] == found["hidden"]
+    return _learned(config, found) | ({"embedded": 0} if same else {})
+
+
+def _deberta(config: Mapping[str, Any], found: Fields) -> Fields:
+    compared = config.get("pos_att_type") or ()
+    parts = compared.split("|") if isinstance(compared, str) else compared
+    if sorted(parts) != ["c2p", "p2c"]:
+        raise _unsupported("pos_att_type", compared)
+    longest = int(config.get("max_relative_positions") or 0)
+    longest = longest if longest > 0 else found["longest"]
+    buckets = int(config.get("position_buckets") or 0)
+    return {
+        "disentangled": Disentangled(buckets if buckets > 0 else longest, longest),
+        "activation": _activation("hidden_act", config.get("hidden_act", "gelu")),
+        "head_activation": _activation(
+            "pooler_hidden_act", config.get("pooler_hidden_act", "gelu")
+        ),
+    }
+
+
+def _activation(key: str, stated: Any) -> str:
+    if stated not in _ACTIVATIONS:
+        raise _unsupported(key, stated)
+    return _ACTIVATIONS[stated]
 
 
 def _jina(config: Mapping[str, Any], found: Fields) -> Fields:
@@ -200,7 +246,7 @@ def _rotary(config: Mapping[str, Any], found: Fields) -> Fields:
     return {"theta": theta}
 
 
-_BERT = {"position_embedding_type": "absolute"}
+_BERT = {"position_embedding_type": "absolute", "use_task_id": False}
 _GELU = {"hidden_act": "gelu", "hidden_activation": "gelu"}
 _ROBERTA = {"segments": 1, "epsilon": 1e-5, "pad": 1}
 FAMILIES: Mapping[str, Family] = {
@@ -256,13 +302,32 @@ FAMILIES: Mapping[str, Family] = {
          "segments": "", "epsilon": ""},
         {"head_activation": "relu"},
     ),
+    "electra": Family(
+        "ms-marco-electra-base", _electra, _BERT, {"embedded": "embedding_size"},
+        {"segments": 2, "embedded": 128, "head_activation": "gelu"},
+    ),
+    "albert": Family(
+        "paraphrase-albert-small-v2", _electra,
+        _BERT | {"num_hidden_groups": 1, "inner_group_num": 1}, {"embedded": "embedding_size"},
+        {"segments": 2, "embedded": 128, "shared": True},
+    ),
+    "deberta": Family(
+        "mxbai-rerank-base-v1", _deberta,
+        {
+            "relative_attention": True, "share_att_key": True, "norm_rel_ebd": "layer_norm",
+            "position_biased_input": False, "conv_kernel_size": 0,
+        },
+        usual={"epsilon": 1e-7},
+    ),
 }  # fmt: skip
 _TYPES = {
-    **dict.fromkeys(("xlm-roberta", "roberta", "camembert"), "roberta"),
+    **dict.fromkeys(("xlm-roberta", "roberta", "camembert", "data2vec-text"), "roberta"),
+    **dict.fromkeys(("bert", "ernie"), "bert"),
     **dict.fromkeys(("new", "gte"), "gte"),
     "jina_embeddings_v3": "jina",
     "nomic_bert": "nomic of transformers",
-    **{family: family for family in ("bert", "modernbert", "mpnet", "distilbert")},
+    "deberta-v2": "deberta",
+    **{family: family for family in ("modernbert", "mpnet", "distilbert", "electra", "albert")},
 }
 # Fields of `Shape`, and their names in transformers. config.json must have those in _NEEDED.
 _NEEDED = {

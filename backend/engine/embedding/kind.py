@@ -28,18 +28,24 @@ _OF_VLM = {
     "openai_privacy_filter": "openai_privacy_filter",
 }
 # Model types that mlx-lm computes, and their names in mlx-lm.
-OF_MLX_LM = {"llama_bidirec": "llama"}
+OF_MLX_LM = {"llama_bidirec": "llama", "eurobert": "llama"}
 # Model types of embedders whose tokens attend in both directions. Other models of the type
 # ministral3 have transformers' own architectures.
-_BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3")
+_BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3", "eurobert")
+_OWN_MINISTRAL = frozenset(
+    f"Ministral3{part}" for part in ("Model", "ForCausalLM", "ForSequenceClassification")
+)
 # Encoders that label tokens, and those that score pairs.
-_LABELLING = ("bert", "xlm-roberta", "roberta", "camembert", "modernbert", "mpnet", "distilbert")
-_SCORING = (*_LABELLING, "nomic_bert", "new", "gte")
+_LABELLING = (
+    *("bert", "ernie", "xlm-roberta", "roberta", "camembert", "data2vec-text", "modernbert"),
+    *("mpnet", "distilbert", "electra", "albert", "deberta-v2"),
+)
+_SCORING = (*_LABELLING, "nomic_bert", "new", "gte", "jina_embeddings_v3")
 # Supported values of `model_type` in config.json, besides the text models of mlx-lm.
 FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     ModelKind.EMBEDDING: frozenset({
-        *_SCORING, "jina_embeddings_v3", "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
-        "llama_bidirec",
+        *_SCORING, "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
+        "llama_bidirec", "eurobert", "model2vec",
     }),
     ModelKind.RERANK: frozenset(_SCORING),
     ModelKind.TOKEN_CLASSIFY: frozenset({*_LABELLING, "openai_privacy_filter"}),
@@ -89,7 +95,12 @@ def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
     """Return the module of mlx-vlm that computes a model, OURS, or "" for models of mlx-lm."""
     if config["model_type"] not in FAMILIES[kind]:
         return ""
-    return OURS if family_of(config) else _OF_VLM.get(config["model_type"], "")
+    return OURS if family_of(config) or is_static(config) else _OF_VLM.get(config["model_type"], "")
+
+
+def is_static(config: Mapping[str, Any]) -> bool:
+    """Return whether each token has a fixed vector (model2vec)."""
+    return bool(config["model_type"] == "model2vec")
 
 
 def require_family(kind: ModelKind, config: Mapping[str, Any]) -> None:
@@ -122,9 +133,7 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 
     In the code of gte-Qwen2, which stella-en-1.5B and others name too, tokens attend to all tokens.
     """
-    own = {"Ministral3Model", "Ministral3ForCausalLM"}.intersection(
-        config.get("architectures") or ()
-    )
+    own = _OWN_MINISTRAL.intersection(config.get("architectures") or ())
     if config["model_type"] in _BOTH_WAYS_TYPES and not own:
         return False
     code = config.get("auto_map")
@@ -160,7 +169,9 @@ def has_score(config: Mapping[str, Any]) -> bool:
 
 
 def _require_one_score(config: Mapping[str, Any]) -> None:
-    labels = config.get("num_labels") or len(labels_of(config)) or 1
+    # transformers writes no labels if there are two, its usual number.
+    usual = 2 if has_score(config) else 1
+    labels = config.get("num_labels") or len(labels_of(config)) or usual
     if labels != 1:
         raise Unusable(
             f"it classifies texts into {labels} classes; of sequence classifiers, only rerankers"

@@ -16,10 +16,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.embedding import encoder
+from backend.engine.embedding import encoder, static_embedding
 from backend.engine.embedding.dense_layers import DenseLayer, with_dense
 from backend.engine.embedding.encoder_shape import shape_of
-from backend.engine.embedding.kind import OF_MLX_LM, OURS, labels_of, module_of
+from backend.engine.embedding.kind import OF_MLX_LM, OURS, is_static, labels_of, module_of
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import Unusable
 from backend.engine.loading.earlier_fields import earlier_fields
@@ -50,8 +50,13 @@ def open_network(
     """
     from mlx_lm.utils import load_model
 
-    if (module := module_of(kind, config)) == OURS:
-        stated, classes = _of_ours(config, kind)
+    module = module_of(kind, config)
+    if is_static(config):
+        stated = static_embedding.fields_of(path)
+        sizes = stated["vocab_size"], stated["hidden_size"]
+        classes = _planned(static_embedding.Model, sizes)
+    elif module == OURS:
+        stated, classes = _of_ours(config, kind, scores=not dense)
     elif module:
         stated, classes = _of_vlm(module, config)
     else:
@@ -64,23 +69,32 @@ def open_network(
     # model_file names code in the checkpoint, which is not run.
     stated = {"model_file": None, **stated}
     model, read = load_model(path, lazy=True, model_config=stated, get_model_classes=with_layers)
-    if not module and read["model_type"] == "gemma":
-        _mend_gemma(model)
+    mend_text_model(model, read)
     return model, read | {"model_type": config["model_type"]}
 
 
-def _of_ours(config: Mapping[str, Any], kind: ModelKind) -> _Source:
+def _of_ours(config: Mapping[str, Any], kind: ModelKind, *, scores: bool) -> _Source:
+    """Open an encoder of this project.
+
+    scores: whether a reranker has a head; otherwise its Dense layers compute the score.
+    """
     of_tokens = kind is ModelKind.TOKEN_CLASSIFY
-    outputs = len(labels_of(config)) if of_tokens else int(kind is ModelKind.RERANK)
+    outputs = int(kind is ModelKind.RERANK and scores)
+    outputs = len(labels_of(config)) if of_tokens else outputs
     shape = shape_of(config)
     plan = encoder.Plan(shape, outputs, of_tokens)
-    arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})
     stated = {
         "max_position_embeddings": shape.longest,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
     }
-    return stated, lambda _: (encoder.Model, arguments)
+    return stated, _planned(encoder.Model, plan)
+
+
+def _planned(network: Any, plan: Any) -> Callable[[dict[str, Any]], tuple[Any, Any]]:
+    """Return a function for mlx-lm that returns a network and the class of its only argument."""
+    arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})
+    return lambda _: (network, arguments)
 
 
 def _of_vlm(module: str, config: Mapping[str, Any]) -> _Source:
@@ -117,7 +131,8 @@ def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bo
     def begin(model: Any, arguments: Any) -> None:
         network.__init__(model, arguments)
         if ranks:
-            model.score = Linear(arguments.hidden_size, 1, bias=False)
+            size = getattr(arguments, "hidden_size", None) or arguments.n_embd
+            model.score = Linear(size, 1, bias=False)
 
     def sanitize(model: Any, weights: Weights) -> Weights:
         heads = {name: value for name, value in weights.items() if name.startswith(_HEADS)}
@@ -134,9 +149,12 @@ def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bo
     return type(network.__name__, (network,), {"__init__": begin, "sanitize": sanitize})
 
 
-def _mend_gemma(model: Any) -> None:
+def mend_text_model(model: Any, config: Mapping[str, Any]) -> None:
     """Replace mlx-lm's exact GELU of Gemma by the approximate GELU of the reference."""
     from mlx.nn.layers.activations import gelu_approx
+
+    if config["model_type"] != "gemma":
+        return
 
     def call(_: Any, mlp: Any, states: mx.array) -> Any:
         return mlp.down_proj(gelu_approx(mlp.gate_proj(states)) * mlp.up_proj(states))

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers import activations
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoder import attention_masks
@@ -20,7 +21,21 @@ from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule
 from backend.engine.embedding.sentence_files import Answers
+from backend.engine.errors import Unusable
+from common.wording import shown
 
+# PyTorch's names of activations, without the names of its modules.
+FUNCTIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "Identity": lambda values: values,
+    "Sigmoid": mx.sigmoid,
+    "Tanh": mx.tanh,
+    "ReLU": activations.relu,
+    "GELU": activations.gelu,
+    "SiLU": activations.silu,
+    "LeakyReLU": activations.leaky_relu,
+    "ELU": activations.elu,
+    "Mish": activations.mish,
+}
 _TINY = 1e-12  # the smallest divisor, as in torch.nn.functional.normalize
 
 
@@ -84,6 +99,21 @@ def normalized(vectors: mx.array) -> mx.array:
 
 
 Hidden = Callable[[PaddedRows], mx.array]
+Function = Callable[[mx.array], mx.array]
+
+
+def function_of(name: str, what: str) -> Function:
+    """Return an activation. Raises Unusable for an unknown one.
+
+    name: a key of FUNCTIONS.
+    what: what has the activation, for the error.
+    """
+    if name not in FUNCTIONS:
+        supported = " and ".join(FUNCTIONS)
+        raise Unusable(
+            f"{what} has the activation {shown(name)}, but only {supported} are supported"
+        )
+    return FUNCTIONS[name]
 
 
 def embedder(
@@ -92,11 +122,13 @@ def embedder(
     pad_token: int,
     of_tokens: Sequence[Any] = (),
     of_texts: Sequence[Any] = (),
+    score: Function | None = None,
 ) -> Run:
     """Return a pass that computes a vector, (dim,), for each row.
 
     of_tokens: functions to apply to the vectors of tokens.
     of_texts: functions to apply to the pooled vectors.
+    score: turns the first number of a vector into a score, (); None to compute vectors.
 
     With the pooling mode `none`, the pass computes the vectors of all tokens, (tokens, dim).
     """
@@ -112,19 +144,21 @@ def embedder(
             vectors = mx.concatenate(pooled, axis=-1)
             for layer in of_texts:
                 vectors = layer(vectors)
+        if score is not None:
+            return score(vectors[:, 0].astype(mx.float32))
         vectors = normalized(vectors) if rule.normalize else vectors
         return vectors[..., : rule.dimensions]
 
     return _run(vectors_of, pad_token, per_token=rule.per_token)
 
 
-def classifier(model: Any, config: Mapping[str, Any], pad_token: int, *, raw: bool) -> Run:
+def classifier(model: Any, config: Mapping[str, Any], pad_token: int, score: Function) -> Run:
     """Return a pass that computes a cross-encoder's score, (), for each pair.
 
     A text model computes the score from its last token, not counting padding tokens, which a
     tokenizer may also append as the end of a text.
 
-    raw: whether scores are logits; otherwise they are from 0 to 1.
+    score: turns logits into scores.
     """
     inner, pads = inner_model(model), config.get("pad_token_id")
     hidden = None if inner is None else text_states(model, config)
@@ -137,7 +171,7 @@ def classifier(model: Any, config: Mapping[str, Any], pad_token: int, *, raw: bo
             last = mx.argmax(read * mx.arange(rows.ids.shape[1]), axis=1)
             states = hidden(rows)[mx.arange(len(rows.lengths)), last]
             logits = model.score(states)[:, 0].astype(mx.float32)
-        return logits if raw else mx.sigmoid(logits)
+        return score(logits)
 
     return _run(scores, pad_token)
 
@@ -148,24 +182,24 @@ def token_classifier(model: Any, pad_token: int) -> Run:
 
 
 def answers(
-    model: Any, config: Mapping[str, Any], tokens: Answers, pad_token: int, *, raw: bool
+    model: Any, config: Mapping[str, Any], tokens: Answers, pad_token: int, score: Function
 ) -> Run:
     """Return a pass that computes a score, (), for each prompt, from logits of the next token.
 
     tokens: the token or the two tokens whose logits are used.
-    raw: whether the score is the logit, or the difference of both logits; otherwise it is from 0
-        to 1.
+    score: turns the logit, or the difference of both logits, into a score.
     """
     inner, head = inner_model(model), getattr(model, "lm_head", None)
     project = head or inner.embed_tokens.as_linear
-    hidden = text_states(model, config)
+    hidden, cap = text_states(model, config), config.get("final_logit_softcapping")
 
     def scores(rows: PaddedRows) -> mx.array:
         logits = project(last_tokens(hidden(rows), rows)).astype(mx.float32)
+        logits = mx.tanh(logits / cap) * cap if cap else logits
         found = logits[:, tokens.yes]
         if tokens.no is not None:
             found = found - logits[:, tokens.no]
-        return found if raw else mx.sigmoid(found)
+        return score(found)
 
     return _run(scores, pad_token)
 

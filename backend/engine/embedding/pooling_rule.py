@@ -68,6 +68,13 @@ def pooling_of_checkpoint(
     family: Mode = "last" if generates and not pools_itself else _FAMILY.get(model_type, "mean")
     if (steps := files.steps) is None:
         return _overridden(PoolingRule(_modes(files, "1_Pooling") or (family,), True), settings)
+    if files.late_interaction:
+        if settings.pooling != "none":
+            raise Unusable(
+                "it is a late-interaction model (ColBERT), which returns a vector for each token:"
+                " set the option pooling:none to get these"
+            )
+        return PoolingRule(("none",), normalize=settings.normalize is not False)
     modes: tuple[Mode, ...] = (family,)
     normalize, pooled = pools_itself, False
     for kind, folder in steps:
@@ -78,11 +85,16 @@ def pooling_of_checkpoint(
             modes = found or modes
         elif kind == "Normalize":
             normalize = True
-        elif kind == "Dense":
+        elif kind in ("Dense", "LayerNorm"):
             normalize = False
-        elif kind not in ("Transformer", "Dropout"):
+        elif kind == "SpladePooling":
+            raise Unusable(
+                "its vectors are sparse (the step SpladePooling in its modules.json), which is not"
+                " supported: load a model with dense vectors"
+            )
+        elif kind not in ("Transformer", "StaticEmbedding", "Dropout"):
             raise Unusable(f"the step {shown(kind)} in its modules.json is not supported")
-        pooled = pooled or kind == "Pooling"
+        pooled = pooled or kind in ("Pooling", "StaticEmbedding")
     if not (pooled or pools_itself or settings.pooling):
         raise _unpooled("the step Pooling in modules.json")
     return _overridden(PoolingRule(modes, normalize, truncated_size(files)), settings)

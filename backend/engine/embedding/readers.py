@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
 
 from backend.engine.embedding.encoding import Encoded, Piece
-from backend.engine.embedding.sentence_files import Prompts, unknown_prompt
+from backend.engine.embedding.sentence_files import Prompts
 from backend.engine.errors import InvalidRequest, TooLong
 from common.field_names import named
 
@@ -103,15 +103,19 @@ class TextReader:
     truncates: bool = True  # whether texts are cut if the request does not state it
 
     def read_text(
-        self, text: str, *, prompt_name: str | None = None, truncate: bool | None = None
+        self,
+        text: str,
+        *,
+        prompt_name: str | None = None,
+        input_type: str = "",
+        truncate: bool | None = None,
     ) -> list[Piece]:
-        """Tokenise a text. Raises TooLong, InvalidRequest."""
+        """Tokenise a text. Raises TooLong, InvalidRequest.
+
+        prompt_name, input_type: as for `Prompts.chosen`.
+        """
         truncate = self.truncates if truncate is None else truncate
-        prompt = self.prompts.default
-        if prompt_name is not None:
-            if prompt_name not in self.prompts.named:
-                raise InvalidRequest(unknown_prompt(prompt_name, self.prompts.named), "prompt_name")
-            prompt = self.prompts.named[prompt_name]
+        prompt = self.prompts.chosen(prompt_name, input_type)
         text = self.limits.bounded("Embeddings", text, truncate=truncate)
         piece = self.encode(prompt, text, self.limits.context if truncate else None)
         if not piece.ids:
@@ -153,18 +157,31 @@ class PairReader:
     encode: EncodeRow  # turns a query and a document into a row
     limits: Limits
     truncates: bool = True  # whether pairs are cut if the request does not state it
+    # Returns an encoder for another prompt.
+    prompted: Callable[[str], EncodeRow] | None = None
 
     def read(
-        self, query: str, documents: Sequence[str], *, truncate: bool | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        truncate: bool | None = None,
+        prompt: str | None = None,
     ) -> list[Piece]:
-        """Tokenise the pairs. Raises TooLong and InvalidRequest, which name the document."""
+        """Tokenise the pairs. Raises TooLong and InvalidRequest, which name the document.
+
+        prompt: replaces the prompt of the checkpoint, such as a reranker's instruction.
+        """
+        encode = self.encode
+        if prompt is not None and self.prompted is not None:
+            encode = self.prompted(prompt)
         truncate = self.truncates if truncate is None else truncate
         limit = self.limits.context if truncate else None
         query = self.limits.bounded("query", query, truncate=truncate)
         pieces: list[Piece] = []
         for index, document in enumerate(documents):
             document = self.limits.bounded(f"documents[{index}]", document, truncate=truncate)
-            piece = self.encode(query, document, limit)
+            piece = encode(query, document, limit)
             self.limits.check(f"the query with documents[{index}]", len(piece.ids))
             self.limits.check_known(f"the query with documents[{index}]", piece.ids)
             pieces.append(piece)

@@ -25,18 +25,25 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def text_encoder(
-    tokenizer: Any, *, lower: bool = False, end_token: int | None = None, pools_prompt: bool = True
+    tokenizer: Any,
+    *,
+    lower: bool = False,
+    end_token: int | None = None,
+    pools_prompt: bool = True,
+    special: bool = True,
 ) -> EncodeRow:
     """Return an encoder of single texts.
 
     tokenizer: a tokenizers.Tokenizer.
     lower: whether texts are turned into lower case.
-    end_token: a token that is appended to rows that do not end with this token; None for no token.
+    end_token: a token that is appended to rows that do not end with this token, or with another
+        that the tokenizer has appended; None for no token.
     pools_prompt: whether the tokens of a prompt are pooled.
+    special: whether the tokenizer adds its special tokens.
     """
 
     def tokens(text: str) -> Any:
-        return tokenizer.encode(text.lower() if lower else text)
+        return tokenizer.encode(text.lower() if lower else text, add_special_tokens=special)
 
     def encode(prompt: str, text: str, limit: int | None) -> Piece:
         row = tokens(prompt + text)
@@ -73,12 +80,12 @@ def id_encoder(
 def _single(
     ids: list[int], owners: list[int | None], end_token: int | None, limit: int | None
 ) -> Piece:
-    if end_token is not None and ids[-1:] != [end_token]:
+    if end_token is not None and ids[-1:] != [end_token] and owners[-1:] != [None]:
         ids, owners = [*ids, end_token], [*owners, None]
     return _truncated(ids, [0] * len(ids), owners, limit)
 
 
-def pair_encoder(tokenizer: Any, *, segments: bool, prompt: str = "") -> EncodeRow:
+def pair_encoder(tokenizer: Any, segments: bool, prompt: str = "") -> EncodeRow:
     """Return an encoder of pairs for a cross-encoder.
 
     tokenizer: a tokenizers.Tokenizer.
@@ -193,12 +200,17 @@ class ChatEncoder:
         return first[len(first) - count :] if count < min(len(first), len(second)) else []
 
 
-def qwen3_prompt(tokenizer: Any) -> EncodeRow:
-    """Return an encoder of pairs in the prompt format of Qwen3-Reranker's model card."""
+def qwen3_prompt(tokenizer: Any, instruction: str) -> EncodeRow:
+    """Return an encoder of pairs in the prompt format of Qwen3-Reranker's model card.
+
+    instruction: what relevant documents are; "" for the model card's instruction.
+    """
 
     def render(messages: list[dict[str, Any]]) -> str:
         query, document = (message["content"] for message in messages)
-        asked = f"<Instruct>: {_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        asked = (
+            f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        )
         return _BEFORE + asked + _AFTER
 
     return ChatEncoder(render, tokenizer).pairs("")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.embedding.encoder_shape import family_of, shape_of
+from backend.engine.embedding.kind import is_static
 from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.settings import Settings
 from common.wording import shown
@@ -19,8 +20,13 @@ _TRANSFORMER = tuple(
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _STATED = "config_sentence_transformers.json"
-# The last parts of the names of PyTorch's functions that turn a logit into a score.
-_RAW, _LOGISTIC = "Identity", "Sigmoid"
+
+
+# What an input may be → names of its prompt, the first two as in sentence-transformers.
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query", "search_query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "search_document", "retrieval.passage"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,18 @@ class Prompts:
     default: str = ""  # the prompt of requests that name none
     named: Mapping[str, str] = field(default_factory=dict)  # prompts by name
     pooled: bool = True  # whether the tokens of prompts are pooled
+
+    def chosen(self, name: str | None, input_type: str) -> str:
+        """Return the prompt of a request. Raises InvalidRequest.
+
+        name: the prompt's name; None if the request names none.
+        input_type: a key of INPUT_TYPES, to use the first prompt with one of its names if there is
+            any; "" for none.
+        """
+        if name is not None and name not in self.named:
+            raise InvalidRequest(unknown_prompt(name, self.named), "prompt_name")
+        names = INPUT_TYPES.get(input_type, ()) if name is None else (name,)
+        return next((self.named[each] for each in names if each in self.named), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,13 @@ class SentenceFiles:
             (str(module.get("type", "")).rpartition(".")[2], Path(str(module.get("path", ""))).name)
             for module in modules
         ]
+
+    @property
+    def late_interaction(self) -> bool:
+        """Whether the steps return the vectors of tokens, as ColBERT and PyLate do."""
+        modules = self.value("modules.json")
+        kinds = [str(module.get("type")) for module in modules or () if isinstance(module, dict)]
+        return any("MultiVector" in kind or kind.startswith("pylate.") for kind in kinds)
 
     @property
     def transformer(self) -> Mapping[str, Any]:
@@ -158,31 +183,36 @@ def messages_of(stated: Mapping[str, Any]) -> Messages | None:
     return Messages(arguments, parts=message.get("format", "structured") != "flat")
 
 
-def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
-    """Return whether a reranker's scores are logits, without the logistic function.
-
-    Raises Unusable for another function.
-    """
+def score_function(files: SentenceFiles, config: Mapping[str, Any]) -> str:
+    """Return the function that turns a reranker's logits into scores: the last part of its name."""
     legacy = config.get("sentence_transformers")
     for function in (
         files.object(_STATED).get("activation_fn"),
         legacy.get("activation_fn") if isinstance(legacy, dict) else None,
         config.get("sbert_ce_default_activation_function"),
     ):
-        if not str(function).startswith("torch."):
-            continue  # it names code, which is not run
-        last = str(function).rpartition(".")[2]
-        if last not in (_RAW, _LOGISTIC):
-            raise Unusable(
-                f"the function of its scores (activation_fn) is {shown(function)}, but only"
-                f" {_LOGISTIC} and {_RAW} are supported"
-            )
-        return last == _RAW
-    return False
+        if str(function).startswith("torch."):  # other names are of code, which is not run
+            return str(function).rpartition(".")[2]
+    return "Sigmoid"
+
+
+def scores_pairs(files: SentenceFiles) -> bool:
+    """Return whether the last step is a Dense layer that computes a reranker's score."""
+    kind, folder = (files.steps or [("", "")])[-1]
+    stated = files.object(f"{folder}/config.json") if kind == "Dense" else {}
+    return stated.get("module_output_name") == "scores"
+
+
+def is_reranker(files: SentenceFiles) -> bool:
+    """Return whether the files of sentence-transformers say that a model scores pairs."""
+    return files.object(_STATED).get("model_type") == "CrossEncoder" or scores_pairs(files)
 
 
 def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
     """Return the checkpoint's maximum sequence length in tokens; 0 if it states none."""
+    if is_static(config):
+        truncation = files.object("tokenizer.json").get("truncation")
+        return int(truncation["max_length"]) if isinstance(truncation, dict) else 0
     limits: list[int] = []
     if family_of(config):
         limits.append(shape_of(config).longest)

@@ -248,6 +248,12 @@ def require_files(files: frozenset[str]) -> None:
         raise Unusable(GGUF)
     if "adapter_config.json" in files and "config.json" not in files:
         raise Unusable("it is a LoRA adapter, not a model: name the model it was made for")
+    if "config.json" not in files and "modules.json" in files:
+        raise Unusable(
+            "it has no config.json, because its first step in modules.json is not a Transformer"
+            " (but CLIPModel, Router, WordEmbeddings or others), which is not supported; for static"
+            ' embeddings, add a config.json with {"model_type": "model2vec"} to its folder'
+        )
     if "config.json" not in files:
         raise Incomplete("the folder has no config.json, so it is not a model directory")
     if weights:

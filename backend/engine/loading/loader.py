@@ -17,6 +17,7 @@ from backend.engine.caching.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft, find_head
 from backend.engine.embedding.kind import require_family, require_tasks, with_flags
+from backend.engine.embedding.sentence_files import SentenceFiles, is_reranker
 from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite, naming
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import Adapter, find_adapters
@@ -211,8 +212,11 @@ def find(
 
 def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
     """Return the checkpoint with the kind of model that the request asks for."""
+    kind = checkpoint.kind
+    if kind is ModelKind.EMBEDDING and is_reranker(SentenceFiles(checkpoint.path)):
+        kind = ModelKind.RERANK
     kind = with_flags(
-        checkpoint.kind,
+        kind,
         checkpoint.config,
         embeddings=request.embeddings,
         reranking=request.reranking,

@@ -1,7 +1,8 @@
-"""Small rerankers that answer with a token, in the form that sentence-transformers 5.4 writes.
+"""Small rerankers whose score comes from steps of sentence-transformers.
 
-The templates are shaped like those of Qwen3-Reranker, zerank-2 and mxbai-rerank-v2. Needs nothing
-of ours.
+Some answer with a token, in the form that sentence-transformers 5.4 writes, with templates like
+those of Qwen3-Reranker, zerank-2 and mxbai-rerank-v2. Another has Dense layers after pooling. Needs
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.engine.embedding.tiny_checkpoints import write
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.engine.embedding.tiny_checkpoints import HIDDEN, write
 
 _FIND = "{{ messages | selectattr('role', 'eq', '%s') | map(attribute='content') | first }}"
 _QUERY, _DOCUMENT = _FIND % "query", _FIND % "document"
@@ -62,4 +66,47 @@ def write_reranker(name: str, folder: Path) -> Path:
     (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
     stated = {"model_type": "CrossEncoder"} | stated
     (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    return folder
+
+
+def write_pooled_reranker(folder: Path) -> Path:
+    """Write the checkpoint of a reranker with Dense layers instead of a head."""
+    write("modernbert", folder)
+    path, name = "sentence_transformers.base.modules", "sentence_transformers.sentence_transformer"
+    modules = [
+        {"idx": at, "name": str(at), "path": step, "type": kind}
+        for at, (step, kind) in enumerate(
+            [
+                ("", f"{path}.transformer.Transformer"),
+                ("1_Pooling", f"{name}.modules.pooling.Pooling"),
+                ("2_Dense", f"{path}.dense.Dense"),
+                ("3_LayerNorm", f"{name}.modules.layer_norm.LayerNorm"),
+                ("4_Dense", f"{path}.dense.Dense"),
+            ]
+        )
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    random = np.random.RandomState(3)
+    dense = {"in_features": HIDDEN, "out_features": HIDDEN, "bias": False}
+    steps: dict[str, dict[str, Any]] = {
+        "2_Dense": dense | {"activation_function": "torch.nn.modules.activation.GELU"},
+        "3_LayerNorm": {"dimension": HIDDEN},
+        "4_Dense": dense
+        | {"out_features": 1, "activation_function": _IDENTITY, "module_output_name": "scores"},
+    }
+    for step, stated in steps.items():
+        (folder / step).mkdir()
+        (folder / step / "config.json").write_text(json.dumps(stated))
+        shapes: dict[str, tuple[int, ...]] = (
+            {"linear.weight": (stated["out_features"], HIDDEN)}
+            if "Dense" in step
+            else {"norm.weight": (HIDDEN,), "norm.bias": (HIDDEN,)}
+        )
+        weights = {
+            key: 0.1 * random.standard_normal(shape).astype(np.float32)
+            for key, shape in shapes.items()
+        }
+        save_file(weights, folder / step / "model.safetensors", {"format": "pt"})
+    said = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Tanh"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(said))
     return folder

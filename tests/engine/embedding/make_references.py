@@ -76,7 +76,7 @@ def reranked(family: str, folder: Path) -> list[float]:
 
 
 def answered(folder: Path, documents: list[str]) -> list[float]:
-    """Scores of a reranker with a LogitScore step."""
+    """Scores of a reranker with steps of sentence-transformers."""
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(folder), device="cpu")
@@ -190,6 +190,8 @@ def main() -> None:
             folder = logits.write_reranker(name, Path(scratch) / name)
             recorded[name] = answered(folder, list(TEXTS))
             recorded[f"{name} long"] = answered(folder, [logits.LONG])
+        folder = logits.write_pooled_reranker(Path(scratch) / "pooled reranker")
+        recorded["pooled reranker"] = answered(folder, list(TEXTS))
         for family in LABELLERS:
             recorded[family] = labelled(write(family, Path(scratch) / family))
     (HERE / "tiny_references.json").write_text(json.dumps(recorded))

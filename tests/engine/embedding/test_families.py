@@ -455,6 +455,25 @@ async def test_rerankers_that_answer_with_a_token_equal_sentence_transformers(
     np.testing.assert_allclose(scores, SAID[name] + SAID[f"{name} long"], atol=1e-5)
 
 
+async def test_a_reranker_with_dense_layers_equals_sentence_transformers(tmp_path: Path) -> None:
+    folder = logits.write_pooled_reranker(tmp_path)
+    async with serving(folder) as engine:
+        ranked = await rerank(engine, QUERY, list(TEXTS))
+    scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
+    np.testing.assert_allclose(scores, SAID["pooled reranker"], atol=1e-5)
+
+
+async def test_a_template_that_renders_pairs_needs_no_step_in_a_qwen3(tmp_path: Path) -> None:
+    """Conversions have the template of the original, but not its steps."""
+    folder = logits.write_reranker("like Qwen3-Reranker", tmp_path)
+    async with serving(folder) as engine:
+        expected = await rerank(engine, QUERY, list(TEXTS))
+    shutil.rmtree(folder / "1_LogitScore")
+    (folder / "modules.json").unlink()
+    async with serving(folder, reranking=True) as engine:
+        assert await rerank(engine, QUERY, list(TEXTS)) == expected
+
+
 def with_logit_score(folder: Path, yes: int | None, no: int | None) -> Path:
     """Add the steps that sentence-transformers writes for a reranker that answers yes or no."""
     steps = ["base.modules.transformer.Transformer", "cross_encoder.modules.LogitScore"]
@@ -593,7 +612,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("bert", {"position_embedding_type": "relative_key"}, "its position_embedding_type is"),
         ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it classifies texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
-        ("mpnet", {"hidden_act": "tanh"}, "its hidden_act is 'tanh'"),
+        ("mpnet", {"hidden_act": "mish"}, "its hidden_act is 'mish'"),
         ("bert", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
         # Another embedding model of Qwen2.5-VL's type.
         (
@@ -617,7 +636,10 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
             },
             "its rope_parameters is",
         ),
-        ("bert", {"model_type": "electra"}, "its model type 'electra' is not supported"),
+        ("bert", {"model_type": "rembert"}, "its model type 'rembert' is not supported"),
+        ("deberta", {"conv_kernel_size": 3}, "its conv_kernel_size is 3, but only 0"),
+        ("deberta", {"pos_att_type": "c2p"}, "its pos_att_type is 'c2p', which is not supported"),
+        ("bert_rerank", {"id2label": None}, "it classifies texts into 2 classes"),
         ("qwen3_score", {"num_labels": 3}, "it classifies texts into 3 classes"),
     ],
 )

@@ -253,7 +253,7 @@ def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "<new>": 2}, "a"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     limits = Limits(context=100, vocabulary=2)
-    pairs = PairReader(pair_encoder(tokenizer, segments=False), limits)
+    pairs = PairReader(pair_encoder(tokenizer, False), limits)
     assert [piece.ids for piece in pairs.read("a", ["b"])] == [[0, 1]]
     with pytest.raises(InvalidRequest, match=r"documents\[1\] has the token 2, but .* ends at 1"):
         pairs.read("a", ["b", "a <new>"])
@@ -285,10 +285,10 @@ def test_pairs_are_truncated_as_the_tokenizer_does(first: int, second: int, limi
     whole, cutting = words(12), words(12)
     cutting.enable_truncation(limit)  # longest first, at the end
     wanted = cutting.encode(query, document)
-    piece = pair_encoder(whole, segments=True)(query, document, limit)
+    piece = pair_encoder(whole, True)(query, document, limit)
     assert (piece.ids, piece.segments) == (wanted.ids, wanted.type_ids)
     assert piece.cut == max(first + second + 3 - limit, 0)
-    assert pair_encoder(whole, segments=True)(query, document, None).cut == 0
+    assert pair_encoder(whole, True)(query, document, None).cut == 0
 
 
 @given(st.integers(0, 12), st.integers(2, 20))

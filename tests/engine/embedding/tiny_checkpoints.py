@@ -293,6 +293,45 @@ def _distilbert(vocabulary: int) -> Tensors:
     yield from linear("vocab_transform", HIDDEN, HIDDEN)
 
 
+def _renamed(body: Weights, names: Mapping[str, str], narrow: int = 0) -> Weights:
+    """The body's tensors under other names. narrow: the width of its embeddings; 0: unchanged."""
+
+    def tensors(vocabulary: int) -> Tensors:
+        for name, shape in body(vocabulary):
+            if narrow and "embeddings." in name:
+                shape = (*shape[:-1], narrow)
+            for before, after in names.items():
+                name = name.replace(before, after)
+            yield name, shape
+
+    return tensors
+
+
+def _albert(vocabulary: int) -> Tensors:
+    names = {
+        "encoder.layer.0.": "encoder.albert_layer_groups.0.albert_layers.0.",
+        "attention.self.": "attention.",
+        "attention.output.": "attention.",
+        "intermediate.dense": "ffn",
+        "0.output.LayerNorm": "0.full_layer_layer_norm",
+        "0.output.dense": "0.ffn_output",
+    }
+    for name, shape in _renamed(partial(_bert, "", POSITIONS, 2), names, 16)(vocabulary):
+        if "layer.1." not in name:
+            yield f"albert.{name}", shape
+    yield from linear("albert.encoder.embedding_hidden_mapping_in", HIDDEN, 16)
+    yield from linear("albert.pooler", HIDDEN, HIDDEN)
+
+
+def _deberta(vocabulary: int) -> Tensors:
+    projections = {f"self.{part}": f"self.{part}_proj" for part in ("query", "key", "value")}
+    for name, shape in _renamed(partial(_bert, "", POSITIONS, 2), projections)(vocabulary):
+        if "position_embeddings" not in name and "token_type" not in name:
+            yield f"deberta.{name}", shape
+    yield "deberta.encoder.rel_embeddings.weight", (2 * 16, HIDDEN)
+    yield from norm("deberta.encoder.LayerNorm")
+
+
 def _privacy(vocabulary: int) -> Tensors:
     yield "model.embed_tokens.weight", (vocabulary, HIDDEN)
     for layer in range(LAYERS):
@@ -390,6 +429,13 @@ _LLAMA_CONFIG = _QWEN3_CONFIG | {
     "architectures": ["LlamaModel"],
     "tie_word_embeddings": False,
 }
+_EUROBERT_CONFIG = _LLAMA_CONFIG | {
+    "model_type": "eurobert",
+    "architectures": ["EuroBertModel"],
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 _MISTRAL_CONFIG = _LLAMA_CONFIG | {
     "model_type": "mistral",
     "architectures": ["MistralModel"],
@@ -437,6 +483,34 @@ _DISTILBERT_CONFIG = {
     "max_position_embeddings": POSITIONS,
     "activation": "gelu",
     "pad_token_id": 0,
+}
+_ELECTRA_CONFIG = _BERT_CONFIG | {
+    "model_type": "electra",
+    "architectures": ["ElectraForPreTraining"],
+    "embedding_size": 16,
+}
+_ALBERT_CONFIG = _BERT_CONFIG | {
+    "model_type": "albert",
+    "architectures": ["AlbertModel"],
+    "embedding_size": 16,
+    "hidden_act": "gelu_new",
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+}
+_DEBERTA_CONFIG = _BERT_CONFIG | {
+    "model_type": "deberta-v2",
+    "architectures": ["DebertaV2Model"],
+    "layer_norm_eps": 1e-7,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "position_buckets": 16,
+    "max_relative_positions": -1,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "pooler_hidden_act": "gelu",
+    "pooler_hidden_size": HIDDEN,
 }
 _ONE_SCORE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 _NAMED = {
@@ -500,6 +574,12 @@ _DENSE_HEAD = tuple(linear("classifier.dense", HIDDEN, HIDDEN))
 _SCORE, _LABELS = (tuple(linear("classifier", size, HIDDEN)) for size in (1, len(LABELS)))
 _PRE = tuple(linear("pre_classifier", HIDDEN, HIDDEN))
 _OUT = tuple(linear("classifier.out_proj", 1, HIDDEN))
+_DEBERTA_POOLER = tuple(linear("pooler.dense", HIDDEN, HIDDEN))
+_ELECTRA_WEIGHTS = _with(
+    _renamed(partial(_bert, "", POSITIONS, 2), {}, 16),
+    *linear("embeddings_project", HIDDEN, 16),
+    outer="electra.",
+)
 
 FAMILIES: dict[str, Parts] = {
     "bert": (BERT, _BERT_CONFIG, partial(_bert, "", POSITIONS, 2),
@@ -530,6 +610,10 @@ FAMILIES: dict[str, Parts] = {
     "gemma2": (_GEMMA, _GEMMA2_CONFIG, _GEMMA2_WEIGHTS, {"Pooling": _LAST, "Normalize": {}}),
     "mpnet": (ROBERTA, _MPNET_CONFIG, _mpnet, {"Pooling": _MEAN, "Normalize": {}}),
     "distilbert": (BERT, _DISTILBERT_CONFIG, _distilbert, {"Pooling": _MEAN}),
+    "eurobert": (BERT, _EUROBERT_CONFIG, _LLAMA_WEIGHTS, {"Pooling": _MEAN}),
+    "electra": (BERT, _ELECTRA_CONFIG, _ELECTRA_WEIGHTS, {"Pooling": _MEAN}),
+    "albert": (BERT, _ALBERT_CONFIG, _albert, {"Pooling": _MEAN}),
+    "deberta": (BERT, _DEBERTA_CONFIG, _deberta, {"Pooling": _MEAN}),
     "bert_rerank": (BERT, _scoring(_BERT_CONFIG, "Bert"),
                     _with(_BERT_WEIGHTS, *_POOLER, *_SCORE), {}),
     "xlm_roberta_rerank": (ROBERTA, _scoring(_ROBERTA_CONFIG, "XLMRoberta"),
@@ -541,6 +625,11 @@ FAMILIES: dict[str, Parts] = {
                      _with(_mpnet, *_DENSE_HEAD, *_OUT, outer="mpnet."), {}),
     "distilbert_rerank": (BERT, _scoring(_DISTILBERT_CONFIG, "DistilBert"),
                           _with(_distilbert, *_PRE, *_SCORE), {}),
+    "electra_rerank": (BERT, _scoring(_ELECTRA_CONFIG, "Electra"),
+                       _with(_ELECTRA_WEIGHTS, *_DENSE_HEAD, *_OUT), {}),
+    "albert_rerank": (BERT, _scoring(_ALBERT_CONFIG, "Albert"), _with(_albert, *_SCORE), {}),
+    "deberta_rerank": (BERT, _scoring(_DEBERTA_CONFIG, "DebertaV2"),
+                       _with(_deberta, *_DEBERTA_POOLER, *_SCORE), {}),
     "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _QWEN3_WEIGHTS, {}),
     "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG | {"pad_token_id": 0}, "Qwen3"),
                     _with(_QWEN3_WEIGHTS, ("score.weight", (1, HIDDEN))), {}),
@@ -553,20 +642,26 @@ FAMILIES: dict[str, Parts] = {
                      _with(_mpnet, *_LABELS, outer="mpnet."), {}),
     "distilbert_labels": (BERT, _labelling(_DISTILBERT_CONFIG, "DistilBert"),
                           _with(_distilbert, *_LABELS), {}),
+    "electra_labels": (BERT, _labelling(_ELECTRA_CONFIG, "Electra"),
+                       _with(_ELECTRA_WEIGHTS, *_LABELS), {}),
+    "deberta_labels": (BERT, _labelling(_DEBERTA_CONFIG, "DebertaV2"),
+                       _with(_deberta, *_LABELS), {}),
     "privacy_labels": (QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
 LABELLERS = (
     *("bert_labels", "xlm_roberta_labels", "modernbert_labels", "mpnet_labels"),
-    *("distilbert_labels", "privacy_labels"),
+    *("distilbert_labels", "electra_labels"),
+    *("deberta_labels", "privacy_labels"),
 )
 CAUSAL = ("qwen2", "qwen2_both_ways", "llama", "mistral", "gemma", "gemma2")
 EMBEDDERS = (
     *("bert", "bert_relu", "xlm_roberta", "modernbert", "qwen3", "gemma3", "mpnet"),
-    *("distilbert", *CAUSAL),
+    *("distilbert", "electra", "albert", "deberta", "eurobert", *CAUSAL),
 )
 RERANKERS = (
     *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
-    *("qwen3_score", "mpnet_rerank", "distilbert_rerank"),
+    *("qwen3_score", "mpnet_rerank", "distilbert_rerank", "electra_rerank", "albert_rerank"),
+    "deberta_rerank",
 )
 TEXTS = (
     "paris",

@@ -181,9 +181,90 @@ def test_inputs_may_be_refused_instead_of_truncated(gateway: GatewayProcess) -> 
 
 def test_a_request_names_its_prompt(gateway: GatewayProcess, numbers: NumbersBackend) -> None:
     embed(gateway, "ab", prompt_name="Frage")
-    assert numbers.prompt == b"Frage"
+    assert numbers.metadata.get("mlx-prompt-name-bin", b"") == b"Frage"
     embed(gateway, "ab")
-    assert numbers.prompt == b""
+    assert numbers.metadata.get("mlx-prompt-name-bin", b"") == b""
+
+
+@pytest.mark.parametrize(
+    ("named", "use"),
+    [
+        ({"input_type": "query"}, "query"),
+        ({"input_type": "search_document"}, "document"),
+        ({"input_type": "passage"}, "document"),
+        ({"task": "retrieval.query"}, "query"),
+        ({"task": "text-matching"}, None),
+        ({"input_type": None}, None),
+    ],
+)
+def test_an_input_is_a_query_or_a_document(
+    gateway: GatewayProcess, numbers: NumbersBackend, named: dict[str, Any], use: str | None
+) -> None:
+    embed(gateway, "abc", **named)
+    assert numbers.metadata.get("mlx-input-type") == use
+
+
+def test_other_servers_names_of_fields_have_an_effect(
+    gateway: GatewayProcess, numbers: NumbersBackend
+) -> None:
+    wanted = embed(gateway, "abc", dimensions=2)["data"]
+    assert embed(gateway, {"text": "abc"}, output_dimension=2)["data"] == wanted
+    embed(gateway, "abc", truncation=False)
+    assert numbers.metadata["mlx-truncate"] == "false"
+    assert embed(gateway, "abc", 400, truncate=True, truncation=False)["type"]
+    for field in ("output_dtype", "embedding_type"):
+        assert embed(gateway, "abc", **{field: "float"})["data"]
+        assert embed(gateway, "abc", 400, **{field: "binary"})["param"] == field
+    assert embed(gateway, "abc", 400, late_chunking=True)["param"] == "late_chunking"
+
+
+def test_documents_are_ranked_in_the_form_of_voyage(gateway: GatewayProcess) -> None:
+    asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": ["ab", "a", "abc"]}
+    answer = ask(gateway, "rerank", **asked, top_k=2, truncation=True)
+    found = [(each["index"], each["document"]) for each in answer["data"]]
+    assert found == [(0, "ab"), (1, "a")]
+    assert "data" not in ask(gateway, "rerank", **asked)
+
+
+def test_an_instruction_is_sent_with_the_documents(
+    gateway: GatewayProcess, numbers: NumbersBackend
+) -> None:
+    asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": ["ab"]}
+    ask(gateway, "rerank", **asked, instruction="Find Brötchen")
+    assert numbers.metadata["mlx-instruction-bin"] == "Find Brötchen".encode()
+    assert ask(gateway, "rerank", 400, **asked, use_activation=False)["param"] == "use_activation"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "scores"),
+    [
+        ("q", "abc", [0.375]),
+        ("q", ["abc", "a"], [0.375, 0.125]),
+        (["q"], ["abc", "a"], [0.375, 0.125]),
+        (["q", "r"], ["abc", "a"], [0.375, 0.125]),
+    ],
+)
+def test_pairs_are_scored_in_their_order(
+    gateway: GatewayProcess, first: Any, second: Any, scores: list[float]
+) -> None:
+    answer = ask(gateway, "score", model="numbers", text_1=first, text_2=second)
+    assert [entry["score"] for entry in answer["data"]] == scores
+    assert [entry["index"] for entry in answer["data"]] == list(range(len(scores)))
+
+
+@pytest.mark.parametrize(("first", "second"), [([], "a"), (["a", "b"], ["c"]), ("a", [])])
+def test_lists_that_make_no_pairs_are_refused(
+    gateway: GatewayProcess, first: Any, second: Any
+) -> None:
+    assert ask(gateway, "score", 400, model="numbers", text_1=first, text_2=second)["param"]
+
+
+def test_vectors_in_the_form_of_tei(gateway: GatewayProcess) -> None:
+    length = math.sqrt(9 + 1 + 4)
+    asked: dict[str, Any] = {"model": "numbers", "inputs": ["abc"]}
+    (found,) = ask(gateway, "embed", **asked)
+    assert found == pytest.approx([3 / length, 1 / length, 0, 2 / length])
+    assert ask(gateway, "embed", **asked, normalize=False) == [[3, 1, 0, 2]]
 
 
 def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:
