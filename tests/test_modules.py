@@ -66,6 +66,7 @@ COVERED = {
         backend/engine/loading/json_files backend/engine/loading/standard_folder
     """,
     "engine/test_loading_weights.py": "backend/engine/loading/shards",
+    "engine/test_peft_references.py": "backend/engine/loading/untied_head",
     "engine/test_pass_times.py": "backend/engine/executing/step_times",
     "engine/test_serving_trial.py": "backend/engine/loading/row_masks",
     "engine/vision/test_order_of_parts.py": """

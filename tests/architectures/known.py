@@ -51,12 +51,12 @@ _SAVED = """
 
 A model that transformers 5 saved has other names of fields and weights than the published one. Both
 are read, with the logits of PyTorch (`tests/architectures/test_saved_by_transformers.py`,
-`tests/engine/test_saved_weights.py`, `tests/engine/vision/test_saved_weights.py`), and so are models
+`tests/engine/test_saved_weights.py`, `tests/engine/vision/test_saved_weights.py`), and so are those
 that were saved with `save_original_format=False`. Exceptions:
 
 - MiniMax-Text-01 (`minimax`) is refused: mlx-lm's family of this name is MiniMax-M2.
-- With `save_original_format=False`, Kimi K2.5 needs the option `type:text`, and MiniMax-M3, Molmo 2,
-  Qwen4-Exp and Step 3.7 are refused.
+- With `save_original_format=False`, Kimi K2.5 needs the option `type:text`, and MiniMax-M3,
+  Molmo 2, Qwen4-Exp and Step 3.7 are refused.
 - InternVL with a text part of Qwen2 is refused, because mlx-vlm has only Qwen3 in this family.
 - mlx-lm computes four families a little differently from transformers, whoever saved the model.
   It rounds the limits of YaRN, which `truncate` in gpt-oss turns off; it has a fixed epsilon of

@@ -1,4 +1,4 @@
-"""The models in both `saved_references.json`: their weights, drawn by name, and the prompt."""
+"""The models in the files of references: their weights, drawn by name, and the prompt."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 REFERENCES = Path(__file__).with_name("saved_references.json")
+PEFT_REFERENCES = REFERENCES.with_name("peft_references.json")
 SEEING_REFERENCES = Path(__file__).parent / "vision" / "saved_references.json"
 TOKENS = [*range(5, 45)]
 

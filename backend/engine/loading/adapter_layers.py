@@ -9,7 +9,7 @@ the sum of their ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.engine.loading.adapters import Adapter
-from backend.engine.loading.peft import AS_IT_WAS, layers_of, part_of, whole_name
+from backend.engine.loading.dense import dense_weight
+from backend.engine.loading.peft import AS_IT_WAS, layers_of, part_of, rows_of, whole_name
+from backend.engine.loading.untied_head import changes_one, own_path, untie
 from common.wording import did_you_mean, shown
 
 _Kinds = Mapping[type[Any], Any]
@@ -43,7 +45,8 @@ _DORA: _Kinds = {Linear: DoRALinear, QuantizedLinear: DoRALinear, Embedding: DoR
 _OUTER = re.compile(
     r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.|transformer\.)"
 )
-_HEAD = re.compile(r"(?:^|\.)lm_head\.")
+# The experts of a layer, of which `target_parameters` names one parameter or two.
+_ALL_EXPERTS = re.compile(r"^(?P<layer>.+\.\d+)\.(?P<block>.+\.)?experts(\.base_layer)*$")
 _EXPERT = re.compile(r"^(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<matrix>\w+)$")
 # Names of an expert's matrices in Mixtral and families like it → mlx-lm's.
 _MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -66,8 +69,9 @@ class Part:
 
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     """Add adapters to a model. Raises ModelRejected, after which the model is unusable."""
-    if any(adapter.peft and _HEAD.search(name) for adapter in adapters for name in _names(adapter)):
-        _untie(model)
+    for adapter in adapters if not hasattr(model, "own_paths") else ():
+        if adapter.peft and any(changes_one(name, adapter.peft.saved) for name in _read(adapter)):
+            untie(model)
     layers: dict[str, list[Part]] = {}
     modules = dict(model.named_modules())
     for adapter in adapters:
@@ -81,39 +85,17 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     model.update_modules(tree_unflatten(adapted))
 
 
-def _names(adapter: Adapter) -> Collection[str]:
-    tensors: Any = mx.load(str(adapter.weights))
-    return list(tensors)
-
-
-def _untie(model: Any) -> None:
-    """Give a model whose head is its embedding another head with the same weights.
-
-    An adapter may change the head alone, or replace both.
-    """
-    part: Any
-    for part in (model, getattr(model, "language_model", None)):
-        embedding: Any = getattr(getattr(part, "model", None), "embed_tokens", None)
-        owners = [owner for owner in (part, getattr(part, "args", None)) if owner is not None]
-        tied = [owner for owner in owners if getattr(owner, "tie_word_embeddings", False)]
-        if not tied or type(embedding) not in (Embedding, QuantizedEmbedding):
-            continue
-        rows, columns = embedding.weight.shape[0], sizes_of(embedding)[0]
-        head: Any = Linear(columns, rows, bias=False)
-        if "scales" in embedding:
-            form = {name: getattr(embedding, name) for name in ("group_size", "bits", "mode")}
-            head = QuantizedLinear(columns, rows, bias=False, **form)
-        part.lm_head = head.update(embedding.parameters())
-        for owner in tied:
-            owner.tie_word_embeddings = False
+def _read(adapter: Adapter) -> dict[str, mx.array]:
+    tensors = mx.load(str(adapter.weights))
+    assert isinstance(tensors, dict)
+    return tensors
 
 
 def contents(
     model: Any, adapter: Adapter, modules: Mapping[str, Any]
 ) -> tuple[dict[str, mx.array], list[tuple[str, Part]]]:
     """Return the weights that an adapter replaces, and its parts with their layers' paths."""
-    tensors = mx.load(str(adapter.weights))
-    assert isinstance(tensors, dict)
+    tensors = _read(adapter)
     if adapter.kind == "full":
         return tensors, []
     parts: list[tuple[str, Part]] = []
@@ -131,6 +113,9 @@ def contents(
     for name, (whole, scale) in layers.items():
         if _EXPERT.match(name):
             continue
+        if _ALL_EXPERTS.match(name):
+            parts += _of_all_experts(model, adapter, name, whole, modules)
+            continue
         paths = _own_paths(model, name, modules)
         for path, weights in zip(paths, _divided(whole, len(paths)), strict=True):
             if path in modules or not adapter.task:
@@ -139,7 +124,9 @@ def contents(
         (path,) = _own_paths(model, layer, modules)
         base = layer_at(path, modules, adapter)
         parts.append((path, Part(adapter, _stacked(experts, base), adapter.scale)))
-    return {} if adapter.task else _saved_whole(model, tensors, modules), parts
+    if adapter.task:
+        return {}, parts
+    return _saved_whole(model, tensors, modules) | _with_rows(model, adapter, modules), parts
 
 
 _Experts = dict[int, tuple[mx.array, mx.array]]
@@ -159,6 +146,61 @@ def _experts(layers: Mapping[str, tuple[dict[str, mx.array], float]]) -> dict[st
     return found
 
 
+def _of_all_experts(
+    model: Any,
+    adapter: Adapter,
+    name: str,
+    weights: Mapping[str, mx.array],
+    modules: Mapping[str, Any],
+) -> list[tuple[str, Part]]:
+    """Return an adapter's parts for a matrix that has all experts of a layer.
+
+    PEFT has A with the shape (experts · rank, inputs), and B with (outputs, rank · experts). Gates
+    and values are one matrix in transformers, and two layers in mlx-lm.
+
+    name: the adapter's name of the experts.
+    """
+    match = _ALL_EXPERTS.match(name)
+    assert match is not None
+    assert adapter.peft is not None
+    (layer,) = _own_paths(model, match["layer"], modules)
+    kinds = (SwitchLinear, QuantizedSwitchLinear)
+    paths = {
+        path.rpartition(".")[2]: path
+        for path, module in modules.items()
+        if path.startswith(f"{layer}.") and type(module) in kinds
+    }
+    if not {"gate_proj", "up_proj", "down_proj"} <= paths.keys():
+        raise adapter.rejected(
+            f"target_parameters names {shown(name)}, which MLX has not as layers"
+        )
+    gates = modules[paths["gate_proj"]]
+    count, (hidden, inner) = gates.weight.shape[0], sizes_of(gates)
+    first, second = weights["lora_a"].T, weights["lora_b"].T
+    rank, sizes = first.shape[0] // count, (first.shape[1], second.shape[0])
+    targets = {(hidden, 2 * inner): "gate_up_proj", (inner, hidden): "down_proj"}
+    if first.shape[0] % count or sizes not in targets:
+        raise adapter.rejected(
+            f"target_parameters names {shown(name)}, whose A and B have shapes {first.shape} and"
+            f" {second.shape}: it was made for another model"
+        )
+    target = targets[sizes]
+    first = first.reshape(count, rank, -1)
+    second = second.reshape(-1, rank, count).transpose(2, 0, 1)
+    if target == "down_proj":
+        divided = {"down_proj": second}
+    elif getattr(model, "model_type", "") == "gpt_oss":
+        divided = {"gate_proj": second[:, ::2], "up_proj": second[:, 1::2]}
+    else:
+        divided = dict(zip(("gate_proj", "up_proj"), second.split(2, axis=1), strict=True))
+    named = f"{match['layer']}.{match['block'] or ''}experts.{target}"
+    scale = adapter.scale * adapter.peft.scale(named, rank)
+    return [
+        (paths[leaf], Part(adapter, {"lora_a": first, "lora_b": part}, scale))
+        for leaf, part in divided.items()
+    ]
+
+
 def _stacked(experts: _Experts, base: Any) -> dict[str, mx.array]:
     """Return the weights of a layer with all experts, 0 for experts that are not adapted.
 
@@ -175,12 +217,12 @@ def _stacked(experts: _Experts, base: Any) -> dict[str, mx.array]:
 
 
 def _saved_whole(
-    model: Any, tensors: Mapping[str, mx.array], modules: Collection[str]
+    model: Any, tensors: Mapping[str, mx.array], modules: Mapping[str, Any]
 ) -> dict[str, mx.array]:
     """Return the weights that a PEFT adapter replaces, by the model's names."""
     found = {}
     for tensor, value in tensors.items():
-        if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
+        if not (part_of(tensor) or ".token_adapter." in tensor or tensor.endswith(AS_IT_WAS)):
             layer, _, leaf = whole_name(tensor).rpartition(".")
             paths = _own_paths(model, layer, modules)
             for path, part in zip(paths, mx.split(value, len(paths)) if paths else (), strict=True):
@@ -188,7 +230,34 @@ def _saved_whole(
     return found
 
 
-def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]:
+def _with_rows(model: Any, adapter: Adapter, modules: Mapping[str, Any]) -> dict[str, mx.array]:
+    """Return the weights of embeddings and heads with the rows that a PEFT adapter replaces."""
+    assert adapter.peft is not None
+    found = {}
+    for tensor, rows in _read(adapter).items():
+        if (replaced := rows_of(tensor, adapter.peft)) is None:
+            continue
+        layer, tokens = replaced
+        (path,) = _own_paths(model, layer, modules)
+        base = layer_at(path, modules, adapter)
+        if len(tokens) != len(rows) or any(not 0 <= at < len(base.weight) for at in tokens):
+            raise adapter.rejected(
+                f"trainable_token_indices names {len(tokens)} tokens of {shown(layer)}, but there"
+                f" are {len(rows)} rows, and the model has {len(base.weight)}"
+            )
+        new = {"weight": rows}
+        if "scales" in base:
+            form = {name: getattr(base, name) for name in ("group_size", "bits", "mode")}
+            names = ("weight", "scales", "biases")
+            new = dict(zip(names, mx.quantize(rows, **form), strict=False))
+        for name, values in new.items():
+            whole = mx.array(base[name])
+            whole[mx.array(tokens)] = values.astype(whole.dtype)
+            found[f"{path}.{name}"] = whole
+    return found
+
+
+def _own_paths(model: Any, path: str, modules: Mapping[str, Any]) -> Sequence[str]:
     """Return the model's paths for a layer that an adapter names.
 
     The beginning of a path differs between transformers and mlx-lm. The networks of this project
@@ -199,7 +268,8 @@ def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]
         return paths
     inner = _OUTER.sub("", path)
     possible = [path, *(f"{outer}{inner}" for outer in ("", "model.", "language_model.model."))]
-    return [next((candidate for candidate in possible if candidate in modules), path)]
+    found = next((candidate for candidate in possible if candidate in modules), path)
+    return [own_path(found, modules)]
 
 
 def _divided(whole: Mapping[str, mx.array], count: int) -> list[dict[str, mx.array]]:
@@ -245,6 +315,8 @@ def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
     """Return an adapted layer to replace the layer at `path`."""
     adapter = parts[0].adapter
     base = layer_at(path, modules, adapter)
+    if adapter.peft and adapter.kind == "dora" and _LORA.get(type(base)) is LoRAEmbedding:
+        return _embedding_with(path, parts[0], base)
     kind = (_LORA if adapter.kind == "lora" else _DORA).get(type(base))
     if kind is None:
         raise adapter.rejected(
@@ -253,6 +325,8 @@ def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
         )
     for part in parts:
         require_shapes(path, part, base)
+        if "bias" in part.weights:
+            base.bias = part.scale * part.weights["bias"] + base.get("bias", 0.0)
     weights, rank, scale = parts[0].weights, parts[0].rank, parts[0].scale
     if len(parts) > 1:  # of LoRA
         first = [part.weights["lora_a"] for part in parts]
@@ -264,14 +338,27 @@ def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
         }
     layer = kind.from_base(base, r=rank, scale=scale)
     for name, weight in weights.items():
-        layer[name] = weight
+        if name != "bias":
+            layer[name] = weight
+    return layer
+
+
+def _embedding_with(path: str, part: Part, base: Any) -> Any:
+    """Return an embedding with DoRA of PEFT, which sets the length of columns, not of rows."""
+    require_shapes(path, part, base)
+    product = part.weights["lora_a"] @ part.weights["lora_b"]
+    whole = dense_weight(base, mx.float32) + part.scale * product
+    layer = Embedding(*whole.shape)
+    layer.weight = whole * (part.weights["m"] / mx.linalg.norm(whole, axis=0))
     return layer
 
 
 def require_shapes(path: str, part: Part, base: Any) -> None:
     """Raise ModelRejected if an adapter was made for a layer of another shape."""
-    shapes = _shapes(base)
+    shapes = _shapes(base, columns_have_lengths=part.adapter.peft is not None)
     for name, weight in part.weights.items():
+        if name not in shapes:
+            raise part.adapter.rejected(f"layer {shown(path)} cannot have the {name} of its lora_b")
         expected = tuple(size or part.rank for size in shapes[name])
         if weight.shape != expected:
             raise part.adapter.rejected(
@@ -287,12 +374,16 @@ def sizes_of(base: Any) -> tuple[int, int]:
     return columns or weight.weight.shape[-1], weight.weight.shape[-2]
 
 
-def _shapes(base: Any) -> dict[str, Shape]:
-    """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank."""
+def _shapes(base: Any, *, columns_have_lengths: bool) -> dict[str, Shape]:
+    """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank.
+
+    columns_have_lengths: whether DoRA of an embedding sets lengths of columns, not of rows.
+    """
     experts, (columns, rows) = base.weight.shape[:-2], sizes_of(base)
     kind = _LORA[type(base)]
     if kind is LoRAEmbedding:
-        return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (rows,)}
+        lengths = columns if columns_have_lengths else rows
+        return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (lengths,)}
     if kind is LoRASwitchLinear:
         return {"lora_a": (*experts, 0, columns), "lora_b": (*experts, rows, 0)}
-    return {"lora_a": (columns, 0), "lora_b": (0, rows), "m": (rows,)}
+    return {"lora_a": (columns, 0), "lora_b": (0, rows), "m": (rows,), "bias": (rows,)}

@@ -182,7 +182,11 @@ def _in_mlx_lm_form(tensors: Mapping[str, Axes], adapter: str) -> dict[str, Axes
         raise Unusable(
             f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
         )
-    found = {f"{part.layer}.{part.part}": shape[::-1] for part, shape in parts.items() if part}
+    found = {
+        f"{part.layer}.{part.part}": shape[::-1]
+        for part, shape in parts.items()
+        if part and part.part != "bias"
+    }
     if not found:
         raise Unusable(f"{PEFT_WEIGHTS} has no weights of a LoRA adapter")
     return found

@@ -23,7 +23,12 @@ WEIGHTS = "adapter_model.safetensors"
 
 _PART = re.compile(
     r"^(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?:embedding_)?"
-    r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$)(?P<name>[^.]+))?(?:\.weight)?$"
+    r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$|bias$)(?P<name>[^.]+))?"
+    r"(?:\.weight|(?P<bias>\.bias))?$"
+)
+# The new rows of an embedding or a head, in the order of `trainable_token_indices`.
+_ROWS = re.compile(
+    r"^(?:base_model\.model\.)?(?P<layer>.+)\.token_adapter\.trainable_tokens_delta(\.default)?$"
 )
 # The adapters of all tasks, stacked in one tensor, in the weights of jina-embeddings-v3.
 _STACKED = re.compile(r"^(?P<layer>.+)\.parametrizations\.weight\.0\.lora_(?P<part>A|B)$")
@@ -34,22 +39,23 @@ _WRAPPED = re.compile(r"\.(modules_to_save(\.[^.]+)?|base_layer|original_module)
 # Fields that change what is computed, with their only supported value.
 _PLAIN: Mapping[str, Any] = {
     "peft_type": "LORA",
-    "lora_bias": False,
     "use_qalora": False,
     "use_bdlora": None,
     "layer_replication": None,
-    "target_parameters": None,
-    "trainable_token_indices": None,
+    "kasa_config": None,
+    "monteclora_config": None,
     "alora_invocation_tokens": None,
     "arrow_config": None,
 }
+# Ways of beginning the training that also change the weights of the model.
+_CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
 class Part(NamedTuple):
     """A tensor of an adapter."""
 
     layer: str  # the name of the adapted layer
-    part: str  # the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`
+    part: str  # the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`; or `bias`, of B
     name: str  # the adapter's name, if the file has several adapters; otherwise ''
 
 
@@ -63,6 +69,9 @@ class Peft:
     dora: bool = False  # whether the adapter also sets the magnitudes of weights
     name: str = ""  # the adapter's name, if the file has several adapters
     place: int | None = None  # the adapter's index, if tensors of several adapters are stacked
+    saved: tuple[str, ...] = ()  # layers of which the adapter has copies of its own
+    # The tokens whose rows the adapter replaces, by the end of a layer's path; '' for all layers.
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def scale(self, layer: str, rank: int) -> float:
         """Return the factor of the product B·A in a layer."""
@@ -82,6 +91,12 @@ def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> P
     for key, supported in _PLAIN.items():
         if (value := config.get(key)) not in (supported, None, [], {}):
             raise Unusable(f"its {key} is {shown(value)}, but only {shown(supported)} is supported")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGING):
+        raise Unusable(
+            f"its init_lora_weights is {shown(begun)}, which also changes the weights of the model:"
+            " save it with path_initial_model_for_weight_conversion, or merge it into its model"
+        )
     alpha, alphas = config.get("lora_alpha"), config.get("alpha_pattern") or {}
     named = alphas if isinstance(alphas, dict) else {"alpha_pattern": alphas}
     for key, value in {"lora_alpha": alpha, **named}.items():
@@ -99,7 +114,34 @@ def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> P
         {pattern: float(value) for pattern, value in named.items()},
         config.get("use_rslora") is True,
         config.get("use_dora") is True,
+        saved=_names(config, "modules_to_save"),
+        tokens=_tokens(config.get("trainable_token_indices")),
     )
+
+
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = config.get(key) or ()
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
+
+
+def _tokens(stated: Any) -> dict[str, tuple[int, ...]]:
+    """Return the tokens whose rows an adapter replaces, by layer. Raises Unusable."""
+    by_layer = stated if isinstance(stated, dict) else {"": stated} if stated else {}
+    for tokens in by_layer.values():
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise Unusable(f"its trainable_token_indices is {shown(stated)}, not a list of tokens")
+    return {str(layer): tuple(tokens) for layer, tokens in by_layer.items()}
+
+
+def rows_of(tensor: str, peft: Peft) -> tuple[str, tuple[int, ...]] | None:
+    """Return the layer and the tokens whose rows a tensor replaces; None for other tensors."""
+    if (match := _ROWS.match(tensor)) is None:
+        return None
+    layer = match["layer"]
+    found = (
+        peft.tokens[end] for end in peft.tokens if f".{layer}".endswith(f".{end}" if end else "")
+    )
+    return layer, next(found, ())
 
 
 def part_of(tensor: str) -> Part | None:
@@ -107,7 +149,8 @@ def part_of(tensor: str) -> Part | None:
     match = _PART.match(tensor)
     if match is None:
         return None
-    return Part(match["layer"], _PARTS[match["part"]], match["name"] or "")
+    part = "bias" if match["bias"] else _PARTS[match["part"]]
+    return Part(match["layer"], part, match["name"] or "")
 
 
 def whole_name(tensor: str) -> str:
