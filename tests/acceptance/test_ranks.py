@@ -5,7 +5,6 @@ RANK_CYCLES=1000 loads a model, asks it something and frees it 1,000 times.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -16,7 +15,15 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_answer, text_of
+from tests.acceptance.backend import (
+    TINY_TEXT,
+    WAIT,
+    Backend,
+    chat,
+    text_answer,
+    text_of,
+    threads_of,
+)
 from tests.engine.test_loading_adapters import ATTENTION, random_weights, write_adapter
 from wire import backend_pb2 as pb
 
@@ -135,16 +142,7 @@ def test_loads_leave_nothing_behind(ranks: Backend) -> None:
 
 
 def _held(process: psutil.Process) -> tuple[int, int, int]:
-    return process.memory_info().rss, _threads(process), process.num_fds()
-
-
-def _threads(process: psutil.Process) -> int:
-    """The number of threads; on Linux without those of gRPC's pool, which grows under load."""
-    names = []
-    for name in Path(f"/proc/{process.pid}/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            names.append(name.read_text())
-    return sum(name != "event_engine\n" for name in names) or process.num_threads()
+    return process.memory_info().rss, threads_of(process), process.num_fds()
 
 
 def test_adapters_are_refused(ranks: Backend, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Li
 @settings(
     max_examples=examples(30),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     st.lists(st.lists(st.integers(0, 1 << 20), max_size=40), min_size=1, max_size=6),
