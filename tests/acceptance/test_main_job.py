@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
+from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of, threads_of
 from tests.long import TEST_LONG
 from tests.polling import until
 from wire import backend_pb2 as pb
@@ -144,7 +144,7 @@ def test_loads_of_two_models_leak_nothing(bare: Backend) -> None:
             for model in (TINY_TEXT, TINY_TEXT.parent / "tiny_vision"):
                 bare.load(model)
                 bare.stub.Free(pb.HealthMessage(), timeout=WAIT)
-        return bare.memory(), process.num_threads(), process.num_fds()
+        return bare.memory(), threads_of(process), process.num_fds()
 
     settled = load_and_free(15 if TEST_LONG else 8)
     resident = process.memory_info().rss
@@ -192,6 +192,7 @@ def test_sigterm_during_streams_ends_them_and_the_process(fresh: Backend) -> Non
 
 
 def test_metrics_and_metadata_describe_the_model(served: Backend) -> None:
+    until(served.idle)  # an earlier test may have cancelled a request
     before = served.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).tokens_generated
     reply = served.stub.Predict(chat("Count to 9."), timeout=WAIT)
     until(served.idle)

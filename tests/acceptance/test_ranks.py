@@ -15,7 +15,15 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_answer, text_of
+from tests.acceptance.backend import (
+    TINY_TEXT,
+    WAIT,
+    Backend,
+    chat,
+    text_answer,
+    text_of,
+    threads_of,
+)
 from tests.engine.test_loading_adapters import ATTENTION, random_weights, write_adapter
 from wire import backend_pb2 as pb
 
@@ -134,7 +142,7 @@ def test_loads_leave_nothing_behind(ranks: Backend) -> None:
 
 
 def _held(process: psutil.Process) -> tuple[int, int, int]:
-    return process.memory_info().rss, process.num_threads(), process.num_fds()
+    return process.memory_info().rss, threads_of(process), process.num_fds()
 
 
 def test_adapters_are_refused(ranks: Backend, tmp_path: Path) -> None:

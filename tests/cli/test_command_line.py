@@ -208,9 +208,9 @@ def test_a_running_gateway_is_asked_listed_and_told_to_unload(gateway: GatewayPr
     question = "My name is Ida. What is my name?"
     assert "Ida" in mlx_backend("chat", "one", question, **there).out
     assert mlx_backend("chat", "", question, **there).code == 0
-    asked = len(gateway.log)
+    asked = len(gateway.whole_log())
     assert "Ida" in mlx_backend("run", str(TINY), question, **there).out
-    assert any("chat/completions" in line for line in gateway.log[asked:])
+    assert any("chat/completions" in line for line in gateway.whole_log()[asked:])
     head, row = mlx_backend("ps", **there).out.splitlines()
     assert head.split()[:2] == ["NAME", "STATE"]
     assert row.split()[:2] == ["one", "ready"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.exchange import Exchange
+from tests.gateway.asking import chat
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.requests_begun import begun
 
@@ -14,6 +15,7 @@ from tests.gateway.requests_begun import begun
 @pytest.fixture(scope="package")
 def gateway() -> Iterator[GatewayProcess]:
     process = GatewayProcess({"tiny": tiny(aliases=["gpt-4o-mini"])})
+    chat(process)  # A stream that waits for a load begins before its prompt is checked.
     yield process
     process.close()
 
@@ -22,6 +24,7 @@ def gateway() -> Iterator[GatewayProcess]:
 def strict_gateway() -> Iterator[GatewayProcess]:
     """A gateway with --strict."""
     process = GatewayProcess({"tiny": tiny()}, "--strict")
+    chat(process)
     yield process
     process.close()
 

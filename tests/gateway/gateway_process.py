@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -38,7 +39,9 @@ class GatewayProcess:
     """A running gateway: `url` without a slash at its end, `log` with its lines of stderr.
 
     `models` are the files of its models folder, by model name. Raises AssertionError with the log
-    if it does not answer /health. Without a cache folder of its own it stores no prompts.
+    if it does not answer /health. Without a cache folder of its own it stores no prompts. Streams
+    have no keep-alive events unless `arguments` set their interval: on a slow machine, one could
+    begin a stream before its request is refused.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class GatewayProcess:
                 str(ROOT / "scripts" / "python"),
                 *("-m", "gateway", "--models-dir", self._folder.name, "--port", "0"),
                 *(() if "MLX_BACKEND_CACHE" in environ else ("--forget-prompts",)),
-                *arguments,
+                *("--keepalive-interval", "3600", *arguments),
             ],
             cwd="/",
             env=os.environ | environ | {_MARK: self._mark},
@@ -112,6 +115,13 @@ class GatewayProcess:
         assert line is not None, (words, self.log)
         return line
 
+    def whole_log(self) -> list[str]:
+        """The log with the lines of all requests that have been answered; `log` may lag behind."""
+        mark = uuid.uuid4().hex
+        self.client.get("/v1/models", headers={"x-request-id": mark})
+        self.line_with(f"request={mark}")
+        return list(self.log)
+
     def processes(self) -> list[psutil.Process]:
         """Every process that the gateway or its children started, itself included."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
@@ -126,12 +136,19 @@ class GatewayProcess:
 
     def backends(self) -> list[psutil.Process]:
         """The processes of our own backend that are running."""
-        commands = [(process, process.cmdline()) for process in self.processes()]
         return [
             process
-            for process, command in commands
+            for process, command in self.commands()
             if "backend" in command and not any("warden" in each for each in command)
         ]
+
+    def commands(self) -> list[tuple[psutil.Process, list[str]]]:
+        """Every process that is running, with its command line."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                found.append((process, process.cmdline()))
+        return found
 
     def terminate(self) -> int:
         """SIGTERM, and the exit code."""

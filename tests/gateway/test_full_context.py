@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import GatewayProcess
+from tests.polling import until
 
 CONTEXT = 1024  # of `tiny`
 LONG = [{"role": "user", "content": "tick " * 2_000}]  # its tokens are counted
@@ -52,14 +52,6 @@ def _body(path: str, prompt: list[dict[str, str]], *, stream: bool) -> dict[str,
     return {**body, "messages": prompt}
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[GatewayProcess]:
-    """A gateway whose model may be unloaded."""
-    process = GatewayProcess({"tiny": tiny()})
-    yield process
-    process.close()
-
-
 def _require_recognised(error: Any, path: str) -> None:
     """Every program finds its words, and no words of another kind of error."""
     sentence = error if isinstance(error, str) else error["message"]
@@ -92,10 +84,12 @@ def test_agents_recognise_a_full_context(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_agents_recognise_it_in_a_stream_that_has_begun(own: GatewayProcess, path: str) -> None:
+def test_agents_recognise_it_in_a_stream_that_has_begun(gateway: GatewayProcess, path: str) -> None:
     """A stream begins before the prompt is read if the model has to be loaded first."""
-    own.client.post("/v1/models/unload", json={"model": "tiny"})
-    answer = own.client.post(path, json=_body(path, LONG, stream=True))
+    unload = {"model": "tiny"}
+    # An earlier request may still be using it.
+    until(lambda: gateway.client.post("/v1/models/unload", json=unload).is_success)
+    answer = gateway.client.post(path, json=_body(path, LONG, stream=True))
     assert answer.status_code == 200
     last = [line for line in answer.text.splitlines() if "prompt is too long" in line][-1]
     event = json.loads(last.removeprefix("data: "))

@@ -21,6 +21,7 @@ from gateway.openai.messages import ChatMessage
 from gateway.routes.embeddings import in_parts
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
+from tests.polling import until
 
 LONG = 10 << 20
 WORDS = "a word and another "
@@ -41,7 +42,7 @@ def gateway() -> Iterator[GatewayProcess]:
 
 
 def own_process(gateway: GatewayProcess) -> psutil.Process:
-    (found,) = [one for one in gateway.processes() if one.cmdline()[1:3] == ["-m", "gateway"]]
+    (found,) = [one for one, command in gateway.commands() if command[1:3] == ["-m", "gateway"]]
     return found
 
 
@@ -75,7 +76,8 @@ def test_a_long_message_takes_little_more_memory_than_its_length(
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")
         assert post(f"/v1/{path}", content=long, headers=headers).status_code == 200
         assert peak(process) - before < 5 * len(long)
-    assert process.memory_info().rss - before < 1.5 * len(long)
+        # A thread that has read the body may end later than the answer arrives.
+        until(lambda: process.memory_info().rss - before < 1.5 * len(long))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
@@ -110,7 +112,7 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "context_length_exceeded"
         assert peak(process) - before < 5 * LONG
-    assert any(kept() < LONG for _ in range(1000))
+    until(lambda: kept() < LONG)
 
 
 async def test_a_long_body_is_read_in_several_steps() -> None:

@@ -39,7 +39,7 @@ ROWS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
     st.lists(ROWS, min_size=1, max_size=4),
     st.sampled_from([3000, 4001]),

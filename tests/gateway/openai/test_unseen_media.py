@@ -6,7 +6,6 @@ Covers: gateway/openai/messages.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,14 +109,7 @@ def test_strict_refuses_every_image(strict: Exchange, messages: list[Any], place
     assert refused.value.param == place
 
 
-@pytest.fixture(scope="module")
-def reading() -> Iterator[GatewayProcess]:
-    process = GatewayProcess({"tiny": {"parameters": {"model": str(TINY_TEXT)}}})
-    yield process
-    process.close()
-
-
-def test_a_conversation_with_images_goes_on_in_every_api(reading: GatewayProcess) -> None:
+def test_a_conversation_with_images_goes_on_in_every_api(gateway: GatewayProcess) -> None:
     used = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
     seen = [{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": PNG}]
     called = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
@@ -140,17 +132,17 @@ def test_a_conversation_with_images_goes_on_in_every_api(reading: GatewayProcess
     for path, body in bodies.items():
         limit = {"max_output_tokens": 4} if path.endswith("responses") else {"max_tokens": 4}
         extra = {} if path.startswith("/api") else limit
-        answer = reading.client.post(path, json={"model": "tiny", **extra, **body})
+        answer = gateway.client.post(path, json={"model": "tiny", **extra, **body})
         assert answer.status_code == 200, (path, answer.text)
         assert "image" in answer.headers["x-ignored-fields"], path
 
 
-def test_half_of_a_surrogate_pair_in_a_history_is_replaced(reading: GatewayProcess) -> None:
+def test_half_of_a_surrogate_pair_in_a_history_is_replaced(gateway: GatewayProcess) -> None:
     """Written in the body, or in the JSON of a call's arguments inside it."""
     arguments = {"name": "look", "arguments": r'{"at": "\ud83d"}'}
     called = {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": arguments}]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "cut \ud83d"}
     messages = [*user_message("x"), called, result]
     body = {"model": "tiny", "max_tokens": 4, "messages": messages}
-    answer = reading.client.post("/v1/chat/completions", content=json.dumps(body))
+    answer = gateway.client.post("/v1/chat/completions", content=json.dumps(body))
     assert answer.status_code == 200, answer.text

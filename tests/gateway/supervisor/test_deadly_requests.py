@@ -18,9 +18,10 @@ from tests.polling import PAUSE
 
 def starts(gateway: GatewayProcess, expected: int) -> bool:
     """Whether that many backends were started so far; prints the gateway's log if not."""
-    found = sum("starting a backend" in line for line in gateway.log)
+    log = gateway.whole_log()
+    found = sum("starting a backend" in line for line in log)
     if found != expected:
-        print(*gateway.log, sep="\n")
+        print(*log, sep="\n")
     return found == expected
 
 

@@ -37,8 +37,7 @@ async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None
 
         def running() -> int:
             """A backend starts its monitor with its first load, so it may exist already."""
-            commands = [one.cmdline() for one in gateway.processes()]
-            return sum("backend.rpc.monitor" not in command for command in commands)
+            return sum("backend.rpc.monitor" not in command for _, command in gateway.commands())
 
         # The gateway, two wardens, our backend, and the two that watch nothing. A process that was
         # just forked still has the command line of its parent.
