@@ -6,7 +6,8 @@ This module also loads the tensors of a checkpoint into heads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class HeadError(Exception):
     """There is no usable head. The error's text is a clause for the message to the user."""
 
 
-class Head(Module):
+class Head(Module, ABC):
     """The base of heads, whose KV is a cache for each layer of `inner`.
 
     embed: returns the vectors of tokens.
@@ -51,9 +52,22 @@ class Head(Module):
     def layers(self) -> list[Any]:
         return list(self.inner.layers)
 
-    def no_states(self, embedded: mx.array) -> mx.array:
-        """Return zeros instead of states, to measure the memory of the head's KV."""
-        return mx.zeros((*embedded.shape[:-1], self.size), embedded.dtype)
+    def __call__(
+        self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
+    ) -> mx.array:
+        """Return the head's state after each token, [rows, tokens, hidden size].
+
+        states: the states from which the tokens were chosen; None means zeros, to measure the
+            memory of the KV.
+        """
+        embedded = self.embed(tokens)
+        if states is None:
+            states = mx.zeros((*embedded.shape[:-1], self.size), embedded.dtype)
+        return self.read(embedded, states, cache)
+
+    @abstractmethod
+    def read(self, embedded: mx.array, states: mx.array, cache: Sequence[Any]) -> mx.array:
+        """Append tokens, of which these are the vectors, to the KV; returns as `__call__` does."""
 
 
 def read_weights(path: Path) -> Weights:

@@ -175,17 +175,8 @@ class PredictionHead(Head):
         self._state_first = state_first
         self.cast_predicate = getattr(body, "cast_predicate", lambda _: True)
 
-    def __call__(
-        self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
-    ) -> mx.array:
-        """Return the state after each token, [rows, tokens, size], from which logits are projected.
-
-        states: the hidden states from which the tokens were chosen, [rows, tokens, size]; None
-            means zeros, to measure the memory of the KV.
-        """
-        embedded = self.embed(tokens)
-        if states is None:
-            states = self.no_states(embedded)
+    def read(self, embedded: mx.array, states: mx.array, cache: Sequence[Any]) -> mx.array:
+        """Read the states, [rows, tokens, size]; logits are projected from the result."""
         pair = [self.of_token(embedded), self.of_state(states)]
         if self._state_first:
             pair.reverse()

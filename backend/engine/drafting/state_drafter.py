@@ -94,14 +94,14 @@ class BlockDrafter(StateDrafter):
     _head: BlockHead
 
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:  # noqa: ARG002, it reads states alone
-        self._head.read(states[None], row)
+        self._head.append(states[None], row)
 
     def _next_drafts(
         self, able: dict[int, DraftRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
         counts = [0 if own is None else own.shape[0] for own in unread]
         width = max(counts)
-        self._head.read(padded(unread, width), self._layers)
+        self._head.append(padded(unread, width), self._layers)
         self._cache.drop([width - count for count in counts])
         # As many as in training: fewer tokens of a shorter block would be right.
         size = self._head.longest

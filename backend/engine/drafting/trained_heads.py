@@ -48,17 +48,8 @@ class EagleHead(Head):
             _STATES * drafter.target_hidden_size,
         )
 
-    def __call__(
-        self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
-    ) -> mx.array:
-        """Return the head's state after each token, [rows, tokens, hidden size].
-
-        states: the states from which the tokens were chosen: the model's, [rows, tokens, `size`],
-            or the head's, [rows, tokens, hidden size]. None means zeros, to measure the KV.
-        """
-        embedded = self.embed(tokens)
-        if states is None:
-            states = self.no_states(embedded)
+    def read(self, embedded: mx.array, states: mx.array, cache: Sequence[Any]) -> mx.array:
+        """Read the model's states, [rows, tokens, `size`], or the head's, [.., .., hidden size]."""
         if states.shape[-1] == self.size:
             if self.inner.input_norm is not None:
                 states = self.inner.input_norm(states)
@@ -185,13 +176,12 @@ class BlockHead(Head):
         self.longest = min(int(drafter.config.block_size) - 1, WIDTHS[-1])
         self._mask = int(drafter.config.mask_token_id)
 
-    def __call__(self, tokens: mx.array, *, cache: list[Any]) -> mx.array:
-        """Read zeros instead of states for these tokens, to measure the memory of the KV."""
-        like = self.embed(tokens)
-        self.read(self.no_states(like), cache)
-        return like
+    def read(self, embedded: mx.array, states: mx.array, cache: Sequence[Any]) -> mx.array:
+        """Append the model's states to the KV. A token has no state before `fill`."""
+        self.append(states, cache)
+        return embedded
 
-    def read(self, states: mx.array, cache: Sequence[Any]) -> None:
+    def append(self, states: mx.array, cache: Sequence[Any]) -> None:
         """Append the model's states, [rows, tokens, size], to the KV."""
         states = self.inner.hidden_norm(self.inner.fc(states))
         for layer, cached in zip(self.inner.layers, cache, strict=True):

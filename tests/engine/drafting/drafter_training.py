@@ -135,7 +135,7 @@ def _filled(
     for _ in range(_PARTS):
         count = dice.randrange(1, len(texts[0]) - size - 1)
         cache = make_prompt_cache(head)
-        head.read(states[:, :count], cache)
+        head.append(states[:, :count], cache)
         filled = head.fill([one[count] for one in texts], size, cache)
         wanted = mx.array([one[count + 1 : count + 1 + size] for one in texts])
         found = found + cross_entropy(choices.project(filled), wanted, reduction="mean")
