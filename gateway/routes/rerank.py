@@ -104,7 +104,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
 
 
 class ScoreRequest(Request):
-    """Pairs of texts: one text with each of several, or texts with others at the same places."""
+    """Pairs of texts: one text with each of a list, or two lists of equal length, in order."""
 
     others = RERANK
     text_1: str | list[str]

@@ -213,8 +213,10 @@ def test_other_servers_names_of_fields_have_an_effect(
     assert numbers.metadata["mlx-truncate"] == "false"
     assert embed(gateway, "abc", 400, truncate=True, truncation=False)["type"]
     for field in ("output_dtype", "embedding_type"):
-        assert embed(gateway, "abc", **{field: "float"})["data"]
-        assert embed(gateway, "abc", 400, **{field: "binary"})["param"] == field
+        known: dict[str, Any] = {field: "float"}
+        unknown: dict[str, Any] = {field: "binary"}
+        assert embed(gateway, "abc", **known)["data"]
+        assert embed(gateway, "abc", 400, **unknown)["param"] == field
     assert embed(gateway, "abc", 400, late_chunking=True)["param"] == "late_chunking"
 
 
