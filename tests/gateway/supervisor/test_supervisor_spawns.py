@@ -15,10 +15,9 @@ from gateway.calls import Stub, generate
 from gateway.supervisor.process import BackendProcess
 from tests.gateway.gateway_process import WAIT, roomy
 from tests.gateway.supervising import script, supervising
-from tests.long import examples
 from wire import backend_pb2 as pb
 
-SPAWNS = examples(300)  # of those that copy gRPC's state, one in ten fails
+SPAWNS = 300  # of those that copy gRPC's state, one in ten fails
 STREAMS = 4
 
 
