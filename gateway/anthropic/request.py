@@ -39,7 +39,7 @@ from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, other_for
 
 _text = as_text("text", UNREAD)
 Json = dict[str, Any]
-# By field of a chat request: the name of Anthropic's field.
+# By field of a chat request, or the end of its path: Anthropic's name.
 _NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
@@ -49,6 +49,9 @@ _NAMES = {
     "tool_choice.function.name": "tool_choice.name",
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "[image_url]": "[image]",
+    "[video_url]": "[video]",
+    "[file]": "[document]",
 }
 
 

@@ -22,13 +22,14 @@ from gateway.limits import JsonRoute, offload
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part
 from gateway.ollama.request import (
+    WITHOUT_TEMPLATE,
     ChatRequest,
     GenerateRequest,
     ModelName,
     chat_request,
     without_template,
 )
-from gateway.openai.answering import answer, events_of, question_of
+from gateway.openai.answering import answer, client_paths, events_of, question_of
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
@@ -251,7 +252,8 @@ async def _unload_if_idle(model: str, gateway: Gateway) -> None:
 
 async def _raw(asked: CompletionRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
     config = gateway.supervisor.resolve(asked.model)
-    wanted = (await offload(completion_plan, asked, config)).wanted
-    async with aclosing(events_of(asked, wanted, gateway)) as events:
-        async for _, event in events:
-            yield event
+    with client_paths(WITHOUT_TEMPLATE):
+        wanted = (await offload(completion_plan, asked, config)).wanted
+        async with aclosing(events_of(asked, wanted, gateway)) as events:
+            async for _, event in events:
+                yield event
