@@ -21,7 +21,7 @@ from common.field_names import named
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import DROPPED, MESSAGES, Request, Strict
+from gateway.fields import MESSAGES, Request, Strict
 from gateway.openai.answering import Conversation, Translation, translate
 from gateway.openai.messages import (
     UNREAD,
@@ -35,6 +35,7 @@ from gateway.openai.messages import (
 from gateway.openai.sampling import Seed, agreed
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
+from gateway.repairs import DROPPED
 from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, other_form
 
 _text = as_text("text", UNREAD)

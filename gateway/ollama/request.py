@@ -12,7 +12,7 @@ from common.part_text import text_of
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import Request, Strict, tolerable
+from gateway.fields import Request, Strict
 from gateway.images import type_of
 from gateway.openai.answering import Translation, client_paths, translate
 from gateway.openai.completion import CompletionRequest
@@ -21,6 +21,7 @@ from gateway.openai.sampling import Options
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS, AnyTool, ToolChoice
 from gateway.refusals import validated
+from gateway.repairs import tolerable
 from gateway.tagged import MOST_ENTRIES
 
 Json = dict[str, Any]

@@ -20,7 +20,6 @@ from gateway.asking import ask
 from gateway.calls import Done, Event, Piece, Usage, generate_all
 from gateway.context import Gateway
 from gateway.errors import ApiError, bad_field, found_in
-from gateway.limits import offload
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest, options_of
@@ -29,6 +28,7 @@ from gateway.openai.sampling import Lora
 from gateway.refusals import validated
 from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease
+from gateway.threads import offload
 from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
 

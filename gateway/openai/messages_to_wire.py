@@ -18,7 +18,6 @@ from typing import Literal
 from common.field_names import named
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
-from gateway.limits import offload
 from gateway.openai.messages import (
     RESULTS,
     SECONDS,
@@ -36,6 +35,7 @@ from gateway.openai.messages import (
 )
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
+from gateway.threads import offload
 from wire import backend_pb2 as pb
 
 # No chat template of a local model distinguishes the two: those that know `developer` (gpt-oss)

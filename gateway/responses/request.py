@@ -16,12 +16,13 @@ from common.field_names import named
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import RESPONSES, Request, Strict, known
+from gateway.fields import RESPONSES, Request, Strict
 from gateway.openai.answering import Conversation, Translation, translate
 from gateway.openai.messages import SEAL
 from gateway.openai.sampling import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking import Budget, ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
+from gateway.repairs import known
 from gateway.responses.items import (
     AdditionalTools,
     AnyPart,

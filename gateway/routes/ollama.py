@@ -18,7 +18,7 @@ from gateway.calls import Event
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.fields import Request
-from gateway.limits import JsonRoute, offload
+from gateway.json_route import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part
 from gateway.ollama.request import (
@@ -36,6 +36,7 @@ from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors
 from gateway.routes.models import with_adapters
 from gateway.sse import respond
 from gateway.supervisor.instance import State
+from gateway.threads import offload
 
 VERSION = "0.12.11"  # whose API this follows
 _NOW = (0, "0", "0s", "0m")  # values of keep_alive that unload a model at once

@@ -15,7 +15,7 @@ from gateway.calls import unary
 from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.fields import Request, Strict
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.openai.sampling import agreed
 from gateway.routes.embeddings import TRUNCATE, Sent, Truncate, prefer, truncation, usage_of
 from gateway.supervisor.supervisor import Lease

@@ -1,4 +1,4 @@
-"""Each API is told of its own fields, though all are translated to chat requests.
+"""Ignored and refused fields have the names of the API that was called.
 
 Covers: gateway/openai/answering.py, gateway/exchange.py
 """
