@@ -19,9 +19,9 @@ from common.version import VERSION
 from gateway import exchange, openapi, refusals
 from gateway.access import AccessMiddleware
 from gateway.admission import AdmissionMiddleware
+from gateway.bodies import BodyMiddleware
 from gateway.context import Gateway
 from gateway.exchange import Traffic
-from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
 from gateway.openai.answering import warm_prompts
 from gateway.routes import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 MOST_IGNORED = 24  # names that the header and the log line list
 LONGEST_NAME = 80  # characters: with MOST_IGNORED, at most 2 KiB in a header
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.\-\[\]]")
+_INDEX = re.compile(r"\[[0-9]+\]")
 CLIENT_LEFT = 499  # nginx's number, only for the log and the metrics
 _current: ContextVar[Exchange] = ContextVar("exchange")
 
@@ -45,14 +46,17 @@ class Exchange:
     truncated: int = 0  # tokens of texts to embed or rank that the model left out
     strict: bool = False  # whether fields without meaning are refused
     ignored: dict[str, None] = field(default_factory=dict)  # fields that were left out, in order
+    name_of: Callable[[str], str] = str  # returns the client's name for a path in a translated body
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def ignore(self, name: str) -> None:
-        """Record a field that was left out; it is a client's text, so it is sanitised."""
+    def ignore(self, place: str) -> None:
+        """Record a field that was left out: its path in the body, whose indices are not listed."""
         if len(self.ignored) < MOST_IGNORED:
+            name = _INDEX.sub("[]", self.name_of(place))
+            # It may be a client's text.
             self.ignored[_NOT_PLAIN.sub("?", name)[:LONGEST_NAME]] = None
 
     def count_tokens(self, prompt: int, completion: int) -> None:

@@ -1,49 +1,23 @@
-"""The fields of requests: strict schemas, and what is tolerated beyond them.
+"""The bases of request schemas, and the fields beyond them that are refused.
 
-Schemas refuse a field or a kind of object that they do not know. A field beyond a schema that would
-change the answer is refused by name, unless it has the value that means "off", which clients often
-send; labels have no effect. Everything else that has no meaning for a local model is left out, or
-replaced by its equivalent, and the body is checked again; with `--strict` it is refused. The client
-finds the names of removed fields in the header `x-ignored-fields`, the operator in the request's
-log line. Wrong types, missing fields, and what the answer must look like are never repaired.
+A field beyond a schema that would change the answer is refused by name, unless it has the value
+that means "off", which clients often send. `gateway.repairs` treats all other unknown fields.
 docs/gateway.md lists the refused fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from common.field_names import named
-from common.field_table import FieldTable, Refused, each, empty_or, one_of
-from gateway import exchange
+from common.field_table import FieldTable, Refused, empty_or, one_of
 from gateway.described import about
-from gateway.errors import ApiError, bad_field
-from gateway.refusals import place_of
+from gateway.errors import bad_field
+from gateway.repairs import NEUTRAL, checked
 
-# Well-behaved clients send these with every request, so `--strict` accepts them as well.
-NEUTRAL = each(
-    {
-        "a label, or about a provider's service": "user safety_identifier metadata request_id store"
-        " service_tier priority prompt_cache_key prompt_cache_retention verbosity speed"
-        " user_profile_id client_metadata stream_options summary generate_summary cache_control"
-        " citations caller allowed_callers eager_input_streaming detail annotations",
-        "the server chooses": "cache_prompt id_slot penalize_nl n_keep n_discard min_keep"
-        " speculative.n_max speculative.n_min speculative.p_min guided_decoding_backend",
-    }
-)
 _ONE = Refused("ask once for each answer", empty_or(1))
 _WHOLE = Refused("a grammar applies from the start of the answer")
 _SEND_FORMAT = Refused("send response_format, or a grammar")
@@ -136,25 +110,6 @@ RERANK = FieldTable({
     ),
     "truncate_prompt_tokens": _REFUSED["truncate_prompt_tokens"],
 })  # fmt: skip
-Place = tuple[str | int, ...]
-DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
-MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
-_ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
-_FORMAT_PATHS: set[Place] = {  # where a request says what the answer must look like
-    ("response_format",),
-    ("structured_outputs",),
-    ("output_format",),
-    ("text", "format"),
-    ("output_config", "format"),
-}
-_UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
-    "dict_type list_type model_type model_attributes_type string_too_short literal_error"
-    " blocks_type string_type int_type float_type bool_type unsupported".split()
-)
-_REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
-    "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
-    " n_predict num_predict".split()
-)
 _MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
@@ -169,126 +124,6 @@ def without_refused(body: Any, table: FieldTable) -> Any:
         message = f"{named(name)} is not supported with this value: {table.refused[name].instead}"
         raise bad_field(message, "unsupported_parameter")
     return {name: value for name, value in body.items() if name not in table.refused}
-
-
-def tolerable(
-    sentence: str, instead: Any = DROPPED, *, up: int = 0, lossless: bool = False
-) -> PydanticCustomError:
-    """Return an error that is raised only with `--strict`; otherwise `instead` replaces the object.
-
-    up: how many levels above the object the replaced object is.
-    lossless: the replacement means the same, so it is not listed.
-    """
-    repair = {"instead": instead, "up": up, "lossless": lossless}
-    return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence} | repair)
-
-
-def known(words: Collection[str]) -> BeforeValidator:
-    """Return a validator for a string that is one of these words.
-
-    Other strings, and numbers, are left out.
-    """
-
-    def check(word: Any) -> Any:
-        if isinstance(word, str | float | int) and word not in words:
-            raise tolerable(f"{str(word)[:64]} is not served: send one of {', '.join(words)}")
-        return word
-
-    return BeforeValidator(check, json_schema_input_type=str)
-
-
-def checked(body: Any, check: Callable[[Any], Any]) -> Any:
-    """Return the result of `check` for a body, which is repaired if necessary.
-
-    Raises ValidationError for what is not repaired, ApiError for too many repairs.
-    """
-    strict = exchange.current().strict
-    for _ in range(_ROUNDS):
-        try:
-            return check(body)
-        except ValidationError as failure:
-            if failure.error_count() > MOST_REPAIRS:
-                raise ApiError(
-                    400,
-                    f"the body has more than {MOST_REPAIRS} fields that are not known here, or"
-                    " are wrong: leave them out",
-                ) from None
-            edits: dict[str | int, Any] = {}
-            for problem in failure.errors(include_url=False):
-                _plan(edits, problem, strict)
-            if not edits:
-                raise
-            body = _edited(body, edits)
-    return check(body)
-
-
-def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool) -> None:
-    """Add the repair of a problem, if there is one, to the edits, which are a tree by path."""
-    place: Place = place_of(problem["loc"])
-    kind, value = problem["type"], problem["input"]
-    unset = value in ([], {}, "") and kind in _UNSET  # PHP writes an empty object as a list
-    if kind == "extra_forbidden":
-        # A client's own field name may look like that of an alternative.
-        place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
-        forms = any(place[:size] in _FORMAT_PATHS and len(place) > size for size in (1, 2))
-        may_go = place[-1] in NEUTRAL if strict else not forms
-        if not may_go and value:  # programs send empty values for unused fields
-            return
-        _edit(edits, place, DROPPED)
-        if value is not None:
-            exchange.current().ignore(_name(place))
-    elif strict:
-        return
-    elif kind == "tolerable":
-        repair = problem["ctx"]
-        target = place[: len(place) - repair["up"]]
-        _edit(edits, target, repair["instead"])
-        if not repair["lossless"]:
-            tag = value if repair["up"] and isinstance(value, str) else ""
-            exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
-    elif (value is None or unset) and place and isinstance(place[-1], str):
-        _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing
-    elif kind == "int_type" and isinstance(value, float) and value.is_integer():
-        _edit(edits, place, int(value))
-    elif kind == "less_than_equal" and place[-1] in _REDUCED:
-        _edit(edits, place, int(problem["ctx"]["le"]))
-        exchange.current().ignore(_name(place))
-
-
-def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:
-    for step in place[:-1]:
-        inner = edits.setdefault(step, _Edits())
-        if not isinstance(inner, _Edits):
-            return  # inside a part that is removed itself
-        edits = inner
-    if place:
-        edits[place[-1]] = value
-
-
-class _Edits(dict[str | int, Any]):
-    """The edits below a path, in a separate type, so that they are never mistaken for a value."""
-
-
-def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
-    """Return a copy of a body with the edits; unchanged parts are shared with the body."""
-    copy: Any = list(node) if isinstance(node, list) else dict(node)
-    for step, edit in edits.items():
-        if step not in (range(len(copy)) if isinstance(copy, list) else copy):
-            continue  # created by a validator, and not in the body
-        below = copy[step]
-        if not isinstance(edit, _Edits):
-            copy[step] = edit
-        elif isinstance(below, dict | list):
-            copy[step] = _edited(below, edit)
-    if isinstance(copy, list):
-        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in copy)
-        return [each for several in entries for each in several]
-    return {name: each for name, each in copy.items() if each is not DROPPED}
-
-
-def _name(place: Place) -> str:
-    """Return the name of a path: `tools[].defer_loading` for `("tools", 0, "defer_loading")`."""
-    return "".join("[]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
 
 
 class Strict(BaseModel):
@@ -319,7 +154,7 @@ class Request(Strict):
 class StreamOptions(Strict):
     """What a stream contains in addition to the answer."""
 
-    include_usage: bool | None = about("Whether the last chunk has the usage.")
+    include_usage: bool | None = about("Whether a last chunk without choices has the usage.")
 
 
 class TextRequest(Request):
@@ -330,6 +165,6 @@ class TextRequest(Request):
     return_progress: bool | None = about("llama.cpp: a stream reports prompt progress.")
 
     @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage is True
+    def wants_usage(self) -> bool | None:
+        """Whether a stream ends with a chunk that has the usage; None if the client did not say."""
+        return self.stream_options.include_usage if self.stream_options else None

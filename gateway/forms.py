@@ -10,8 +10,9 @@ from email.message import Message
 from starlette.requests import Request
 
 from gateway import exchange
+from gateway.bodies import pop_body
 from gateway.errors import ApiError
-from gateway.limits import offload, pop_body
+from gateway.threads import offload
 
 MOST_PARTS = 64
 _KIND = "multipart/form-data"

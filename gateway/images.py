@@ -12,9 +12,9 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.errors import ApiError
-from gateway.limits import offload
 from gateway.remote_images import PUBLIC, Fetched, Fetcher, invalid, too_large
 from gateway.settings import GatewaySettings
+from gateway.threads import offload
 
 Signature = tuple[str, Callable[[bytes], bool]]
 _IMAGES: Sequence[Signature] = (

@@ -5,7 +5,7 @@ that an earlier error keeps its own HTTP status; a request that waits for its mo
 immediately. During silence the stream regularly sends an event that the API's clients know: many of
 them give up on a stream that sends only comments. A failure after that is an event of its own: a
 stream never just ends. If a client disconnects, the task that runs the response is cancelled
-(`gateway.limits`); this closes the events immediately and cancels the work that produces them.
+(`gateway.leaving`); this closes the events immediately and cancels the work that produces them.
 """
 
 from __future__ import annotations

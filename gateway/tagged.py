@@ -7,7 +7,7 @@ body (messages[0].content[1].text) and the message is about the kind that was se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -23,8 +23,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from common.part_text import file_of, text_of
-from gateway.fields import DROPPED, tolerable
 from gateway.images import PDF, type_of
+from gateway.repairs import DROPPED, tolerable
 
 FILES = ("file", "input_file")
 MOST_ENTRIES = 10_000  # messages of a conversation, parts of a content
@@ -73,41 +73,60 @@ class OneOf:
         )
 
     def _checked(
-        self, value: Any, kinds: Mapping[str, type[BaseModel]], words: list[str]
+        self, value: Any, kinds: Mapping[str, type[BaseModel]], words: Sequence[str]
     ) -> BaseModel | str:
-        *most, last = (*words, *kinds)
-        known = f"{', '.join(most)} or {last}" if most else last
+        """Return the word, or the model of the kind that an object names. Raises for any other.
 
-        def refusal(kind: str, up: int) -> PydanticCustomError:
-            advice = self.instead.get(kind, f"send {known}")
-            sentence = f"{self.what} of type {kind} is not served: {advice}"
-            replacement = self.otherwise(value)
-            if replacement is None:
-                return _error(sentence)
-            lossless = self.lossless or "file_data" in replacement
-            return tolerable(sentence, replacement, up=up, lossless=lossless)
-
+        kinds: the models by their `type`.
+        words: what may be sent instead of an object.
+        """
         if isinstance(value, str) and words:
-            if value not in words:
-                raise refusal(value[:64], 0)
-            return value
+            if value in words:
+                return value
+            raise self._refusal(value, value, [*words, *kinds])
         if isinstance(value, str) and self.default in ("text", "input_text"):
             raise tolerable("send an object", {"type": self.default, "text": value}, lossless=True)
         if not isinstance(value, dict):
             raise _error("send an object")
         if value.get("type") is None:
-            members = [name for name in value if name != "type"]
-            named = self.default
-            if members and all(isinstance(value[name], dict) for name in members):
-                named = next((name for name in members if name in kinds), members[0])
-            value = {**value, "type": named}
-        named = value.get("type")
-        if isinstance(named, str) and named in kinds and _is_whole(value):
-            return kinds[named].model_validate(value)
+            value = {**value, "type": self._implied_kind(value, kinds)}
+        kind = value["type"]
+        if isinstance(kind, str) and kind in kinds and _is_whole(value):
+            return kinds[kind].model_validate(value)
         details = InitErrorDetails(type="missing", loc=("type",), input=value)
-        if named is not None:
-            details["type"], details["input"] = refusal(str(named)[:64], 1), named
+        if kind is not None:
+            details["type"] = self._refusal(value, str(kind), [*words, *kinds], up=1)
+            details["input"] = kind
         raise ValidationError.from_exception_data("type", [details])
+
+    def _implied_kind(self, value: Mapping[str, Any], kinds: Collection[str]) -> str | None:
+        """Return the kind of an object without a type; None if there is no default.
+
+        An object whose fields are all objects has its kind as the name of a field: `function`, or
+        one that is not served, such as Gemini's `googleSearch`.
+        """
+        names = [name for name in value if name != "type"]
+        if names and all(isinstance(value[name], dict) for name in names):
+            return next((name for name in names if name in kinds), names[0])
+        return self.default
+
+    def _refusal(
+        self, value: Any, kind: str, served: Sequence[str], up: int = 0
+    ) -> PydanticCustomError:
+        """Return the error about a kind that is not served; it is tolerable if `otherwise` allows.
+
+        up: how many levels above the path of the error the object is.
+        """
+        kind = kind[:64]
+        *most, last = served
+        known = f"{', '.join(most)} or {last}" if most else last
+        advice = self.instead.get(kind, f"send {known}")
+        sentence = f"{self.what} of type {kind} is not served: {advice}"
+        replacement = self.otherwise(value)
+        if replacement is None:
+            return _error(sentence)
+        lossless = self.lossless or "file_data" in replacement
+        return tolerable(sentence, replacement, up=up, lossless=lossless)
 
 
 def _literals(annotation: Any) -> Iterator[str]:

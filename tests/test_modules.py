@@ -78,7 +78,7 @@ COVERED = {
     "gateway/ollama/test_ollama.py": "gateway/ollama/answer",
     "gateway/openai/test_chat_answers.py": "gateway/routes/chat",
     "gateway/openai/test_chat_document.py": "gateway/described gateway/openapi",
-    "gateway/openai/test_chat_leaving.py": "gateway/limits",
+    "gateway/openai/test_chat_leaving.py": "gateway/leaving",
     "gateway/openai/test_chat_to_wire.py": """
         gateway/openai/answer_format gateway/openai/tools gateway/openai/messages
     """,
@@ -91,7 +91,7 @@ COVERED = {
     "gateway/routes/test_shell_numbers.py": "gateway/routes/rerank gateway/routes/tokenize",
     "gateway/supervisor/test_supervisor.py": "gateway/supervisor/backend",
     "gateway/supervisor/test_supervisor_warden.py": "gateway/supervisor/warden_process",
-    "gateway/test_errors_bodies.py": "gateway/fields gateway/tagged",
+    "gateway/test_errors_bodies.py": "gateway/fields gateway/repairs gateway/tagged",
     "gateway/test_errors_table.py": "gateway/calls",
     "gateway/test_logs.py": "gateway/access gateway/logs",
     "gateway/test_metrics.py": "gateway/metrics",

@@ -21,7 +21,7 @@ from common.field_names import named
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import DROPPED, MESSAGES, Request, Strict
+from gateway.fields import MESSAGES, Request, Strict
 from gateway.openai.answering import Conversation, Translation, translate
 from gateway.openai.messages import (
     UNREAD,
@@ -35,11 +35,12 @@ from gateway.openai.messages import (
 from gateway.openai.sampling import Seed, agreed
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
+from gateway.repairs import DROPPED
 from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, other_form
 
 _text = as_text("text", UNREAD)
 Json = dict[str, Any]
-# By field of a chat request: the name of Anthropic's field.
+# By field of a chat request, or the end of its path: Anthropic's name.
 _NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
@@ -49,6 +50,9 @@ _NAMES = {
     "tool_choice.function.name": "tool_choice.name",
     "continue_final_message": "messages",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "[image_url]": "[image]",
+    "[video_url]": "[video]",
+    "[file]": "[document]",
 }
 
 

@@ -12,21 +12,34 @@ from common.part_text import text_of
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import Request, Strict, tolerable
+from gateway.fields import Request, Strict
 from gateway.images import type_of
-from gateway.openai.answering import Translation, translate
+from gateway.openai.answering import Translation, client_paths, translate
 from gateway.openai.completion import CompletionRequest
 from gateway.openai.messages import ToolCall
 from gateway.openai.sampling import Options
 from gateway.openai.thinking import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS, AnyTool, ToolChoice
+from gateway.refusals import validated
+from gateway.repairs import tolerable
 from gateway.tagged import MOST_ENTRIES
 
 Json = dict[str, Any]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
 _ToolName = Annotated[str | None, Field(validation_alias=AliasChoices("tool_name", "name"))]
-_NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
+# By field of a chat request, or the end of its path: Ollama's name.
+_NAMES = {
+    **{name: f"options.{row.alias or name}" for name, row in Options.model_fields.items()},
+    "response_format": "format",
+    "enable_thinking": "think",
+    "reasoning_effort": "think",
+    ".reasoning_content": ".thinking",
+    ".name": ".tool_name",
+    "[image_url]": "",
+    "[video_url]": "",
+}
+WITHOUT_TEMPLATE = _NAMES | {"logprobs": "top_logprobs"}  # of a completion request instead
 
 
 def _require_served(role: Any) -> Any:
@@ -148,7 +161,8 @@ def without_template(body: GenerateRequest, translation: Translation) -> Complet
     given |= body.model_dump(include={"model", "prompt", "suffix"})
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     given["response_format"] = translation.chat.response_format
-    return CompletionRequest.model_validate(given)
+    with client_paths(WITHOUT_TEMPLATE):
+        return validated(CompletionRequest, given)
 
 
 def _places(body: ChatRequest | GenerateRequest, turns: Sequence[Turn]) -> dict[str, str]:
@@ -157,8 +171,8 @@ def _places(body: ChatRequest | GenerateRequest, turns: Sequence[Turn]) -> dict[
     places = {} if chats else {"messages": "prompt"}
     for at, turn in enumerate(turns):
         here = f"messages[{at}]"
-        if not chats:
-            places[here] = "system" if turn.role == "system" else "prompt"
+        shown = "system" if turn.role == "system" else "prompt"
+        places[here] = here if chats else shown
         images = f"{here}.images" if chats else "images"
         for index in range(len(turn.images or ())):
             places[f"{here}.content[{index}]"] = f"{images}[{index}]"

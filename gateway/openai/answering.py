@@ -20,7 +20,6 @@ from gateway.asking import ask
 from gateway.calls import Done, Event, Piece, Usage, generate_all
 from gateway.context import Gateway
 from gateway.errors import ApiError, bad_field, found_in
-from gateway.limits import offload
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest, options_of
@@ -29,6 +28,7 @@ from gateway.openai.sampling import Lora
 from gateway.refusals import validated
 from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease
+from gateway.threads import offload
 from gateway.used_prompts import beginning
 from wire import backend_pb2 as pb
 
@@ -74,17 +74,35 @@ class Translation:
 
 
 @contextmanager
-def _client_paths(places: Mapping[str, str]) -> Iterator[None]:
-    """Raise the ApiErrors of the block with paths in the client's body."""
+def client_paths(places: Mapping[str, str]) -> Iterator[None]:
+    """Replace paths in a chat request, in ApiErrors and ignored fields, by the client's.
+
+    places: the client's path for each path, and for the end of a path, such as
+        `.reasoning_content` or `[image_url]`, what the client calls it.
+    """
+
+    def name_of(path: str) -> str:
+        name, rest = found_in(places, path)
+        return name + places.get(rest, rest)
+
+    here = exchange.current()
+    before, here.name_of = here.name_of, name_of
     try:
         yield
     except ApiError as error:
         raise placed(error, places) from None
+    finally:
+        here.name_of = before
 
 
 def placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
     """Return an error about a chat request with paths in the client's body."""
-    return error.renamed(lambda name: found_in(places, name)[0])
+
+    def name_of(path: str) -> str:
+        name, rest = found_in(places, path)
+        return name + places.get(rest, "")
+
+    return error.renamed(name_of)
 
 
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
@@ -93,7 +111,7 @@ def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translati
     Tools are distinguished by name, so every name must be unique.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    with _client_paths(places):
+    with client_paths(places):
         chat = validated(ChatCompletionRequest, given)
         _require_own_names([tool.function.name for tool in chat.tools or ()])
     return Translation(chat, places)
@@ -208,7 +226,7 @@ async def question_of(
     count_only: compute nothing at all; the prompt may be longer than the context.
     """
     config = gateway.supervisor.resolve(translation.chat.model)
-    with _client_paths(translation.places):
+    with client_paths(translation.places):
         options = (await options_of(translation.chat, config, gateway))[0]
     if prompt_only:
         options.Metadata["mlx.prompt_only"] = "true"
@@ -220,7 +238,7 @@ async def question_of(
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
     """Yield the events of the answer (see `events_of`). Raises ApiError with the client's names."""
     translation = question.translation
-    with _client_paths(translation.places):
+    with client_paths(translation.places):
         stream = events_of(translation.chat, [question.options], gateway)
         async with aclosing(stream) as events:
             async for _, event in events:

@@ -18,7 +18,6 @@ from gateway.context import Gateway
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import TextRequest
-from gateway.limits import offload
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.openai.answer_format import FormatFields, constraint_of, write_constraint
@@ -47,6 +46,7 @@ from gateway.openai.tools import (
     write_tools,
 )
 from gateway.tagged import MOST_ENTRIES
+from gateway.threads import offload
 from wire import backend_pb2 as pb
 
 

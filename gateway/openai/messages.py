@@ -110,11 +110,9 @@ class PdfPart(Strict):
     filename: str = ""
 
     async def read(self, seconds: float) -> tuple[str, float]:
-        """Return the name and the text, or UNREAD; and the seconds that are left for other PDFs."""
+        """Return the name and the text, or "" if there is none; and the seconds that are left."""
         read = await pdf_text.read(self.file_data, seconds)
-        if not read.text:
-            exchange.current().ignore(f"messages[].content[][{self.type}]")
-        shown = f"{self.filename}\n{read.text}".lstrip() if read.text else UNREAD
+        shown = f"{self.filename}\n{read.text}".lstrip() if read.text else ""
         return shown, seconds - read.seconds
 
 
@@ -352,12 +350,12 @@ def _readable(content: Any, place: str, model: str, *, asked: bool) -> list[Any]
             inner = _readable(part.content, path, model, asked=False)
             part = part.model_copy(update={"content": inner})
         elif isinstance(part, ContentPart) and part.is_medium:
-            path += f".{part.field}"
             if asked or here.strict:
+                where = f"{path}.{part.field}"
                 raise bad_field(
-                    f"{named(path)} is not text, and the model {model} accepts only text"
+                    f"{named(where)} is not text, and the model {model} accepts only text"
                 )
-            here.ignore(f"messages[].content[][{part.type}]")
+            here.ignore(f"{path}[{part.type}]")
             what = _UNSEEN.get(part.field, "An image")
             text = f"[{what} could not be shown: this model accepts only text.]"
             part = ContentPart.model_validate({"type": "text", "text": text})

@@ -18,10 +18,10 @@ from typing import Literal
 from common.field_names import named
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
-from gateway.limits import offload
 from gateway.openai.messages import (
     RESULTS,
     SECONDS,
+    UNREAD,
     ChatMessage,
     ContentPart,
     Part,
@@ -35,6 +35,7 @@ from gateway.openai.messages import (
 )
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
+from gateway.threads import offload
 from wire import backend_pb2 as pb
 
 # No chat template of a local model distinguishes the two: those that know `developer` (gpt-oss)
@@ -114,13 +115,15 @@ class WireMessages:
         await self.pause()
         if isinstance(part, PdfPart):
             text, self.pdf_seconds = await part.read(self.pdf_seconds)
-            return text
+            if not text:
+                exchange.current().ignore(f"{place}[{part.type}]")
+            return text or UNREAD
         if not isinstance(part, ContentPart):
             owner = "user" if isinstance(part, ResultPart) else "assistant"
             here = exchange.current()
             if isinstance(part, ThoughtPart) and (message.role == owner or not here.strict):
                 if message.role != owner:
-                    here.ignore(f"messages[].content[][{part.type}]")
+                    here.ignore(f"{place}[{part.type}]")
                 return ""
             raise bad_field(
                 f"{named(place)} is not supported: {part.type} parts belong to messages of the role"
@@ -218,7 +221,7 @@ def _fitting(message: ChatMessage, place: str) -> ChatMessage:
                     f"{named(f'{place}.{name}')} belongs to the role {role}, not to {message.role}:"
                     " leave it out"
                 )
-            here.ignore(f"messages[].{name}")
+            here.ignore(f"{place}.{name}")
             message = message.model_copy(update={name: None})
     if message.content is None and message.role in ("system", "developer", "user"):
         raise bad_field(f"{named(f'{place}.content')} is missing: send a text or a list of parts")

@@ -202,10 +202,12 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
     """Return the value of a field with several names. Raises ApiError if two differ."""
     present = [(name, value) for name, value in given if value is not None]
     for name, value in present[1:]:
-        if value != present[0][1]:
+        first, chosen = present[0]
+        if value != chosen:
             raise bad_field(
-                f"{present[0][0]} is {present[0][1]} and {named(name)} is {value}, but they are"
-                " two names for one field: send one of them"
+                f"{named(first)} is {chosen} and {named(name)} is {value}, but they are two names"
+                " for one field: send one of them",
+                param=name,
             )
     return present[0][1] if present else None
 

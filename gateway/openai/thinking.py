@@ -15,9 +15,10 @@ from pydantic import Field
 from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import Strict, known
+from gateway.fields import Strict
 from gateway.models.config import ModelConfig
 from gateway.openai.sampling import NAMES, given_as
+from gateway.repairs import known
 from wire import backend_pb2 as pb
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from pydantic_core import to_json
 
 from common.part_text import text_of
 from gateway.described import about
-from gateway.fields import DROPPED, Strict
+from gateway.fields import Strict
 from gateway.openai.messages import InputAudio, MediaUrl, PdfPart
 from gateway.openai.tools import MOST_TOOLS, CustomDefinition, FunctionDefinition
+from gateway.repairs import DROPPED
 from gateway.tagged import MOST_ENTRIES, OneOf, TextAs, as_text, drop, other_form
 
 

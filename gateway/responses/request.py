@@ -16,12 +16,13 @@ from common.field_names import named
 from gateway import exchange
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.fields import RESPONSES, Request, Strict, known
+from gateway.fields import RESPONSES, Request, Strict
 from gateway.openai.answering import Conversation, Translation, translate
 from gateway.openai.messages import SEAL
 from gateway.openai.sampling import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking import Budget, ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
+from gateway.repairs import known
 from gateway.responses.items import (
     AdditionalTools,
     AnyPart,
@@ -53,7 +54,7 @@ _Value = Annotated[str, Field(max_length=512)]
 Json = dict[str, Any]
 SUMMARY = "Summary of the conversation so far:"
 _LOGPROBS = "message.output_text.logprobs"
-# By field of a chat request: the name of the field of Responses.
+# By field of a chat request, or the end of its path: the name in Responses.
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -63,6 +64,8 @@ _NAMES = {
     "messages": "input",
     "tool_choice.function.name": "tool_choice.name",
     "tool_choice.allowed_tools.tools": "tool_choice.tools",
+    "[image_url]": "[input_image]",
+    "[video_url]": "[input_video]",
 }
 _EARLIER = "previous_response_id"
 _SAMPLING = (*CommonSampling.model_fields, "thinking_budget")

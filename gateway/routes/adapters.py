@@ -15,7 +15,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import ApiError, bad_field
 from gateway.fields import Request
-from gateway.limits import JsonRoute, ListRoute
+from gateway.json_route import JsonRoute, ListRoute
 from gateway.openai.answering import chosen_by
 from gateway.openai.sampling import Lora
 from gateway.supervisor import failures

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 
 from gateway.context import GatewayDep
 from gateway.fields import StreamOptions
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.openai.answer import chat_answer, head_of
 from gateway.openai.answering import events_of
 from gateway.openai.chat_request import ChatCompletionRequest, options_of

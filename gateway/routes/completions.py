@@ -14,13 +14,14 @@ from gateway.calls import Done, Event, Piece
 from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.fields import Strict
-from gateway.limits import JsonRoute, offload
+from gateway.json_route import JsonRoute
 from gateway.openai.answer import completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of
 from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
 from gateway.openapi import streamed
 from gateway.sse import Answer, respond
 from gateway.tagged import MOST_ENTRIES
+from gateway.threads import offload
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 Json = dict[str, Any]

@@ -22,7 +22,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import Names, bad_field
 from gateway.fields import EMBEDDINGS, Request
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.openai.sampling import agreed
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from gateway import exchange
 from gateway.context import Gateway, GatewayDep
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.routes.models import Named, load_state, states_of
 

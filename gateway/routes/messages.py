@@ -8,11 +8,12 @@ from fastapi.responses import JSONResponse
 from gateway.anthropic.answer import ERRORS, MessageAnswer
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest, chat_request
 from gateway.context import GatewayDep
-from gateway.limits import JsonRoute, offload
+from gateway.json_route import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openapi import streamed
 from gateway.refusals import FORMS
 from gateway.sse import respond
+from gateway.threads import offload
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 FORMS["messages"] = ERRORS

@@ -21,7 +21,7 @@ from gateway import metrics
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field, without_folders
 from gateway.fields import Request
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.models.config import DEFAULTS, OWN_BACKENDS, ModelConfig
 from gateway.responses import codex_models
 from gateway.supervisor.instance import ModelStatus, State

@@ -18,23 +18,25 @@ from gateway.calls import Event
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import ApiError
 from gateway.fields import Request
-from gateway.limits import JsonRoute, offload
+from gateway.json_route import JsonRoute
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Json, OllamaAnswer, chat_part, durations, text_part
 from gateway.ollama.request import (
+    WITHOUT_TEMPLATE,
     ChatRequest,
     GenerateRequest,
     ModelName,
     chat_request,
     without_template,
 )
-from gateway.openai.answering import answer, events_of, question_of
+from gateway.openai.answering import answer, client_paths, events_of, question_of
 from gateway.openai.completion import CompletionRequest, completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.routes.models import with_adapters
 from gateway.sse import respond
 from gateway.supervisor.instance import State
+from gateway.threads import offload
 
 VERSION = "0.12.11"  # whose API this follows
 _NOW = (0, "0", "0s", "0m")  # values of keep_alive that unload a model at once
@@ -251,7 +253,8 @@ async def _unload_if_idle(model: str, gateway: Gateway) -> None:
 
 async def _raw(asked: CompletionRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
     config = gateway.supervisor.resolve(asked.model)
-    wanted = (await offload(completion_plan, asked, config)).wanted
-    async with aclosing(events_of(asked, wanted, gateway)) as events:
-        async for _, event in events:
-            yield event
+    with client_paths(WITHOUT_TEMPLATE):
+        wanted = (await offload(completion_plan, asked, config)).wanted
+        async with aclosing(events_of(asked, wanted, gateway)) as events:
+            async for _, event in events:
+                yield event

@@ -20,7 +20,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import RERANK, Request, Strict
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.openai.sampling import agreed
 from gateway.routes.embeddings import TRUNCATE, Sent, Truncate, prefer, truncation, usage_of
 from gateway.supervisor.supervisor import Lease

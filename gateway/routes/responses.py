@@ -14,7 +14,7 @@ from gateway import exchange
 from gateway.calls import Usage
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
-from gateway.limits import JsonRoute, offload
+from gateway.json_route import JsonRoute
 from gateway.openai.answering import Translation, answer, count_prompt, question_of, whole_answer
 from gateway.openapi import streamed
 from gateway.responses import compaction
@@ -23,6 +23,7 @@ from gateway.responses.items import ITEMS, Item, Offered
 from gateway.responses.request import PromptRequest, ResponsesRequest, chat_request, tools_of
 from gateway.responses.store import Store, Stored, as_stored, items_of
 from gateway.sse import respond
+from gateway.threads import offload
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Request
-from gateway.limits import JsonRoute
+from gateway.json_route import JsonRoute
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 

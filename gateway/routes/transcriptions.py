@@ -17,11 +17,11 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.forms import Part, form_of
-from gateway.limits import offload
 from gateway.openapi import streamed
 from gateway.refusals import validated
 from gateway.sse import DONE, Answer, respond
 from gateway.supervisor.supervisor import Lease
+from gateway.threads import offload
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["audio"])

@@ -296,7 +296,9 @@ class ModelInstance:
         self.failures = policy.after_failure(self.failures, sentence, ran, time.monotonic())
         self.state = State.STOPPED
         self.memory = 0
-        _log.error("%s: %s", self.key, sentence)
+        # Without a first load of --model the gateway ends, and says why itself.
+        if self._ready_at or not self._settings.model:
+            _log.error("%s: %s", self.key, sentence)
 
     async def _guard(self, backend: Backend) -> None:
         """Notice immediately that a backend has ended, and soon that it no longer answers."""

@@ -35,6 +35,8 @@ _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S
 # (backend/engine/loading/hub_process).
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 DOWNLOADED = "downloaded model "
+# Left out, because the supervisor logs why a model is not loaded, whichever backend refused it.
+_REFUSED_LOAD = re.compile(r" event=call rpc=LoadModel status=(?!OK |CANCELLED )")
 _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
@@ -244,7 +246,8 @@ class BackendProcess:
             self.download = int(match[1]), int(match[2])
         elif DOWNLOADED in line and self.download:
             self.download = self.download[1], self.download[1]
-        logs.pass_on(self._name, line)
+        if not _REFUSED_LOAD.search(line):
+            logs.pass_on(self._name, line)
         if not self.port and (match := _LISTENING.search(line)):
             self.port, self._version = int(match[1]), match[2] or ""
             self._bound.set()

@@ -260,6 +260,7 @@ class Supervisor:
                 for instance in done:
                     with contextlib.suppress(LoadFailed):
                         await instance.change_adapters(before)
+                _log.error("%s: the adapters stay as they are: %s", name, problem)
                 raise failures.adapters_refused(problem) from None
             finally:
                 for instance in instances:

@@ -48,6 +48,15 @@ def ended(*arguments: str, cwd: Path, **environ: str) -> tuple[int, str]:
         return process.returncode, errors.strip().splitlines()[-1]
 
 
+def test_the_reason_for_a_model_that_cannot_be_loaded_is_given_once(tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "tiny_text", tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"cut")
+    with running("cut", "--port", "0", cwd=tmp_path) as process:
+        _, errors = process.communicate(timeout=120)
+    (line,) = (line for line in errors.splitlines() if "truncated" in line)
+    assert line.startswith("gateway: cut cannot be served: ")
+
+
 def url_of(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
     seen = []

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.types import Message
 
-from gateway import limits
+from gateway import json_route
+from gateway.bodies import Arriving, read_body
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.limits import DEEPEST, MOST_OBJECTS, Arriving, read_body
+from gateway.json_route import DEEPEST, MOST_OBJECTS
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 from tests.gateway.requests_begun import begun
@@ -30,7 +31,7 @@ JSON = Headers({"content-type": "application/json"})
 
 
 def parse(headers: Headers, body: bytes) -> dict[str, Any]:
-    return asyncio.run(limits.parse(headers, body))
+    return asyncio.run(json_route.parse(headers, body))
 
 
 @pytest.fixture(scope="module")

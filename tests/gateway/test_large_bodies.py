@@ -16,7 +16,7 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Message
 
-from gateway.limits import parse
+from gateway.json_route import parse
 from gateway.openai.messages import ChatMessage
 from gateway.routes.embeddings import in_parts
 from tests.gateway.gateway_process import GatewayProcess, tiny

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from gateway import fields
+from gateway import fields, repairs
 from gateway.anthropic.request import MessagesRequest
 from gateway.app import create_app
 from gateway.exchange import Traffic
@@ -252,7 +252,7 @@ async def test_a_long_body_is_checked_and_translated_on_a_thread(
             places.append(threading.get_ident() == here)
         return unchanged(body, check)
 
-    unchanged = fields.checked
+    unchanged = repairs.checked
     monkeypatch.setattr(fields, "checked", checked)
     case = next(case for case in cases() if case.path == path)
     body = _bytes(schemas().body(case, 2))

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import LONGEST_NAME, MOST_IGNORED
-from gateway.fields import MOST_REPAIRS
 from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.repairs import MOST_REPAIRS
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.requests_begun import begun
 

@@ -72,8 +72,8 @@ def test_the_model_is_told_of_a_pdf_without_text(
 ) -> None:
     tokens, ignored = asked(gateway, path, file(path, written()))
     assert tokens == asked(gateway, path, text(path, UNREAD))[0]
-    kind = "input_file" if path == RESPONSES else "file"
-    assert ignored == f"messages[].content[][{kind}]"
+    names = {CHAT: "messages[].content[][file]", MESSAGES: "messages[].content[][document]"}
+    assert ignored == names.get(path, "input[].content[][input_file]")
 
 
 def test_other_requests_continue_while_a_pdf_is_read(gateway: GatewayProcess) -> None:
