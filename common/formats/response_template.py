@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from re import _parser  # type: ignore[attr-defined]  # nothing else parses expressions
 from typing import Any
@@ -18,6 +19,7 @@ from common.formats.reading import Tags
 from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
 
 _REASONING = ("thinking", "reasoning", "reasoning_content")
+_TAG, _WORD = re.compile(r"<[^<>]*>"), re.compile(r"[\w:-]+")
 _FREE = frozenset({"ASSERT", "ASSERT_NOT", "AT"})
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
@@ -40,8 +42,10 @@ def described(template: Any) -> Family | None:
     )
     shape = _shape(fields.get("tool_calls"))
     content = fields.get("content")
-    answers = tuple(filter(None, _texts(content, "open")))
-    silent = tuple(filter(None, _texts(content, "close")))
+    answers, silent = (
+        tuple(filter(None, (text.strip() for text in _texts(content, end))))
+        for end in ("open", "close")
+    )
     family = family_of(shape, tags, answers, silent) if shape else None
     if family is None and (tags or answers):
         family = Family("response template", tags=tags, answers=answers, silent=silent)
@@ -108,6 +112,7 @@ def _shape(field: Any) -> Shape | None:
     if not opening:
         return None
     arguments = field.get("content_args") or {}
+    as_json = (arguments.get("value_parser") or {}).get("name") == "json"
     name, given = _places(field.get("transform"), each=field.get("transform_each") is True)
     match field.get("content"):
         case "json" if "{name}" in opening and arguments.get("string_delims"):
@@ -122,16 +127,16 @@ def _shape(field: Any) -> Shape | None:
                 return JsonShape(call, f"{opening}[", closing=f"]{closing}")
             return JsonShape(f"{opening}{call}{closing}", separator="\n")
         case "xml-inline" if "{name}" in opening:
-            return _tag_shape(opening, str(arguments.get("tag_pattern", "")), closing)
+            shape = _tag_shape(opening, str(arguments.get("tag_pattern", "")), closing)
+            return replace(shape, undeclared="guess" if as_json else "text") if shape else None
         case "kv-lines" if "{name}" in opening and arguments.get("line_sep", "\n") == "\n":
-            parser = arguments.get("value_parser") or {}
             return TagShape(
                 call=f"{opening.strip()}\n",
                 parameter=f"{{key}}{arguments.get('kv_sep', ':')}",
                 value_end="\n",
                 call_end=closing,
                 separator="\n",
-                undeclared="json" if parser.get("name") == "json" else "text",
+                undeclared="json" if as_json else "text",
             )
         case "python-call-list":
             return PythonShape(f"{opening.removesuffix('[')}[", ", ", f"]{closing.lstrip(']')}")
@@ -159,14 +164,17 @@ def _tag_shape(opening: str, pattern: str, closing: str) -> TagShape | None:
         return TagShape(opening, f" {tag.strip()}", value_end, closing, separator="\n")
     opening = opening.strip()
     block, _, call = opening.rpartition("<")
-    end, _, block_end = closing.partition(">") if block else (closing, "", "")
+    block = block.strip() if "{name}" in call else ""
+    ends = _TAG.findall(closing) if block else [closing]
+    if block and len(ends) == 1 and (word := _WORD.match(call)):
+        ends.insert(0, f"</{word[0]}>")
     return TagShape(
         call=f"<{call}\n" if block else f"{opening}\n",
         parameter=tag.lstrip(),
         value_end=f"{value_end.rstrip()}\n",
-        call_end=f"{end}>\n" if block else closing,
-        opening=f"{block.strip()}\n" if block else "",
-        closing=block_end.strip(),
+        call_end=f"{ends[0]}\n" if block else closing,
+        opening=f"{block}\n" if block else "",
+        closing="".join(ends[1:]),
         separator="\n",
         each=bool(block),
         lines="dropped" if tag.endswith("\n") else "paired",

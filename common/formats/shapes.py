@@ -260,6 +260,7 @@ class TagShape:
         return (ElementTags if named and common["parameter"] else CallTags)(
             **common,
             header_close=head[4].strip(),
+            key_header_close=parameter[4].removesuffix(_CDATA).strip(),
             name_key=head[2] or "name",
             parameter_key=parameter[2] or "name",
             text_flag=(parameter[3] or "", self.flags[0]),

@@ -59,6 +59,8 @@ class CallTags:
     parameter: str
     parameter_close: str
     header_close: str = ">"
+    """The end of a call's header; '' if its name ends with a line or before a tag."""
+    key_header_close: str = ">"
     block: str = ""
     block_close: str = ""
     name_key: str = "name"
@@ -212,7 +214,7 @@ class CallTags:
         """Read the rest of a call's tag, of which `begun` was read."""
         header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
-        name = attributes.get(self.name_key, "")
+        name = attributes.get(self.name_key, header.strip() if self.call.endswith(">") else "")
         single = len(name.split()) == 1 or self.name_key in header
         return Tag(name if single else "", closed, attributes)
 
@@ -228,13 +230,15 @@ class CallTags:
         """Return the header of a tag whose beginning was read, and whether it is self-closing."""
         stem = tag.removesuffix("=")
         text = [begun[len(stem) :] if begun.startswith(stem) else tag[len(stem) :]]
-        if self.header_close == ">":
-            text.append((yield from cursor.run(_NAME_RUN if tag.endswith("=") else _HEADER_RUN)))
+        close = self.key_header_close if tag == self.parameter else self.header_close
+        if close in ("", ">"):
+            named = tag.endswith(("=", ">"))
+            text.append((yield from cursor.run(_NAME_RUN if named else _HEADER_RUN)))
         else:
-            yield from cursor.until(markers_of(self.header_close, "\n"), text.append)
+            yield from cursor.until(markers_of(close, "\n"), text.append)
         # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
-        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "("):
-            yield from cursor.expect(self.header_close)
+        if close and (close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "(")):
+            yield from cursor.expect(close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
 

@@ -152,6 +152,24 @@ WRITTEN: dict[str, tuple[str, type]] = {
         + "</acts>",
         TagShape,
     ),
+    "a name before tags": (
+        EACH.replace(
+            "EACH",
+            "<|act|>{{ f.name }}<|with|>"
+            + KEYS.replace("KEY", f'<arg name="{{{{ k }}}}">{TEXT}</arg>')
+            + "<|done|>",
+        ),
+        TagShape,
+    ),
+    "a name on a line before tags": (
+        EACH.replace(
+            "EACH",
+            "<act>{{ f.name }}\n"
+            + KEYS.replace("KEY", f"<arg={{{{ k }}}}>{TEXT}</arg>\n")
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
     "indented tags": (
         EACH.replace(
             "EACH",
@@ -577,6 +595,29 @@ DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "<act>\n<do=ferry_times>\n<with=harbour>\nÆrø\n</with>\n<with=berths>\n2\n</with>\n</do></act>",
     ),
+    "one closing tag for two": (
+        {
+            "open_pattern": r"<act>\s*<do=(?P<name>\w+)>",
+            "close": "</act>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<with=(?P<key>\w+)>\s*(?P<value>.*?)\s*</with>",
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": FUNCTION,
+        },
+        "<act>\n<do=ferry_times>\n<with=harbour>\nÆrø\n</with>\n<with=berths>2</with>\n</do>\n</act>",
+    ),
+    "a name before tags": (
+        {
+            "open_pattern": r"(?:<\|turn\|>bot)?<\|act\|>(?P<name>[A-Za-z_][\w.]*)<\|with\|>",
+            "close": ["<|done|>", "<|over|>"],
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": '<arg name="(?P<key>[^"]+)">(?P<value>.*?)</arg>'},
+            "transform": FUNCTION,
+        },
+        '<|act|>ferry_times<|with|><arg name="harbour">Ærø</arg><arg name="berths">2</arg><|done|>',
+    ),
     "keys and values": (
         {
             "open_pattern": r"<act>(?P<name>[^\n<]+)",
@@ -652,7 +693,7 @@ def transformers_read(template: dict[str, Any], text: str) -> list[Made]:
 def test_the_tags_of_an_answer_are_no_part_of_it() -> None:
     fields = {
         "thinking": {"open": ["<muse>", "<ponder>"], "close": ["</muse>", "</ponder>"]},
-        "content": {"open": "<|say|>", "close": "<|said|>"},
+        "content": {"open": "<|say|>", "close_pattern": r"\s*(?:<\|said\|>|<\|over\|>)"},
         "tool_calls": DESCRIBED["JSON"][0],
     }
     format_ = chat_format("{{ messages }}", (), response_template={"fields": fields})
