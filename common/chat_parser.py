@@ -29,6 +29,8 @@ from common.formats.answer import Answer
 from common.formats.cursor import END_TOKENS
 from common.formats.end_tokens import EndTokens
 from common.formats.reading import FinishReason, Reading, Tags
+from common.formats.tagged_text import TaggedText
+from common.formats.tight_marks import TightMarks
 from common.formats.tool_schema import ToolSchemas
 from common.prefixes import common_prefix
 
@@ -67,12 +69,14 @@ class ChatParser:
     ) -> None:
         self._answer = Answer()
         self._ends = EndTokens(format.markers)
-        self._own_ends = {*END_TOKENS, *format.grammar.closers}
+        grammar = format.grammar
+        self._tight = TightMarks(dict(grammar.tight) if isinstance(grammar, TaggedText) else {})
+        self._own_ends = {*END_TOKENS, *grammar.closers}
         # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
         self._reading = Reading(self._answer, ToolSchemas(tools or ()), before)
-        self._grammar = format.grammar.read(self._reading)
+        self._grammar = grammar.read(self._reading)
         self._finished = False
         self._begun_text = ""  # text of `begun` that is still to be removed from events
         if begun:
@@ -118,7 +122,7 @@ class ChatParser:
         """Parse the next piece of text. Returns the events that following text cannot change."""
         if self._finished:
             raise ValueError("the answer is finished: create another parser")
-        self._reading.feed(self._ends.feed(text))
+        self._reading.feed(self._tight.feed(self._ends.feed(text)))
         next(self._grammar)
         return self._new()
 
@@ -130,7 +134,7 @@ class ChatParser:
         if self._finished:
             return []
         self._finished = True
-        self._reading.feed(self._ends.finish())
+        self._reading.feed(self._tight.feed(self._ends.finish()) + self._tight.finish())
         self._reading.ended = True
         self._reading.stopped = reason == "stop"
         self._reading.reason = reason
@@ -142,7 +146,7 @@ class ChatParser:
     @property
     def _pending(self) -> str:
         """The text that was received but not parsed yet."""
-        return self._reading.pending + self._ends.held
+        return self._reading.pending + self._tight.held + self._ends.held
 
     def _new(self) -> list[ChatEvent]:
         events = self._answer.take()

@@ -34,9 +34,19 @@ def json_call(shape: JsonShape, book: RuleBook, tool: CallableTool, *, first: bo
             "tool calls cannot be enforced with this model, because it writes arguments in a JSON"
             " string: require no call and mark no tool as strict"
         )
-    values = {"{index}": _FIRST if first else _LATER, "{arguments}": book.json(tool.schema)}
+    arguments = _pairs(shape.pair, book, tool) if shape.pair else book.json(tool.schema)
+    values = {"{index}": _FIRST if first else _LATER, "{arguments}": arguments}
     parts = _PLACE.split(shape.call.replace("{name}", name))
     return book.rule(" ".join(values.get(part) or book.text(part) for part in parts))
+
+
+def _pairs(pair: str, book: RuleBook, tool: CallableTool) -> str:
+    """Return a rule for a list of arguments, each as an object with its key and its value."""
+    items = []
+    for key, schema, required in tool.arguments():
+        head, _, tail = pair.replace("{key}", json.dumps(key)).partition("{value}")
+        items.append((f"{book.text(head)} {book.json(schema)} {book.text(tail)}", required))
+    return f'"[" {separated(book, items, book.text(", "))} "]"'
 
 
 def _members(

@@ -50,8 +50,10 @@ def _read_glimmer(reading: Reading) -> Wait[None]:
     """Read calls, which may be the text of a message to a tool, ` to=NAME<|message|>`."""
     reading.begun = True
     if (yield from reading.accept(_TO_TOOL)):
+        yield from reading.space()
         name = yield from reading.run(_RECIPIENT)
         reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
+        yield from reading.space()
         yield from reading.expect("<|message|>")
         yield from reading.space()
     yield from _ATEM.read(reading)

@@ -11,6 +11,8 @@ _WRAPPERS = frozenset(
     {"arguments", "parameters", "properties", "input", "args", "params", "kwargs"}
 )
 _NAMES = frozenset({"name", "function"})
+PAIR_KEYS = frozenset({"name", "key", "parameter", "argument", "arg"})
+"""The keys of an argument's name in a list of arguments; the key of its value is `value`."""
 _FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"\s*:')
 _NOTHING = (None, "null", "[]")
 _NOTHING_IN_STRINGS = ("", "null", "None")
@@ -35,8 +37,13 @@ def arguments_of(text: str | None) -> str | None:
 
 def _object_in(items: list[str]) -> str | None:
     members = [dict(parts(item)) for item in items if item.startswith("{")]
-    if len(members) == len(items) and all(each.keys() == {"name", "value"} for each in members):
-        return object_of([(string_of(each["name"]) or "", each["value"]) for each in members])
+    if len(members) == len(items) and all(
+        len(each) == 2 and "value" in each and each.keys() & PAIR_KEYS for each in members
+    ):
+        keys = [next(value for key, value in each.items() if key in PAIR_KEYS) for each in members]
+        return object_of(
+            [(string_of(key) or "", each["value"]) for key, each in zip(keys, members, strict=True)]
+        )
     return items[0] if len(items) == len(members) == 1 else None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from common.formats.arguments import PAIR_KEYS
 from common.formats.family import Family
 from common.formats.reading import CallSyntax, Tags
 from common.formats.shapes import UNMARKED, FencedShape, JsonShape, PythonShape, Shape, TagShape
@@ -27,7 +28,13 @@ _NUMBER: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: NUMBER}),)
 _TEXT = "Kji hgf"
 _JSON_OPENS = re.compile(rf'\{{\s*\\?"{KEYS[0]}\\?"\s*:\s*\\?"\Z')
 _JSON_CLOSES = re.compile(r'\\?"\s*\}')
-"""The text around a value in an object of arguments, which may be in a JSON string."""
+_PAIR_OPENS = re.compile(rf'\[\s*(\{{\s*"(\w+)"\s*:\s*)"{KEYS[0]}"(\s*,\s*"value"\s*:\s*)"\Z')
+_PAIR_CLOSES = re.compile(r'"(\s*\})\s*\]')
+"""The text around a value in an object of arguments, which may be in a JSON string, and in a list
+of keys and values.
+"""
+_ESCAPED = "<&>"
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _EMPTY = re.compile(r"\s*<([\w-]+)>\s*</\1>\s*")  # reasoning that the call does not have
 _FLAG = re.compile(r'(.* \w+=")(\w+)(".*)', re.DOTALL)
 
@@ -63,7 +70,7 @@ class Calls:
         for closing in self._closings:
             place = whole.rfind(closing, start, name)
             start = max(start, place + len(closing) if place >= 0 else 0)
-        if empty := _EMPTY.match(whole, start, end):
+        if (empty := _EMPTY.match(whole, start, end)) and empty[1] not in dict(made):
             start = empty.end()
         text = whole[start:end]
         return whole[:start], text if all(name in text for name, _ in made) else ""
@@ -92,14 +99,19 @@ def derived(calls: Calls) -> Family | None:
     return None if shape is None else family_of(shape, tags)
 
 
-def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
+def family_of(
+    shape: Shape,
+    tags: tuple[Tags, ...] = (),
+    answers: tuple[str, ...] = (),
+    silent: tuple[str, ...] = (),
+) -> Family | None:
     """Return a family with this shape; None if nothing distinguishes its calls from text."""
     calls: tuple[CallSyntax, ...] = ()
     if isinstance(shape, JsonShape) and not shape.syntaxes[0].openers[0]:
         if not shape.quoted:
             return None
         calls = (UNMARKED,)
-    return Family("derived", shape=shape, tags=tags, calls=calls)
+    return Family("derived", shape=shape, tags=tags, calls=calls, answers=answers, silent=silent)
 
 
 class _Parts(NamedTuple):
@@ -144,20 +156,27 @@ def _arguments_first(middle: str, parts: _Parts) -> JsonShape | None:
 
 def _json(middle: str, parts: _Parts) -> JsonShape | None:
     opening, before, after, separator, closing = parts
-    opens, closes = _JSON_OPENS.search(middle), _JSON_CLOSES.match(after + closing)
+    opens, closes, pair = _JSON_OPENS.search(middle), _JSON_CLOSES.match(after + closing), ""
+    if not opens and (listed := _PAIR_OPENS.search(middle)) and listed[2] in PAIR_KEYS:
+        opens, closes = listed, _PAIR_CLOSES.match(after + closing)
+        pair = f"{listed[1]}{{key}}{listed[3]}{{value}}{closes[1] if closes else ''}"
     if not opens or not closes or closes.end() > len(after):
         return None
-    if NAMES[0] in after + separator + closing:  # a closing tag with the name
-        return None
     between, rest = middle[: opens.start()], after[closes.end() :]
+    if NAMES[0] in rest + separator + closing:  # a closing tag with the name
+        shape = JsonShape(
+            f"{before}{{name}}{between}{{arguments}}{rest.replace(NAMES[0], '{name}')}",
+            opening, separator, closing,
+        )  # fmt: skip
+        return shape if shape.named_element else None
     quoted = before.endswith('"') and between.startswith('"')
     if quoted:
         before, between = before[:-1], between[1:]
     call = f"{before}{{name}}{between}{{arguments}}{rest}"
-    shape = JsonShape(call, opening, separator, closing)
+    shape = JsonShape(call, opening, separator, closing, pair=pair)
     if quoted and not shape.quoted and "<" in before:  # the quotes of an attribute
         call = f'{before}"{{name}}"{between}{{arguments}}{rest}'
-        shape = JsonShape(call, opening, separator, closing)
+        shape = replace(shape, call=call)
         quoted = False
     return shape if shape.quoted == quoted else None
 
@@ -188,12 +207,15 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
     if not (key and value and second_key and tag_end):
         return None
     shared = _common_suffix(header, value_end)
-    tag = shared[len(shared[: shared.rfind("<")].rstrip(" \t")) :] if "<" in shared else shared
+    place = len(shared[: shared.rfind("<")]) if "<" in shared else shared.rfind("\n") + 1
+    tag = shared[len(shared[:place].rstrip(" \t")) :] if place else shared[len(shared.rstrip()) :]
     header, value_end = header[: len(header) - len(tag)], value_end[: len(value_end) - len(tag)]
-    if not tag or not value_end.strip() or not after.startswith(value_end):
+    if value_end == f"{after}\n" and separator[:1] == closing[:1] == "\n":
+        after, separator, closing = value_end, separator[1:], closing[1:]
+    if not value_end or not after.startswith(value_end):
         return None
     if KEYS[0] in value_end:  # elements with the names of the arguments
-        if (tag.strip(), tag_end.strip()) != ("<", ">"):
+        if (tag.strip(), tag_end.strip().removesuffix(_CDATA)) != ("<", ">"):
             return None
         value_end = value_end.replace(KEYS[0], "{key}")
     call_end, each, flags = after[len(value_end.format(key=KEYS[0])) :], False, ("", "")
@@ -204,6 +226,9 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         call_end, closing = call_end[:end], call_end[end:]
     number = calls.text(_NUMBER).partition(NAMES[0])[2].partition(KEYS[0])[2]
     number_end = number.partition(str(NUMBER))[0]
+    others: dict[str, Any] = {}
+    if tag_end == f"{number_end}{_CDATA}" and value_end.startswith(_CDATA_END):  # only text has it
+        tag_end, value_end, others = number_end, value_end[len(_CDATA_END) :], {"cdata": True}
     flag, other = _FLAG.fullmatch(tag_end), _FLAG.fullmatch(number_end)
     undeclared: Undeclared = "text"
     if number_end != tag_end and flag and other:
@@ -214,8 +239,13 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         return None
     if NAMES[0] in call_end:  # an element with the name of the tool
         call_end = call_end.replace(NAMES[0], "{name}")
-        if not opening or (before, header[:1], call_end.strip()) != ("<", ">", "</{name}>"):
+        if (before, header[:1], call_end.strip()) != ("<", ">", "</{name}>"):
             return None
+    if "<" not in tag:
+        if not _is_keyed(f"{opening}{before}", tag, tag_end, value_end, f"{call_end}{closing}"):
+            return None
+        shown = calls.text(((NAMES[0], {KEYS[0]: _ESCAPED}),))
+        others = {"escaped": True} if shown and _ESCAPED not in shown else {}
     dropped = tag_end.endswith("\n") and value_end.startswith("\n")
     return TagShape(
         call=f"{before}{{name}}{header}",
@@ -229,7 +259,18 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         flags=flags,
         undeclared=undeclared,
         lines="dropped" if dropped else "paired",
+        others=others,
     )
+
+
+def _is_keyed(start: str, before: str, sign: str, value_end: str, end: str) -> bool:
+    """Return whether these texts around keys and values without tags can only be a call.
+
+    start, end: the texts around the whole call.
+    """
+    marked = start.lstrip()[:1] in ("<", "[") and end.strip()[:1] in ("<", "[", "/", ">")
+    signed = sign.strip() in (":", "=", '="', "='", ":=")
+    return bool(marked and signed and value_end in ("\n", '"', "'") and before.strip() in ("", "-"))
 
 
 def _common_suffix(one: str, other: str) -> str:

@@ -291,6 +291,7 @@ FAMILIES = (
         tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),
         reasoning="kimi_k3", answers=("<|open|>response<|sep|>",),
         silent=("<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+        tight=(("<|open|>", "<|sep|>"), ("<|close|>", "<|sep|>")),
     ),
     Family(
         "Llama 3", "llama3_json llama4_json llama3", JsonShape(_PARAMETERS, separator="; "),
@@ -329,7 +330,7 @@ FAMILIES = (
             call_end=f"{MARK}</invoke>\n", closing=f"{MARK}</tool_call>", forbidden=(MARK,),
         ),
         signs=[(MARK,)], tags=(Tags("<mm:think>", "</mm:think>", anywhere=True),),
-        reasoning="minimax_m3",
+        reasoning="minimax_m3", tight=((MARK, ">"),),
     ),
     Family(
         "dots", "dots", invoked("", "dots_function_call", lines="paired"),
@@ -515,6 +516,7 @@ FAMILIES = (
         calls=(
             json_block("<|action_start|><|plugin|>", "<|action_end|>"),
             json_block("<|action_start|> <|plugin|>", "<|action_end|>"),
+            json_block("<|action_start|>\n<|plugin|>", "<|action_end|>"),
             json_block("<|action_start|>", "<|action_end|>"),
         ),
     ),

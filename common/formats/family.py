@@ -46,6 +46,7 @@ class Family:
     silent: tuple[str, ...] = ()
     inline: tuple[str, ...] = ()
     starts_line: bool = False
+    tight: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def grammar(self) -> TaggedText | Harmony:
@@ -62,16 +63,17 @@ class Family:
             self.answers,
             self.inline,
             self.starts_line,
+            self.tight,
         )
 
 
 def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
     """Return the syntax for openers without their first or last bracket, at a line's beginning.
 
-    A word is no opener, because every text with its first letters would be held back.
+    A word without any bracket is no opener.
     """
     openers = [form for opener in syntax.openers if syntax.marked for form in forms(opener)]
-    found = (form for form in openers if form not in syntax.openers and not form[0].isalnum())
+    found = (form for form in openers if form not in syntax.openers and not form[1:].isalnum())
     return replace(syntax, openers=tuple(found), begins=begins_line, by_name=False, broken=True)
 
 

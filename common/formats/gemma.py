@@ -10,6 +10,7 @@ from common.formats.cursor import SPACE, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import at_named_call, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
+from common.formats.tag_spelling import closings, forms
 from common.formats.values import GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -76,12 +77,12 @@ def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
 def fenced_calls(opener: str, fence: str, closer: str) -> CallSyntax:
     """Return the syntax of calls with such strings, without the mistakes of Gemma's models."""
     dialect = replace(GEMMA4, fence=fence)
-    openers, closers = (opener,), (closer,)
+    openers, closers = forms(opener), closings(closer)
 
     def read(reading: Reading) -> Wait[None]:
         yield from _read(reading, dialect, openers, closers)
 
-    return CallSyntax(openers, read, closers)
+    return CallSyntax((opener,), read, (closer,))
 
 
 def _read_gemma4(reading: Reading) -> Wait[None]:

@@ -46,7 +46,7 @@ class KeyValueTags(CallTags):
     """Tags around the type of a value. The type is skipped: the tool's schema determines it."""
 
     def _read_calls(self, reading: Reading, _in_block: bool) -> Wait[None]:
-        yield from reading.accept_all((self.call, ""), SPACE)
+        yield from reading.accept_all((*forms(self.call), ""), SPACE)
         pairs = yield from reading.follow(_NAME, _SOME_SPACE, _WORD, "=")
         element = yield from self._element(reading)
         if element.name:
@@ -91,12 +91,18 @@ class KeyValueTags(CallTags):
             if (yield from reading.at([self.key_close])):
                 name = _before_key(name, reading.tools)
         reading.take(len(name))
+        end = reading.position
         yield from self._gap(reading)
         yield from reading.accept(self.after_name)
         yield from self._gap(reading)
         follow = [self.parameter, self.call_close, "{", self.call + name]
         if reading.tools.meant(name) in reading.tools:
             follow += ["<", "```"]
+            yield from reading.accept(*self._ends)  # of an argument that the call does not have
+            yield from self._gap(reading)
+            ended = not (yield from reading.more())
+            if ended and reading.stopped and reading.position > end:
+                return Tag(name)  # the text behind it shows that the name is complete
         if not (yield from reading.at(follow)):
             with reading.ahead():
                 if not (yield from self._opens_parameter(reading)):

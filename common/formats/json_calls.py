@@ -239,7 +239,7 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 def at_plain_calls(reading: Reading) -> Wait[bool]:
     """Return whether JSON comes next, or a call with brackets after the tool's name."""
     if (yield from reading.at(["{", "[", "`", '"{', '"['])):
-        return True
+        return not (yield from reading.follow("`", _KEY, "`"))  # a name
     return bool((yield from at_named_call(reading)) or (yield from _at_members(reading)))
 
 

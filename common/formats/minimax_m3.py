@@ -17,7 +17,7 @@ from common.formats.values import object_of
 
 MARK = "]<]minimax[>["
 _MARKS = Markers([MARK])
-_KEY = re.compile(r"[^<>/\s]*")
+_KEY, _KEY_IN_ATTRIBUTE = re.compile(r"[^<>/\s]*"), re.compile(r'[^<>"]+')
 _ENTRY = "item"
 _DEEPEST = 50
 Path = tuple[str | None, ...]
@@ -41,20 +41,30 @@ class ElementTags(CallTags):
                 yield from cursor.inside(_MARKS, lambda _text: None)
                 yield from cursor.expect(f"{MARK}</")
                 return Tag((yield from cursor.run(_KEY)))
-        key = yield from cursor.run(_KEY)
+        word = yield from cursor.run(_KEY)
+        named = yield from cursor.accept_all(' name="', _KEY_IN_ATTRIBUTE, '"')  # as M2 writes it
         yield from cursor.expect(">")
-        if not key:
+        if not word:
             raise cursor.unreadable()
-        return Tag(key)
+        return Tag(named[1] if named else word, close=f"</{word}>")
 
     def _read_value(self, reading: Reading, value: ValueSender) -> Wait[str]:
-        return (yield from _read_element(reading, value.tool, (), value.key, value))
+        end = MARK + value.ends[0] if len(value.ends) == 1 else ""
+        return (yield from _read_element(reading, value.tool, (), value.key, value, end))
 
 
 def _read_element(
-    reading: Reading, name: str, path: Path, key: str, value: ValueSender | None = None
+    reading: Reading,
+    name: str,
+    path: Path,
+    key: str,
+    value: ValueSender | None = None,
+    end: str = "",
 ) -> Wait[str]:
-    """Read text, or the elements inside, and the closing tag; returns the value as JSON."""
+    """Read text, or the elements inside, and the closing tag; returns the value as JSON.
+
+    end: the closing tag, if it has not the key.
+    """
     tools = reading.tools
     is_entry = path and key == _ENTRY and "object" not in tools.types_at(name, path)
     path = (*path, None if is_entry else key)
@@ -66,7 +76,7 @@ def _read_element(
             value.add(text)
 
     yield from reading.inside(_MARKS, add)
-    text, end = "".join(chunks), f"{MARK}</{key}>"
+    text, end = "".join(chunks), end or f"{MARK}</{key}>"
     if (yield from reading.accept(end)):
         return tools.typed_at(name, path, text)
     if text.strip() or (value and value.sent) or len(path) > _DEEPEST:

@@ -167,6 +167,8 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
     if not (name[:1].isalpha() or name[:1] == "_"):
         raise reading.unreadable()
     name = reading.tools.meant(name)
+    if name in reading.tools:
+        yield from reading.space()
     if name in reading.tools and (yield from reading.at(["{"])):
         reading.begin(name)
         return Call(name, (yield from read_value(reading, PYTHON, ends, send=reading.send)))

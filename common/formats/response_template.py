@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from re import _parser  # type: ignore[attr-defined]  # nothing else parses expressions
 from typing import Any
 
 from common.formats.derivation import family_of
@@ -16,10 +19,9 @@ from common.formats.reading import Tags
 from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
 
 _REASONING = ("thinking", "reasoning", "reasoning_content")
-_GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()\\\[]|\\.|\[[^\]]*\])*\)[*+?]?")
-_SPACE = re.compile(r"\\s[*+]|\s[*+]")
-_ESCAPED = re.compile(r"\\(\W)")
-_REGEX = re.compile(r"(?<!\\)[\[\]()*+?^$|.]|\\\w")
+_TAG, _WORD = re.compile(r"<[^<>]*>"), re.compile(r"[\w:-]+")
+_FREE = frozenset({"ASSERT", "ASSERT_NOT", "AT"})
+_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
 
 def described(template: Any) -> Family | None:
@@ -30,46 +32,87 @@ def described(template: Any) -> Family | None:
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping):
         return None
-    tags = []
-    for name in _REASONING:
-        opening, closing = _text(fields.get(name), "open"), _text(fields.get(name), "close")
-        if opening and closing:
-            tags.append(Tags(opening.rstrip("\n"), closing.strip("\n")))
+    tags = tuple(
+        Tags(opening.rstrip("\n"), closing.strip("\n"))
+        for name in _REASONING
+        for opening, closing in product(
+            _texts(fields.get(name), "open"), _texts(fields.get(name), "close")
+        )
+        if opening and closing
+    )
     shape = _shape(fields.get("tool_calls"))
-    family = family_of(shape, tuple(tags)) if shape else None
-    if family is None and tags:
-        family = Family("response template", tags=tuple(tags))
+    content = fields.get("content")
+    answers, silent = (
+        tuple(filter(None, (text.strip() for text in _texts(content, end))))
+        for end in ("open", "close")
+    )
+    family = family_of(shape, tags, answers, silent) if shape else None
+    if family is None and (tags or answers):
+        family = Family("response template", tags=tags, answers=answers, silent=silent)
     return family
 
 
-def _text(field: Any, end: str) -> str:
-    """Return the text that opens or closes a field, with `{name}` for a group of that name.
-
-    Returns '' if there is no such text.
-    """
+def _texts(field: Any, end: str) -> list[str]:
+    """Return the texts that open or close a field, with `{name}` for a group of that name."""
     if not isinstance(field, Mapping):
-        return ""
-    if isinstance(text := field.get(end), list):
-        text = text[0] if text else ""
-    if isinstance(text, str):
-        return text
-    pattern = field.get(f"{end}_pattern")
-    if not isinstance(pattern, str):
-        return ""
-    return _without_regex(pattern)
+        return []
+    texts, pattern = field.get(end), field.get(f"{end}_pattern")
+    if isinstance(texts, list):
+        return [text for text in texts if isinstance(text, str)]
+    if isinstance(texts, str):
+        return [texts]
+    return [_text_of(pattern)] if isinstance(pattern, str) else []
 
 
-def _without_regex(pattern: str) -> str:
-    """Return the text, without space, that a simple regular expression matches; '' for others."""
-    text = _SPACE.sub("", _GROUP.sub(lambda group: f"{{{group[1]}}}", pattern))
-    return "" if _REGEX.search(text) else _ESCAPED.sub(r"\1", text)
+def _text(field: Any, end: str) -> str:
+    """Return the first of these texts; '' if there is none."""
+    return next(iter(_texts(field, end)), "")
+
+
+def _text_of(pattern: str) -> str:
+    """Return a text that a regular expression matches, with `{name}` for its groups with names.
+
+    It has nothing of what is optional, but a line break for any space. Returns '' if it cannot be
+    known what the model writes.
+    """
+    try:
+        parsed = _parser.parse(pattern)
+        names = {number: name for name, number in parsed.state.groupdict.items()}
+        return "".join(_written(item, names) for item in parsed)
+    except (re.error, ValueError, RecursionError):
+        return ""
+
+
+def _written(item: tuple[Any, Any], names: Mapping[int, str]) -> str:
+    """Return the text for an item of a parsed expression. Raises ValueError."""
+    kind, value = str(item[0]), item[1]
+    if kind == "LITERAL":
+        return chr(value)
+    if kind in _FREE:
+        return ""
+    if kind == "IN" and all(str(each[1]) == "CATEGORY_SPACE" for each in value):
+        return "\n"
+    if kind == "GROUPREF" and value in names:
+        return f"{{{names[value]}}}"
+    if kind == "SUBPATTERN" and value[0] in names:
+        return f"{{{names[value[0]]}}}"
+    if kind in _REPEATS:
+        inside = "".join(_written(each, names) for each in value[2]) if value[0] else ""
+        space = len(value[2]) == 1 and "CATEGORY_SPACE" in str(value[2])
+        return "\n" if space else inside * value[0]
+    if kind == "SUBPATTERN":
+        return "".join(_written(each, names) for each in value[3])
+    if kind == "BRANCH":
+        return "".join(_written(each, names) for each in value[1][0])
+    raise ValueError(f"no text is known for {kind}")
 
 
 def _shape(field: Any) -> Shape | None:
-    opening, closing = _text(field, "open"), _text(field, "close")
+    opening, closing = _text(field, "open"), _text(field, "close").strip()
     if not opening:
         return None
     arguments = field.get("content_args") or {}
+    as_json = (arguments.get("value_parser") or {}).get("name") == "json"
     name, given = _places(field.get("transform"), each=field.get("transform_each") is True)
     match field.get("content"):
         case "json" if "{name}" in opening and arguments.get("string_delims"):
@@ -84,7 +127,17 @@ def _shape(field: Any) -> Shape | None:
                 return JsonShape(call, f"{opening}[", closing=f"]{closing}")
             return JsonShape(f"{opening}{call}{closing}", separator="\n")
         case "xml-inline" if "{name}" in opening:
-            return _tag_shape(opening, str(arguments.get("tag_pattern", "")), closing)
+            shape = _tag_shape(opening, str(arguments.get("tag_pattern", "")), closing)
+            return replace(shape, undeclared="guess" if as_json else "text") if shape else None
+        case "kv-lines" if "{name}" in opening and arguments.get("line_sep", "\n") == "\n":
+            return TagShape(
+                call=f"{opening.strip()}\n",
+                parameter=f"{{key}}{arguments.get('kv_sep', ':')}",
+                value_end="\n",
+                call_end=closing,
+                separator="\n",
+                undeclared="json" if as_json else "text",
+            )
         case "python-call-list":
             return PythonShape(f"{opening.removesuffix('[')}[", ", ", f"]{closing.lstrip(']')}")
     return None
@@ -104,21 +157,25 @@ def _places(transform: Any, *, each: bool) -> tuple[str, str]:
 
 
 def _tag_shape(opening: str, pattern: str, closing: str) -> TagShape | None:
-    tag, value, value_end = _without_regex(pattern).partition("{value}")
+    tag, value, value_end = _text_of(pattern).partition("{value}")
     if not value or "{key}" not in tag:
         return None
-    spaced = r"\s*(?P<value>" in pattern or r"\n(?P<value>" in pattern
-    line = "\n" if spaced else ""
+    if "<" not in tag:  # attributes
+        return TagShape(opening, f" {tag.strip()}", value_end, closing, separator="\n")
+    opening = opening.strip()
     block, _, call = opening.rpartition("<")
-    end, _, block_end = closing.partition(">") if block else (closing, "", "")
+    block = block.strip() if "{name}" in call else ""
+    ends = _TAG.findall(closing) if block else [closing]
+    if block and len(ends) == 1 and (word := _WORD.match(call)):
+        ends.insert(0, f"</{word[0]}>")
     return TagShape(
         call=f"<{call}\n" if block else f"{opening}\n",
-        parameter=f"{tag}{line}",
-        value_end=f"{line}{value_end}\n",
-        call_end=f"{end}>\n" if block else closing,
+        parameter=tag.lstrip(),
+        value_end=f"{value_end.rstrip()}\n",
+        call_end=f"{ends[0]}\n" if block else closing,
         opening=f"{block}\n" if block else "",
-        closing=block_end.strip(),
+        closing="".join(ends[1:]),
         separator="\n",
         each=bool(block),
-        lines="dropped" if spaced else "paired",
+        lines="dropped" if tag.endswith("\n") else "paired",
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from common.formats.answer import Call
 from common.formats.cursor import SPACE, Cut, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
-from common.formats.tag_spelling import forms
+from common.formats.tag_spelling import closings, forms
 from common.formats.tagged_calls import CallTags
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import parts
@@ -21,6 +22,7 @@ _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
 _TAG = re.compile(r"<?[|｜](?:[^<>|｜]*[|｜])?>?")
 _NAME = re.compile(r"[\w.:/-]+")
 _CALL_ID = "[CALL_ID]"  # an id comes behind it
+_QUOTES = "\"'`"
 _NO_NAMES = ("json", "null", "[]")
 _AROUND_ID = re.compile(r"\A(?:functions?[_.-]?|\d+)|[_-]\d+\Z")
 """How a client may have changed an id such as `functions.NAME:0`, which models copy, and what comes
@@ -37,6 +39,12 @@ def _forms(markers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(form for marker in markers for form in forms(marker))
 
 
+@cache
+def _ends(markers: tuple[str, ...], openers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return closing markers in every spelling that is no opening one."""
+    return tuple(f for marker in markers for f in closings(marker) if f not in openers)
+
+
 def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     """Return the name and the id in the text before a call's arguments; '' for a missing name.
 
@@ -44,7 +52,9 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     which is also the id. A number alone is no id, because it is not unique in a conversation.
     """
     spaced = _TAG.sub(" ", text.replace(_CALL_ID, " "))
-    words = [word for word in spaced.split() if word not in _NO_NAMES]
+    words = [
+        word.strip(_QUOTES).removeprefix("to=") for word in spaced.split() if word not in _NO_NAMES
+    ]
     behind = _CALL_ID in text or (words[0:1] and words[0] in tools and words[-1] not in tools)
     if len(words) == 2 and behind:
         words.reverse()
@@ -110,7 +120,9 @@ class Section:
             else:
                 yield from self.read_named(reading)
             count += 1
-        if (yield from reading.accept_all(SPACE, _forms(self.closers))):
+        if (
+            yield from reading.accept_all(SPACE, _ends(self.closers, (*self.openers, *self.calls)))
+        ):
             reading.settle()
         elif not count:
             raise reading.unreadable()
@@ -124,7 +136,9 @@ class Section:
         """
         with reading.ahead() as keep:
             yield from reading.space()
-            following = yield from reading.at([*self.calls, *_forms(self.closers)])
+            following = yield from reading.at(
+                [*self.calls, *_ends(self.closers, (*self.openers, *self.calls))]
+            )
             found = following in self.calls or not (following or self.calls or count)
             if not following and self.between and count:
                 found = bool((yield from reading.follow(_NAME, (*self.between, _CALL_ID, "{"))))
@@ -180,10 +194,10 @@ class Section:
         """Return a call's name and id, and whether the text between name and arguments came."""
         words: list[str] = []
         ends = (*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN, "\n\n", *self.between)
-        words += yield from reading.accept_all('"', _NAME, '"')
+        words += yield from reading.accept_all(tuple(_QUOTES), _NAME, tuple(_QUOTES))
         calls = self.calls if self.between else ()  # other families' names may contain the marker
         yield from reading.until(markers_of(*ends, *calls), words.append)
-        written = "".join(words).strip().strip('"')
+        written = "".join(words).strip().strip(_QUOTES)
         text = written.rstrip(":") if self.between else written
         name, identity = _named(text, reading.tools)
         single = len(text.split()) == 1 or _CALL_ID in text
@@ -203,12 +217,16 @@ class Section:
         return not (yield from reading.more()) and not reading.was_cut()
 
     def _ends(self) -> tuple[str, ...]:
-        return (*_forms(self.call_closes), *self.calls, *_forms(self.closers))
+        return (
+            *_ends(self.call_closes, (*self.openers, *self.calls)),
+            *self.calls,
+            *_ends(self.closers, (*self.openers, *self.calls)),
+        )
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         yield from reading.accept_after_space("```")
-        closes, closed = _forms(self.call_closes), not self.call_closes
+        closes, closed = _ends(self.call_closes, (*self.openers, *self.calls)), not self.call_closes
         while True:
             yield from reading.drop_cut(self._ends())
             space, found = yield from reading.after_space(self._ends())
@@ -217,6 +235,8 @@ class Section:
             if not (found or closed):
                 raise reading.unreadable()
             reading.take(space + (len(found) if found in closes else 0) if found else 0)
+            if found in closes and not found.endswith(">"):  # the tag may repeat the name
+                yield from reading.accept_all((":", "="), _NAME, ">")
             if found not in closes:
                 return
             closed = True

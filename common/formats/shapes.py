@@ -12,6 +12,7 @@ from common.formats.cursor import SPACE, Wait
 from common.formats.gemma import fenced_calls
 from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_bare_calls, read_json_calls
+from common.formats.keyed_text import KeyedText
 from common.formats.minimax_m3 import ElementTags
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always, begins_line, no_content_yet
@@ -29,6 +30,12 @@ _BEFORE_STRING = re.compile(r'(":|\{)\s*\Z')
 _FIRST_TOKEN = re.compile(r"<[|｜][^<>]*>")
 _TOKENS = re.compile(r"<\|[^<>]*\|>")
 _TOKEN_OR_FENCE = re.compile("[|｜`]")
+_OPENER = re.compile(r"<[^\s>]*>?|\S*")
+_NAMED_ELEMENT = re.compile(
+    r"\s*(<[^<>{}]+>|)\s*<\{name\}>\s*\{arguments\}\s*</\{name\}>\s*(<[^<>{}]+>|)\s*"
+)
+"""A call that is an element with the name of the tool, perhaps in a block."""
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -112,6 +119,11 @@ def tagged(tags: CallTags) -> CallSyntax:
     return CallSyntax(tags.openers, tags.read, tags.closers)
 
 
+def _elements(tags: CallTags) -> CallSyntax:
+    """Return the syntax of calls that are elements with the names of offered tools."""
+    return tagged(tags) if tags.block else CallSyntax(("<",), tags.read, begins=begins_line)
+
+
 def _written(marker: str) -> tuple[str, ...]:
     """Return the marker without the space around it; nothing if there is none."""
     return (marker.strip(),) if marker.strip() else ()
@@ -122,6 +134,7 @@ class JsonShape:
     """The arguments of a call are one JSON object.
 
     call: the text of a call, with `{name}`, `{arguments}` and perhaps its number, `{index}`.
+    pair: the text of an argument, with `{key}` and `{value}`, if the arguments are a list of these.
     """
 
     call: str
@@ -129,11 +142,17 @@ class JsonShape:
     separator: str = ", "
     closing: str = ""
     several: bool = True
+    pair: str = ""
 
     @property
     def quoted(self) -> bool:
         """Whether the name is in a JSON string."""
         return _BEFORE_STRING.search(self.call.partition("{name}")[0]) is not None
+
+    @property
+    def named_element(self) -> bool:
+        """Whether a call is an element with the name of the tool."""
+        return _NAMED_ELEMENT.fullmatch(self.call) is not None
 
     @property
     def in_string(self) -> bool:
@@ -142,6 +161,9 @@ class JsonShape:
 
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
+        if element := _NAMED_ELEMENT.fullmatch(self.call):
+            block, close = self.opening.strip() or element[1], self.closing.strip() or element[2]
+            return (_elements(CallTags("", "", "", "", block=block, block_close=close)),)
         if not self.quoted:
             return (self.section.syntax,)
         start = (self.opening + self.call).partition("{")[0].rstrip()
@@ -214,17 +236,20 @@ class TagShape:
             "call": head[1],
             "call_close": self.call_end.strip(),
             "parameter": parameter[1].lstrip(),
-            "parameter_close": self.value_end.strip(),
+            "parameter_close": self.value_end.strip().removeprefix(_CDATA_END),
             "block": self.opening.strip(),
             "block_close": self.closing.strip(),
+            "cdata": _CDATA in self.parameter,
             "undeclared": self.undeclared,
             "lines": self.lines,
             **self.others,
         }
+        if "<" not in self.parameter:
+            return self._keyed(common)
         if not parameter[2] and parameter[1].endswith(">"):
-            key_close, _, value = parameter[4].partition("\n")
-            after_name = head[4].strip()
-            return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
+            key_close, sign, value = parameter[4].partition(">")
+            common |= {"key_close": f"{key_close}{sign}", "value": value.strip()}
+            return KeyValueTags(**common, after_name=head[4].strip())
         # An argument's tags are named by its key if the closing tag contains the key too.
         named = "{key}" in self.value_end
         # Elements of declared arguments and of offered tools are read without these tags.
@@ -235,14 +260,31 @@ class TagShape:
         return (ElementTags if named and common["parameter"] else CallTags)(
             **common,
             header_close=head[4].strip(),
+            key_header_close=parameter[4].removesuffix(_CDATA).strip(),
             name_key=head[2] or "name",
             parameter_key=parameter[2] or "name",
             text_flag=(parameter[3] or "", self.flags[0]),
         )
 
+    def _keyed(self, common: Mapping[str, Any]) -> KeyedText:
+        before, _, after = self.call.partition("{name}")
+        call = _OPENER.match(before.lstrip())
+        prefix, _, sign = self.parameter.partition("{key}")
+        texts = {
+            "call": call[0] if call else "",
+            "before_name": before.lstrip()[call.end() if call else 0 :].strip(" \n\"'"),
+            "after_name": after.strip(" \n\"'"),
+            "parameter": prefix.strip(),
+            "parameter_close": common["parameter_close"] or "\n",
+            "sign": sign.strip(" "),
+        }
+        return KeyedText(**{**common, **texts})
+
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
         tags = self.tags
+        if "{name}" in self.call_end:
+            return (_elements(tags),)
         unopened = (tags.unopened,) if isinstance(tags, KeyValueTags) else ()
         return (tagged(tags), *unopened)
 
@@ -262,7 +304,8 @@ class TagShape:
     def markup(self) -> tuple[str, ...]:
         """The texts that no value may contain."""
         tags = self.tags
-        found = [tags.call, tags.parameter, tags.block, tags.call_close, tags.parameter_close]
+        found = [tags.call, tags.block, tags.call_close, tags.parameter_close]
+        found += [] if isinstance(tags, KeyedText) else [tags.parameter]
         found += [tags.block_close, getattr(tags, "key_close", ""), getattr(tags, "value", "")]
         return self.forbidden or tuple(text.removesuffix(">") for text in found if text)
 

@@ -10,6 +10,11 @@ _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
 
+_CONFUSED = (
+    *("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>"),
+    *("<|{}>", "<|/{}>", "/{}>", "{}>"),
+)
+
 
 def attributes_of(header: str, key: str) -> dict[str, str]:
     """Return the attributes of a tag, without quotes, with the two escapes of templates decoded.
@@ -33,8 +38,7 @@ def attributes_of(header: str, key: str) -> dict[str, str]:
 def respelt(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and how models write it if they confuse its brackets."""
     word = tag.strip("<>/|")
-    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>", "/{}>", "{}>")
-    return (tag, *(form.format(word) for form in forms)) if word else ()
+    return (tag, *(form.format(word) for form in _CONFUSED)) if word else ()
 
 
 def closings(tag: str) -> tuple[str, ...]:

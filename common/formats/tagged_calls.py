@@ -59,6 +59,8 @@ class CallTags:
     parameter: str
     parameter_close: str
     header_close: str = ">"
+    """The end of a call's header; '' if its name ends with a line or before a tag."""
+    key_header_close: str = ">"
     block: str = ""
     block_close: str = ""
     name_key: str = "name"
@@ -92,7 +94,8 @@ class CallTags:
 
     @cached_property
     def _call_ends(self) -> tuple[str, ...]:
-        return self._end_forms(self.call_close)
+        found = (*self._end_forms(self.call_close), *respelt(self.call_close))
+        return tuple(form for form in found if form not in (*self._calls, self.block))
 
     @cached_property
     def _ends(self) -> tuple[str, ...]:
@@ -125,6 +128,7 @@ class CallTags:
         opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
         respelt_block = "" if opens_call else reading.opener
         in_block = bool((yield from reading.accept(*forms(self.block), respelt_block)))
+        in_block = in_block or not (self.block or self.call)  # elements with the names of tools
         ends = respelt(self.block_close)
         strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
         count = 0
@@ -201,6 +205,7 @@ class CallTags:
                 if self.block_close and (yield from reading.at([self.block_close])):
                     return None
                 plain = yield from at_plain_calls(reading)
+                plain = plain or bool((yield from self._untagged_name(reading)))
                 if not plain and not (yield from self._element(reading)).name:
                     return None
             return reading.position - start
@@ -209,7 +214,7 @@ class CallTags:
         """Read the rest of a call's tag, of which `begun` was read."""
         header, closed = yield from self._read_header(reading, begun, self.call)
         attributes = attributes_of(header, self.name_key)
-        name = attributes.get(self.name_key, "")
+        name = attributes.get(self.name_key, header.strip() if self.call.endswith(">") else "")
         single = len(name.split()) == 1 or self.name_key in header
         return Tag(name if single else "", closed, attributes)
 
@@ -225,22 +230,33 @@ class CallTags:
         """Return the header of a tag whose beginning was read, and whether it is self-closing."""
         stem = tag.removesuffix("=")
         text = [begun[len(stem) :] if begun.startswith(stem) else tag[len(stem) :]]
-        if self.header_close == ">":
-            text.append((yield from cursor.run(_NAME_RUN if tag.endswith("=") else _HEADER_RUN)))
+        close = self.key_header_close if tag == self.parameter else self.header_close
+        if close in ("", ">"):
+            named = tag.endswith(("=", ">"))
+            text.append((yield from cursor.run(_NAME_RUN if named else _HEADER_RUN)))
         else:
-            yield from cursor.until(markers_of(self.header_close, "\n"), text.append)
+            yield from cursor.until(markers_of(close, "\n"), text.append)
         # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
-        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "("):
-            yield from cursor.expect(self.header_close)
+        if close and (close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "(")):
+            yield from cursor.expect(close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
 
     def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:
         element = (yield from self._element(reading)) if in_block else Tag()
-        if element.name and not (yield from reading.at(self._calls)):
+        named = (yield from self._untagged_name(reading)) if in_block else ""
+        if named:
+            reading.take(len(named))
+            reading.call((yield from self.read_body(reading, Tag(named))))
+        elif element.name and not (yield from reading.at(self._calls)):
             reading.call((yield from self._read_element(reading, element)))
         else:
             reading.call((yield from self.read_call(reading)))
+
+    def _untagged_name(self, reading: Reading) -> Wait[str]:
+        """Return the name of an offered tool before a parameter's tag; '' if none comes next."""
+        found = yield from reading.follow(_WORD, SPACE, self._parameters)
+        return found[0] if found and reading.tools.meant(found[0]) in reading.tools else ""
 
     def _read_element(self, reading: Reading, element: Tag) -> Wait[Call]:
         """Read a call that begins with a tag of another family."""
@@ -349,7 +365,7 @@ class CallTags:
         """
         if not (yield from reading.more()):
             tools = reading.tools
-            begun = arguments or (name in tools and not tools.properties(name))
+            begun = arguments or name in tools
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
@@ -415,10 +431,10 @@ class CallTags:
             with cursor.ahead():
                 cursor.take(len(marker))
                 yield from cursor.space()
-                ends = (yield from cursor.at(self._ends)) or not (yield from cursor.more())
+                ends = (yield from cursor.at(value.ends)) or not (yield from cursor.more())
             if marker == _CDATA_CLOSE and ends:
                 cursor.take(len(marker))
-                yield from cursor.accept_after_space(*self._ends)
+                yield from cursor.accept_after_space(*value.ends)
                 return value.text
             if marker != _CDATA_CLOSE:
                 value.stop()  # the end of the section may be missing

@@ -62,6 +62,10 @@ class TaggedText:
     """Beginnings of tags inside text. The tags are removed, and what they surround stays."""
     starts_line: bool = False
     """The template begins every answer with a line break, which is also a separator."""
+    tight: tuple[tuple[str, str], ...] = ()
+    """Marks that begin a tag, and the ends of these tags; space at the edges between them means
+    nothing.
+    """
     foreign: tuple[CallSyntax, ...] = ()
     """How models of other families write calls; they are tried after the family's own."""
 

@@ -21,6 +21,7 @@ the declared ones are too.
 """
 
 _MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+>?\Z""")
+_INDEX = re.compile(r":\d+\Z")  # of `functions.NAME:0`, which is a call's id
 _AROUND_NAME = " \t\r\n\"'`:*"
 _NAME_SEPARATOR = re.compile(r"(?<=[\w-])(?:[.:/]|__)")
 _SPELLING = re.compile(r"[\s_.-]")
@@ -67,7 +68,7 @@ class ToolSchemas:
         """
         if name in self:
             return name
-        bare = _MARKUP.sub("", name).strip(_AROUND_NAME)
+        bare = _INDEX.sub("", _MARKUP.sub("", name).strip(_AROUND_NAME))
         found = [bare, bare.removesuffix(".call")]
         if not re.search(r"\s", bare):
             found += [bare[match.end() :] for match in _NAME_SEPARATOR.finditer(bare)]

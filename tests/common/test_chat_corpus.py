@@ -7,6 +7,7 @@ import pytest
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sections, tagged, unquoted
+from tests.common.corpus.agents import AGENTS
 from tests.common.corpus.drift import DRIFT
 from tests.common.corpus.field import REPORTED
 from tests.common.corpus.mistakes import MISTAKES
@@ -53,6 +54,7 @@ CASES = [
         *REPORTED.items(),
         *MISTAKES.items(),
         *DRIFT.items(),
+        *AGENTS.items(),
     )
     for case in cases
 ]

@@ -34,6 +34,8 @@ EACH = "{% for c in m.tool_calls %}{% set f = c.function %}EACH{% endfor %}"
 COMMA = "{{ ', ' if not loop.last }}"
 KEYS = "{% for k, v in f.arguments.items() %}KEY{% endfor %}"
 TEXT = "{{ v if v is string else v|tojson }}"
+ESCAPED = "{{ v|e if v is string else v|tojson }}"
+NL = "\n"
 WRITTEN: dict[str, tuple[str, type]] = {
     "JSON, each in a block": (EACH.replace("EACH", f"<fn>\n{OBJECT}\n</fn>\n"), JsonShape),
     "compact JSON": (
@@ -150,6 +152,24 @@ WRITTEN: dict[str, tuple[str, type]] = {
         + "</acts>",
         TagShape,
     ),
+    "a name before tags": (
+        EACH.replace(
+            "EACH",
+            "<|act|>{{ f.name }}<|with|>"
+            + KEYS.replace("KEY", f'<arg name="{{{{ k }}}}">{TEXT}</arg>')
+            + "<|done|>",
+        ),
+        TagShape,
+    ),
+    "a name on a line before tags": (
+        EACH.replace(
+            "EACH",
+            "<act>{{ f.name }}\n"
+            + KEYS.replace("KEY", f"<arg={{{{ k }}}}>{TEXT}</arg>\n")
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
     "indented tags": (
         EACH.replace(
             "EACH",
@@ -240,6 +260,107 @@ WRITTEN: dict[str, tuple[str, type]] = {
             + ")</py>\n",
         ),
         PythonShape,
+    ),
+    "elements of tools without a block": (
+        EACH.replace(
+            "EACH",
+            "<{{ f.name }}>\n"
+            + KEYS.replace("KEY", f"<{{{{ k }}}}>{TEXT}</{{{{ k }}}}>\n")
+            + "</{{ f.name }}>\n",
+        ),
+        TagShape,
+    ),
+    "JSON in an element of the tool": (
+        EACH.replace("EACH", "<{{ f.name }}>{{ f.arguments|tojson }}</{{ f.name }}>\n"),
+        JsonShape,
+    ),
+    "JSON in an element of the tool in a block": (
+        EACH.replace(
+            "EACH", "<act>\n<{{ f.name }}>\n{{ f.arguments|tojson }}\n</{{ f.name }}>\n</act>\n"
+        ),
+        JsonShape,
+    ),
+    "a list of names and values": (
+        EACH.replace(
+            "EACH",
+            '<fn>{"name": "{{ f.name }}", "arguments": ['
+            + KEYS.replace(
+                "KEY", '{"name": "{{ k }}", "value": {{ v|tojson }}}{{ ", " if not loop.last }}'
+            )
+            + "]}</fn>\n",
+        ),
+        JsonShape,
+    ),
+    "lines": (
+        EACH.replace(
+            "EACH",
+            f"<act>\n{{{{ f.name }}}}\n{KEYS.replace('KEY', f'{{{{ k }}}}={TEXT}{NL}')}</act>\n",
+        ),
+        TagShape,
+    ),
+    "lines with JSON": (
+        EACH.replace(
+            "EACH",
+            "<act>{{ f.name }}\n" + KEYS.replace("KEY", "{{ k }} = {{ v|tojson }}\n") + "</act>\n",
+        ),
+        TagShape,
+    ),
+    "YAML": (
+        EACH.replace(
+            "EACH",
+            "<act>\nname: {{ f.name }}\narguments:\n"
+            + KEYS.replace("KEY", f"  {{{{ k }}}}: {TEXT}\n")
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
+    "a list in YAML": (
+        "<acts>\n"
+        + EACH.replace(
+            "EACH",
+            '- name: "{{ f.name }}"\n  with:\n'
+            + KEYS.replace("KEY", "    {{ k }}: {{ v|tojson }}\n"),
+        )
+        + "</acts>",
+        TagShape,
+    ),
+    "attributes": (
+        EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}"' + KEYS.replace("KEY", f' {{{{ k }}}}="{TEXT}"') + "/>\n",
+        ),
+        TagShape,
+    ),
+    "attributes in a block": (
+        "<acts>"
+        + EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}"' + KEYS.replace("KEY", f' {{{{ k }}}}="{ESCAPED}"') + " />",
+        )
+        + "</acts>",
+        TagShape,
+    ),
+    "CDATA": (
+        EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}">\n'
+            + KEYS.replace("KEY", f'<arg name="{{{{ k }}}}"><![CDATA[{TEXT}]]></arg>\n')
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
+    "CDATA around text": (
+        EACH.replace(
+            "EACH",
+            "<act={{ f.name }}>"
+            + KEYS.replace(
+                "KEY",
+                "<{{ k }}>{% if v is string %}<![CDATA[{{ v }}]]>{% else %}{{ v }}{% endif %}"
+                "</{{ k }}>",
+            )
+            + "</act>",
+        ),
+        TagShape,
     ),
     "fences": (
         EACH.replace(
@@ -349,12 +470,12 @@ def test_a_template_may_allow_one_call() -> None:
             "EACH",
             '<act id="{{ loop.index0 }}" name="{{ f.name }}">{{ f.arguments|tojson }}</act>',
         ),
-        EACH.replace("EACH", "<{{ f.name }}>{{ f.arguments|tojson }}</{{ f.name }}>"),
+        EACH.replace("EACH", "{{ f.name }}: " + KEYS.replace("KEY", "{{ k }}={{ v }}\n")),
         EACH.replace(
-            "EACH",
-            "<{{ f.name }}>"
-            + KEYS.replace("KEY", "<{{ k }}>{{ v }}</{{ k }}>")
-            + "</{{ f.name }}>",
+            "EACH", "<act>{{ f.name }} " + KEYS.replace("KEY", "{{ k }} is {{ v }}\n") + "</act>"
+        ),
+        EACH.replace(
+            "EACH", "<act>{{ f.name }} " + KEYS.replace("KEY", "{{ k }}={{ v }} ") + "</act>"
         ),
     ],
 )
@@ -436,6 +557,116 @@ DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "<|py|>[ferry_times(harbour='Ærø', berths=2)]<|/py|>",
     ),
+    "a recipient": (
+        {
+            "open_pattern": r"<\|chan\|>to=functions\.(?P<name>\w+)\s*(?:<\|as\|>json)?<\|msg\|>",
+            "close": ["<|call|>", "<|over|>"],
+            "content": "json",
+            "transform": FUNCTION,
+        },
+        '<|chan|>to=functions.ferry_times <|as|>json<|msg|>{"harbour": "Ærø", "berths": 2}<|call|>',
+    ),
+    "an id, and the end of a text": (
+        {
+            "open_pattern": r"\[CALL\](?P<name>\w+)(?:\[ID\](?P<id>\w+))?\[WITH\]",
+            "close_pattern": r"(?=\[CALL\])|$",
+            "repeats": True,
+            "content": "json",
+            "transform": FUNCTION,
+        },
+        '[CALL]ferry_times[WITH]{"harbour": "Ærø", "berths": 2}',
+    ),
+    "a name in the closing tag": (
+        {
+            "open_pattern": r"<fn:(?P<name>\w+)>",
+            "close_pattern": r"</fn(?::\w+)?>",
+            "content": "json",
+            "transform": FUNCTION,
+        },
+        '<fn:ferry_times>{"harbour": "Ærø", "berths": 2}</fn:ferry_times>',
+    ),
+    "values on lines": (
+        {
+            "open_pattern": r"<act>\s*<do=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</do>\s*</act>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<with=(?P<key>[^>\n]+)>\n(?P<value>.*?)\n</with>"},
+            "transform": FUNCTION,
+        },
+        "<act>\n<do=ferry_times>\n<with=harbour>\nÆrø\n</with>\n<with=berths>\n2\n</with>\n</do></act>",
+    ),
+    "one closing tag for two": (
+        {
+            "open_pattern": r"<act>\s*<do=(?P<name>\w+)>",
+            "close": "</act>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<with=(?P<key>\w+)>\s*(?P<value>.*?)\s*</with>",
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": FUNCTION,
+        },
+        "<act>\n<do=ferry_times>\n<with=harbour>\nÆrø\n</with>\n<with=berths>2</with>\n</do>\n</act>",
+    ),
+    "a name before tags": (
+        {
+            "open_pattern": r"(?:<\|turn\|>bot)?<\|act\|>(?P<name>[A-Za-z_][\w.]*)<\|with\|>",
+            "close": ["<|done|>", "<|over|>"],
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": '<arg name="(?P<key>[^"]+)">(?P<value>.*?)</arg>'},
+            "transform": FUNCTION,
+        },
+        '<|act|>ferry_times<|with|><arg name="harbour">Ærø</arg><arg name="berths">2</arg><|done|>',
+    ),
+    "keys and values": (
+        {
+            "open_pattern": r"<act>(?P<name>[^\n<]+)",
+            "close": "</act>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<k>(?P<key>[^<]+)</k>\s*<v>(?P<value>.*?)</v>"},
+            "transform": FUNCTION,
+        },
+        "<act>ferry_times\n<k>harbour</k>\n<v>Ærø</v><k>berths</k><v>2</v>\n</act>",
+    ),
+    "elements": (
+        {
+            "open_pattern": r'<act name="(?P<name>\w+)">',
+            "close": "</act>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</(?P=key)>"},
+            "transform": FUNCTION,
+        },
+        '<act name="ferry_times"><harbour>Ærø</harbour><berths>2</berths></act>',
+    ),
+    "attributes": (
+        {
+            "open_pattern": r'<act name="(?P<name>\w+)"',
+            "close": "/>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r'(?P<key>\w+)="(?P<value>[^"]*)"'},
+            "transform": FUNCTION,
+        },
+        '<act name="ferry_times" harbour="Ærø" berths="2" />',
+    ),
+    "lines": (
+        {
+            "open_pattern": r"<act>(?P<name>\w+)\n",
+            "close": "</act>",
+            "content": "kv-lines",
+            "transform": FUNCTION,
+        },
+        "<act>ferry_times\nharbour: Ærø\nberths:2\n</act>",
+    ),
+    "lines of JSON": (
+        {
+            "open_pattern": r'<act name="(?P<name>\w+)">\s*',
+            "close": "</act>",
+            "content": "kv-lines",
+            "content_args": {"kv_sep": "=", "value_parser": {"name": "json"}},
+            "transform": FUNCTION,
+        },
+        '<act name="ferry_times">\nharbour="Ærø"\nberths = 2\n</act>',
+    ),
 }
 
 
@@ -457,6 +688,19 @@ def transformers_read(template: dict[str, Any], text: str) -> list[Made]:
     calls = message["tool_calls"]
     functions = [each["function"] for each in (calls if isinstance(calls, list) else [calls])]
     return [(each["name"], each["arguments"]) for each in functions]
+
+
+def test_the_tags_of_an_answer_are_no_part_of_it() -> None:
+    fields = {
+        "thinking": {"open": ["<muse>", "<ponder>"], "close": ["</muse>", "</ponder>"]},
+        "content": {"open": "<|say|>", "close_pattern": r"\s*(?:<\|said\|>|<\|over\|>)"},
+        "tool_calls": DESCRIBED["JSON"][0],
+    }
+    format_ = chat_format("{{ messages }}", (), response_template={"fields": fields})
+    for name in ("muse", "ponder"):
+        text = f"<{name}>So.</{name}><|say|>Hm.<|said|>{DESCRIBED['JSON'][1]}"
+        message = parse_every_split(format_, text, tools=TOOLS)
+        assert plain(message) == ("Hm.", "So.", [FERRY])
 
 
 def test_a_known_family_is_kept_beside_a_response_template() -> None:

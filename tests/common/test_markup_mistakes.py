@@ -1,0 +1,114 @@
+"""Calls of every family with the same small mistakes in their markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from common.chat_format import ChatFormat
+from common.formats.family import Family
+from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape
+from tests.common.chat_replay import parse_every_split, plain
+from tests.common.test_families import TOOLS, WITH_CALLS, written
+
+CALLS = [("ferry_times", {"harbour": "Ærø", "berths": 4}), ("tide_now", {})]
+MARK = re.compile(r"<[^<>\n]*>|\[[A-Z_]+\]|\]<\]minimax\[>\[")
+NAME = re.compile(r"ferry_times|tide_now")
+
+
+def _before_names(prefix: str) -> Callable[[str], str]:
+    return lambda text: NAME.sub(lambda name: prefix + name[0], text)
+
+
+def _after_first(space: str) -> Callable[[str], str]:
+    return lambda text: MARK.sub(lambda mark: mark[0] + space, text, count=1)
+
+
+def _after_all(space: str) -> Callable[[str], str]:
+    return lambda text: MARK.sub(lambda mark: mark[0] + space, text)
+
+
+def _before_all(space: str) -> Callable[[str], str]:
+    return lambda text: MARK.sub(lambda mark: space + mark[0], text)
+
+
+def _without_the_last(text: str) -> str:
+    last = [mark for mark in MARK.finditer(text) if mark.end() == len(text)]
+    return text[: last[0].start()] if last else text
+
+
+MISTAKES: Mapping[str, Callable[[str], str]] = {
+    "carriage returns": lambda text: text.replace("\n", "\r\n"),
+    "a space after the first marker": _after_first(" "),
+    "a line break after the first marker": _after_first("\n"),
+    "a space after every marker": _after_all(" "),
+    "a line break after every marker": _after_all("\n"),
+    "a space before every marker": _before_all(" "),
+    "a line break before every marker": _before_all("\n"),
+    "no last marker": _without_the_last,
+    "functions:": _before_names("functions:"),
+    "default_api:": _before_names("default_api:"),
+    "google:mcp:": _before_names("google:mcp:"),
+    "mcp__harbour__": _before_names("mcp__harbour__"),
+    "no first bracket": lambda text: text[text.startswith("<") :],
+    "no last bracket": lambda text: text.removesuffix(">"),
+    "a wrong last bracket": lambda text: (
+        f"{text[:-2]}>" if text.endswith("|>") else re.sub(">$", "|>", text)
+    ),
+}
+UNREADABLE = {
+    "gpt-oss, Beam": ("no first bracket",),
+    "MiniCPM 5": ("no first bracket",),
+    "Inkling": ("no first bracket", "a wrong last bracket"),
+    "MiniMax M3": ("a wrong last bracket",),
+    "Muse Glimmer": ("a space after every marker", "a line break after every marker"),
+}
+"""Mistakes after which a part of the markup is shown as text, or the call is."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("family", WITH_CALLS, ids=lambda family: family.title)
+def test_calls_are_read_despite_a_mistake(family: Family, mistake: str) -> None:
+    if mistake in UNREADABLE.get(family.title, ()):
+        pytest.skip("not readable")
+    format_ = ChatFormat.named(family.names.split()[0])
+    tail = ">>>" if family.title == "Functionary 3.2" else ""
+    for shape in (family.shape, family.by_token and family.by_token[1]):
+        for count in (1, 2) if shape else ():
+            assert shape
+            several = not isinstance(shape, JsonShape) or shape.several
+            made = CALLS[: count if several else 1]
+            text = MISTAKES[mistake](written(shape, made).rstrip())
+            message = parse_every_split(format_, text, tools=TOOLS, tail=tail, count=1)
+            calls = [(name, _stripped(given)) for name, given in plain(message)[2]]
+            assert (message.content.strip(), calls) == ("", made), text
+
+
+def _stripped(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments without the space that a mistake has put into their values."""
+    return {
+        key: value.strip() if isinstance(value, str) else value for key, value in arguments.items()
+    }
+
+
+def _single(text: str) -> str:
+    return text.replace('"', "'")
+
+
+def _backticks(text: str) -> str:
+    return re.sub(r"(?<=[\w>\]])`?(ferry_times|tide_now)`?", r"`\1`", text)
+
+
+@pytest.mark.parametrize("quotes", [_single, _backticks], ids=["single", "backticks"])
+@pytest.mark.parametrize("family", WITH_CALLS, ids=lambda family: family.title)
+def test_other_quotation_marks_are_read(family: Family, quotes: Callable[[str], str]) -> None:
+    format_ = ChatFormat.named(family.names.split()[0])
+    tail = ">>>" if family.title == "Functionary 3.2" else ""
+    shape: Shape | None = family.shape
+    if isinstance(shape, PythonShape | FencedShape) or not shape:
+        return
+    text = quotes(written(shape, CALLS[:1]))
+    message = parse_every_split(format_, text, tools=TOOLS, tail=tail, count=1)
+    assert plain(message) == ("", "", CALLS[:1]), text
