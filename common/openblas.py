@@ -4,7 +4,8 @@ MLX's CPU build contains the reference BLAS, which is some 20 to 40 times slower
 package scipy-openblas32 holds an OpenBLAS with kernels for all processors (DYNAMIC_ARCH), but all
 its symbols begin with `scipy_`. A copy without this prefix replaces the symbols that MLX imports.
 Where there is a C compiler, the files in `kernels` are compiled too. On x86 they make decode steps
-of few sequences about 1.5 times as fast, and the prefill of long prompts two to three times.
+of few sequences about 1.5 times as fast, and the prefill of long prompts two to three times. On ARM
+only the functions that prefill needs are compiled; their gain has not been measured there.
 
 A preloaded library can end every process with an illegal instruction, or compute wrong products.
 `launch.py` therefore runs this file once for each library and processor. The products are computed
@@ -17,7 +18,6 @@ import ctypes
 import hashlib
 import math
 import os
-import platform
 import re
 import shutil
 import signal
@@ -31,6 +31,10 @@ from pathlib import Path
 LIBRARY = "libopenblas.so.0"
 KERNELS = "libmlxkernels.so.0"
 ORIGIN = "origin"  # names the sources, and the digest of the libraries built from them
+# GCC vectorises comparisons for AVX2 and ARM only if they need not trap. Products and sums are not
+# contracted, because GCC contracts other ones outside of a vectorised loop than inside, and not
+# every processor has such instructions. Installed kernels are compiled again when a source changes.
+KERNEL_OPTIONS = ("-O3", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 _SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.c"))
 _PREFIX = b"scipy_"
 _SECONDS = 120  # emulated processors take a minute
@@ -80,12 +84,16 @@ def build(folder: Path, package: Path) -> None:
                 raise
 
 
-def compile_kernels(library: Path) -> None:
-    """Compile `kernels` for x86 if there is a C compiler; nothing depends on them but speed."""
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if compiler is None or platform.machine() != "x86_64":
+def compile_kernels(library: Path, *options: str, compiler: str | None = None) -> None:
+    """Compile `kernels` if there is a C compiler; nothing depends on them but speed.
+
+    options: more options for the compiler.
+    compiler: the compiler; None means the first of `cc`, `gcc` and `clang` on PATH.
+    """
+    compiler = compiler or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
         return
-    command = [compiler, "-O3", "-shared", "-fPIC", "-o", str(library), *map(str, _SOURCES)]
+    command = [compiler, *KERNEL_OPTIONS, *options, "-o", str(library), *map(str, _SOURCES)]
     if subprocess.run([*command, "-ldl", "-lpthread"], capture_output=True, check=False).returncode:
         library.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ REMEDIES = {
     "npm": "npm (apt-get install npm)",
     "grpcurl": "grpcurl (go install github.com/fullstorydev/grpcurl/cmd/grpcurl@latest)",
     "systemd-analyze": "systemd-analyze (apt-get install systemd)",
+    "aarch64-linux-gnu-gcc": "a compiler for ARM (apt-get install gcc-aarch64-linux-gnu)",
     "qemu": "qemu (apt-get install qemu-user)",
     "C++ compiler": "a C++ compiler (apt-get install g++)",
     "setpriv": "root and setpriv (apt-get install util-linux)",

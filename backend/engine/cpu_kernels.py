@@ -1,6 +1,6 @@
 """Attention and other functions of exponentials on a CPU, computed by `common/kernels`.
 
-MLX's CPU build for x86 computes one exponential at a time, on one core. In a long prompt, softmax
+MLX's CPU build for Linux computes one exponential at a time, on one core. In a long prompt, softmax
 takes four fifths of the time of attention, and exponentials take more than half of all time.
 
 Gradients do not pass through the kernels, which replace numbers that MLX has computed.

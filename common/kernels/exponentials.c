@@ -1,8 +1,8 @@
-/* Functions of exponentials, several times faster than MLX's CPU build computes them on x86.
+/* Functions of exponentials, several times faster than MLX's CPU build computes them on Linux.
 
    MLX computes one exponential at a time there, on one core. In a long prompt this takes more than
-   half of all time. The functions below are vectorised by the compiler, for the instructions of the
-   processor that they run on, and use several threads. */
+   half of all time. The functions below are vectorised by the compiler, on x86 for the instructions
+   of the processor that they run on, and use several threads. */
 
 #include <math.h>
 #include <pthread.h>
@@ -11,8 +11,10 @@
 
 #define LANES 16 /* partial results, in the same order for all vector widths */
 #define MOST_THREADS 64
-#ifndef VECTORISED
+#if !defined(VECTORISED) && defined(__x86_64__)
 #define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#elif !defined(VECTORISED)
+#define VECTORISED /* every 64-bit ARM processor has the same vectors */
 #endif
 
 /* Returns 2^power, and 0 where that is no normal float; the relative error is about 1e-7.

@@ -8,6 +8,7 @@
 
    This library is preloaded before OpenBLAS, so MLX calls the function below. */
 
+#ifdef __x86_64__
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
@@ -52,3 +53,4 @@ void cblas_sgemm(int order, int left_form, int right_form, int rows, int columns
                         product + row * product_stride + first, 1);
     }
 }
+#endif

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +36,7 @@ OF_MLX = {
 SIGMOID = OF_MLX["sigmoid"]
 SOFTMAX = getattr(mx.softmax, "function", mx.softmax)
 MLX = getattr(mx.fast.scaled_dot_product_attention, "attend", mx.fast.scaled_dot_product_attention)
-pytestmark = pytest.mark.skipif(KERNELS is None, reason="only x86 with a C compiler")
+pytestmark = pytest.mark.skipif(KERNELS is None, reason="only with a C compiler")
 
 
 def _kernels(*, may_wait: bool = True) -> CpuKernels:
@@ -123,25 +125,81 @@ class _Compiled(ctypes.CDLL):
             return getattr(ctypes.CDLL(None), name)
 
 
-# By processor: how the functions are compiled for it alone. A processor with AVX-512 has FMA there,
-# which rounds once where others round twice.
-PROCESSORS = {"this": None, "AVX2": '__attribute__((target("avx2")))', "any": ""}
+ARM_COMPILER = "aarch64-linux-gnu-gcc"
+EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+# Calls a function of a library with numbers of its input, and writes the results.
+CALLER = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char **words) {
+    void *function = dlsym(dlopen(words[1], RTLD_NOW), words[2]);
+    long sizes[6], bytes;
+    for (int at = 3; at < count; at++)
+        sizes[at - 3] = atol(words[at]);
+    bytes = 4 * sizes[0] * (count == 5 ? 1 : sizes[1]);
+    float *numbers = malloc(bytes);
+    fread(numbers, 1, bytes, stdin);
+    if (count == 5)
+        ((void (*)(float *, float *, long, int))function)(numbers, numbers, sizes[0], sizes[1]);
+    else
+        ((void (*)(float *, void *, long, long, long, long, int, int))function)(
+            numbers, NULL, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]);
+    fwrite(numbers, 1, bytes, stdout);
+}
+"""
 
 
-@pytest.fixture(scope="module", params=PROCESSORS)
+class _Emulated(ctypes.CDLL):
+    """Functions for ARM, each call of which is a process in an emulator."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(None)
+        self._library, self._program = folder / "lib.so", folder / "caller"
+        openblas.compile_kernels(self._library, compiler=ARM_COMPILER)
+        source = self._program.with_suffix(".c")
+        source.write_text(CALLER)
+        subprocess.run([ARM_COMPILER, "-o", str(self._program), str(source)], check=True)
+
+    def __getitem__(self, name: str) -> Any:
+        def function(numbers: ctypes.c_void_p, _: object, *sizes: Any) -> None:
+            values = [int(getattr(size, "value", size)) for size in sizes]
+            count = values[0] if len(values) == 2 else values[0] * values[1]
+            command = [*EMULATOR, str(self._program), str(self._library), name, *map(str, values)]
+            given = ctypes.string_at(numbers, 4 * count)
+            found = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=True).stdout
+            assert len(found) == len(given)
+            ctypes.memmove(numbers, found, len(given))
+
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name] if name.startswith("mlx_") else getattr(ctypes.CDLL(None), name)
+
+
+# How the functions are compiled for a kind of x86 processor alone.
+TARGETS = {"AVX2": '__attribute__((target("avx2")))', "any": ""}
+
+
+@pytest.fixture(scope="module", params=["this", *TARGETS, "ARM"])
 def kernels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CpuKernels]:
     """The functions as one kind of processor computes them."""
-    target = PROCESSORS[request.param]
-    if target is None:
+    kind = request.param
+    if kind != "this" and platform.machine() != "x86_64":
+        pytest.skip("compares with x86")
+    folder = tmp_path_factory.mktemp("kernels")
+    if kind == "this":
         yield _kernels()
-        return
-    source = Path(openblas.__file__).with_name("kernels") / "exponentials.c"
-    library = tmp_path_factory.mktemp("kernels") / "lib.so"
-    command = ["cc", "-O3", "-shared", "-fPIC", f"-DVECTORISED={target}"]
-    subprocess.run([*command, "-o", str(library), str(source)], check=True)
-    yield CpuKernels(_Compiled(str(library)), lambda: True)
+    elif kind in TARGETS:
+        openblas.compile_kernels(folder / "lib.so", f"-DVECTORISED={TARGETS[kind]}")
+        yield CpuKernels(_Compiled(str(folder / "lib.so")), lambda: True)
+    else:
+        for program in (ARM_COMPILER, EMULATOR[0]):
+            if not shutil.which(program):
+                pytest.skip(f"{program} is not on PATH")
+        yield CpuKernels(_Emulated(folder), lambda: True)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -162,6 +220,26 @@ def test_functions_are_as_exact_as_those_of_mlx(
         assert (np.abs(found - exact) / np.maximum(np.abs(exact), 1)).max() < 3e-7
         near = np.abs(np.array(array)) < 0.2
         assert np.allclose(found[near], exact[near], rtol=1e-6, atol=0)
+
+
+def test_every_processor_computes_the_same_numbers(kernels: CpuKernels) -> None:
+    """Also those behind the last whole vector, and those that are no numbers."""
+    for count in (4_000, 4_001, 4_015):
+        numbers = mx.random.normal((count,), key=mx.random.key(count)) * 20
+        numbers[5], numbers[-2], numbers[-1] = mx.inf, mx.nan, -mx.inf
+        for name in FUNCTIONS:
+            found, expected = numbers * 1, numbers * 1
+            mx.eval(found, expected)
+            kernels.apply(name, found)
+            _kernels().apply(name, expected)
+            assert mx.array_equal(found, expected, equal_nan=True), name
+    found = mx.random.normal((60, 333), key=mx.random.key(1)) * 9
+    found[1, 2], found[2, 3], found[3] = mx.inf, mx.nan, -mx.inf
+    expected = found * 1
+    mx.eval(found, expected)
+    for each, scores in ((kernels, found), (_kernels(), expected)):
+        each.softmax(scores, None, tokens=20, causal=True)
+    assert mx.array_equal(found, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(4, 700), (3000,), (2, 3, 5, 129), (1, 40_000)])
