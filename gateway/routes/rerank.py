@@ -107,8 +107,8 @@ class ScoreRequest(Request):
     """Pairs of texts: one text with each of a list, or two lists of equal length, in order."""
 
     others = RERANK
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | list[str] = Field(validation_alias=AliasChoices("text_1", "queries"))
+    text_2: str | list[str] = Field(validation_alias=AliasChoices("text_2", "documents", "items"))
     truncate: Truncate = about(TRUNCATE)
 
 

@@ -157,10 +157,10 @@ def _opener(order: LoadOrder) -> OpenModel | None:
     Returns None for rerankers that answer with a token, because mlx-lm opens such models.
     """
     kind, config = order.checkpoint.kind, order.checkpoint.config
-    if kind is ModelKind.RERANK and not (module_of(kind, config) or has_score(config)):
-        return None
     files = SentenceFiles(order.checkpoint.path)
     pools = kind is ModelKind.EMBEDDING or scores_pairs(files)
+    if kind is ModelKind.RERANK and not (pools or module_of(kind, config) or has_score(config)):
+        return None
     dense = dense_layers(files, config) if pools else ()
     return partial(open_network, config, kind, dense)
 
@@ -237,9 +237,10 @@ def _reranking(
     prompt = prompts_of(files, settings).default
     prompted: Callable[[str], EncodeRow]
     score = networks.function_of(score_function(files, config), "its score (activation_fn)")
-    if module_of(checkpoint.kind, config) or has_score(config):
+    pools = scores_pairs(files)
+    if pools or module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
-        if scores_pairs(files):
+        if pools:
             run = _pooled(checkpoint, loaded, pooling_of_checkpoint(files, config, settings), score)
         else:
             run = networks.classifier(loaded.model, config, pad, score)

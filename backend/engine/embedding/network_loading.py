@@ -60,7 +60,7 @@ def open_network(
     elif module:
         stated, classes = _of_vlm(module, config)
     else:
-        stated, classes = _of_mlx_lm(config, kind)
+        stated, classes = _of_mlx_lm(config, scores=kind is ModelKind.RERANK and not dense)
 
     def with_layers(config: dict[str, Any]) -> tuple[Any, Any]:
         network, arguments = classes(config)
@@ -106,8 +106,11 @@ def _of_vlm(module: str, config: Mapping[str, Any]) -> _Source:
     return stated, lambda _: (network.Model, network.ModelConfig)
 
 
-def _of_mlx_lm(config: Mapping[str, Any], kind: ModelKind) -> _Source:
-    """Open a text model of mlx-lm without its projection. A reranker has `score` instead."""
+def _of_mlx_lm(config: Mapping[str, Any], *, scores: bool) -> _Source:
+    """Open a text model of mlx-lm without its projection.
+
+    scores: whether the model has a layer `score` instead.
+    """
     of_jina = is_jina_v4(config)
     other = OF_MLX_LM.get(config["model_type"])
     stated = _of_jina_v4(config) if of_jina else {"model_type": other} if other else {}
@@ -115,7 +118,7 @@ def _of_mlx_lm(config: Mapping[str, Any], kind: ModelKind) -> _Source:
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         network, arguments = mlx_lm_classes(config)
         prepare = _text_of_jina_v4 if of_jina else dict
-        return _without_head(network, prepare, kind is ModelKind.RERANK), arguments
+        return _without_head(network, prepare, scores), arguments
 
     return stated, classes
 

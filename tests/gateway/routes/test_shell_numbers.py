@@ -252,6 +252,7 @@ def test_pairs_are_scored_in_their_order(
     answer = ask(gateway, "score", model="numbers", text_1=first, text_2=second)
     assert [entry["score"] for entry in answer["data"]] == scores
     assert [entry["index"] for entry in answer["data"]] == list(range(len(scores)))
+    assert ask(gateway, "score", model="numbers", queries=first, documents=second) == answer
 
 
 @pytest.mark.parametrize(("first", "second"), [([], "a"), (["a", "b"], ["c"]), ("a", [])])
