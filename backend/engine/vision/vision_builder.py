@@ -119,7 +119,10 @@ def _open_media_input(
 
         kinds = kinds_of(processor)
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
-        form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+        render = _renderer(prompts)
+        if loaded.chat_template is None:  # only raw prompts can be answered
+            render, fallbacks[IMAGE] = _joined, [*_own_markers(processor), *fallbacks[IMAGE]]
+        form = learn(render, prompts.control, kinds, fallbacks, ends)
         if model.family.in_front is not None:
             before = Marker(*model.family.in_front, None, "", several=False, in_front=True)
             form = replace(form, markers={**form.markers, IMAGE: before})
@@ -262,6 +265,19 @@ def _sample(kind: str) -> MediaContent:
 
 def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
     return lambda messages: prompts.render(ChatPrompt(tuple(messages)))
+
+
+def _joined(messages: Sequence[Any]) -> str:
+    return "".join(message["content"] for message in messages)
+
+
+def _own_markers(processor: Any) -> list[str]:
+    """Return the markers of an image that a processor states."""
+    inner = getattr(processor, "image_token", None)
+    ends = (getattr(processor, f"vision_{end}_token", None) for end in ("start", "end"))
+    whole = "".join(part or "" for part in (next(ends), inner, next(ends)))
+    found = (getattr(processor, "boi_token", None), whole, inner)
+    return [marker for marker in found if isinstance(marker, str) and marker]
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:
