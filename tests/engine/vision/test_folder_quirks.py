@@ -151,6 +151,7 @@ MORE: dict[str, Change] = {
     "the image's token under another name": all_of(
         without("config.json", "image_token_id"), config(image_token_index=IMAGE_TOKEN)
     ),
+    "no token for the image": without("config.json", "image_token_id"),
     "a name with brackets": lambda path: path.rename(path.with_name("model [8bit]")),
     "named templates in another file": all_of(
         without(TEMPLATE_FILE), put("chat_template.json", {"chat_template": NAMED})
