@@ -41,6 +41,7 @@ _TOWERS = {
         "image_num_pos": "num_position_embeddings",
     },
 }
+IMAGE_TOKEN = "image_token_id", "image_token_index"  # one token under two names
 _UNREAD = {"rope_parameters", "dtype"}  # some families fail on these fields of an encoder
 # Parts other than text → the names of their classes.
 _OTHER_PARTS = {"vision_config": "VisionConfig", "audio_config": "AudioConfig"}
@@ -84,6 +85,9 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
             adapter["vit_layers"] = adapter["vision_feature_layer"]
             found["vision_config"] = {"vit_config": tower, "adapter_config": adapter}
     _complete(found, text, module)
+    for name, other in (IMAGE_TOKEN, IMAGE_TOKEN[::-1]):
+        if found.get(other) is not None and found.get(name) is None:
+            found[name] = found[other]
     if family == "gemma3" and "mm_tokens_per_image" in found:
         part.setdefault("mm_tokens_per_image", found["mm_tokens_per_image"])
     elif family == "aya_vision":

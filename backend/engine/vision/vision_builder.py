@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from backend.engine.model import Built
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
-from backend.engine.vision.earlier_form import read_in_earlier_form
+from backend.engine.vision.earlier_form import IMAGE_TOKEN, read_in_earlier_form
 from backend.engine.vision.features import of_text, unusual_features, width_of
 from backend.engine.vision.markers import Marker, learn
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem, MediaPlan, Span
@@ -93,6 +93,7 @@ def _open_media_input(
                 f"{_NOT_BUILT} its files are missing, or it needs PyTorch, which this backend does"
                 f" not use{_OTHERS}"
             )
+        _state_image_token(model.whole.config, order.checkpoint.config, processor)
         control = _control_ids(prompts)
 
         prepares = partial(ItemProcessor, processor, model.whole.config, control.keys(), vocabulary)
@@ -119,7 +120,10 @@ def _open_media_input(
 
         kinds = kinds_of(processor)
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
-        form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+        render = _renderer(prompts)
+        if loaded.chat_template is None:  # only raw prompts can be answered
+            render, fallbacks[IMAGE] = _joined, [*_own_markers(processor), *fallbacks[IMAGE]]
+        form = learn(render, prompts.control, kinds, fallbacks, ends)
         if model.family.in_front is not None:
             before = Marker(*model.family.in_front, None, "", several=False, in_front=True)
             form = replace(form, markers={**form.markers, IMAGE: before})
@@ -262,6 +266,32 @@ def _sample(kind: str) -> MediaContent:
 
 def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
     return lambda messages: prompts.render(ChatPrompt(tuple(messages)))
+
+
+def _state_image_token(config: Any, stated: Mapping[str, Any], processor: Any) -> None:
+    """Let a model know the image's token of the processor if config.json does not state it.
+
+    config: the model's configuration, in which the token has the family's default.
+    stated: the contents of config.json.
+    """
+    token = getattr(processor, "image_token_id", None)
+    if isinstance(token, int) and not any(name in stated for name in IMAGE_TOKEN):
+        for name in IMAGE_TOKEN:
+            if hasattr(config, name):
+                setattr(config, name, token)
+
+
+def _joined(messages: Sequence[Any]) -> str:
+    return "".join(message["content"] for message in messages)
+
+
+def _own_markers(processor: Any) -> list[str]:
+    """Return the markers of an image that a processor states."""
+    inner = getattr(processor, "image_token", None)
+    ends = (getattr(processor, f"vision_{end}_token", None) for end in ("start", "end"))
+    whole = "".join(part or "" for part in (next(ends), inner, next(ends)))
+    found = (getattr(processor, "boi_token", None), whole, inner)
+    return [marker for marker in found if isinstance(marker, str) and marker]
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:

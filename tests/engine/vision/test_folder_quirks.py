@@ -12,7 +12,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.request import ChatPrompt
+from backend.engine.errors import InvalidRequest
+from backend.engine.request import ChatPrompt, RawPrompt
+from backend.engine.vision.media_prompts import PLACE
 from tests.engine.folder_changes import (
     BOM,
     INDEX,
@@ -80,6 +82,7 @@ def indexed(*names: str) -> Change:
     return change
 
 
+IMAGE_TOKEN = read_json(TINY_VISION, "config.json")["image_token_id"]
 TEMPLATE_FILE, PROCESSOR = "chat_template.jinja", "Qwen3VLProcessor"
 NAMED = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}]
 QUIRKS: dict[str, Change] = {
@@ -145,6 +148,10 @@ MORE: dict[str, Change] = {
     "an adapter beside": all_of(
         put("adapters.safetensors", b"junk"), put("adapter_config.json", {"r": 8})
     ),
+    "the image's token under another name": all_of(
+        without("config.json", "image_token_id"), config(image_token_index=IMAGE_TOKEN)
+    ),
+    "no token for the image": without("config.json", "image_token_id"),
     "a name with brackets": lambda path: path.rename(path.with_name("model [8bit]")),
     "named templates in another file": all_of(
         without(TEMPLATE_FILE), put("chat_template.json", {"chat_template": NAMED})
@@ -167,6 +174,20 @@ async def test_what_mlx_vlm_loads_is_loaded(name: str, folder: Path) -> None:
 async def test_what_other_programs_load_is_loaded(name: str, folder: Path) -> None:
     plain = PlainPasses(folder)
     await require_same(MORE[name](folder) or folder, plain)
+
+
+async def test_without_a_template_raw_prompts_are_answered(folder: Path) -> None:
+    request = asking(RawPrompt(f"{PLACE}{QUESTION}"), shown("red"), max_tokens=6)
+    answers = []
+    for change in (lambda _: None, without(TEMPLATE_FILE)):
+        change(folder)
+        async with seeing(folder) as engine:
+            answers.append(await answer_to(engine, request))
+    assert answers[0].tokens == answers[1].tokens
+    assert answers[0].prompt_tokens == answers[1].prompt_tokens
+    async with seeing(folder) as engine:
+        with pytest.raises(InvalidRequest, match="it has no chat template; send Prompt"):
+            await answer_to(engine, asking(QUESTION, shown("red")))
 
 
 async def require_same(path: Path, plain: PlainPasses) -> None:

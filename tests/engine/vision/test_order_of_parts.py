@@ -50,7 +50,10 @@ SAMPLE = ["qwen2_5_vl", "gemma3", "idefics3", "llava", "pixtral", "internvl_chat
 SAMPLE += ["llama4", "dots_ocr"]
 # Families whose prompts have one image, before all text, as they were trained.
 IN_FRONT = ["molmo", "paligemma", "paligemma2"]
+NOT_BOTH = [*compared._ONE_EACH, "got", "jina_vlm", "molmo2", "multi_modality"]
 FAMILIES = [family for family in (*compared.FAMILIES, "minicpmo") if family not in IN_FRONT]
+# Families whose processor reads two images, and writes all their tokens.
+READ_BOTH = [family for family in compared.FAMILIES if family not in (*IN_FRONT, *NOT_BOTH)]
 # mlx-vlm itself writes the parts of these in their order, with the template of the checkpoint.
 KEPT = ["qwen2_5_vl", "gemma3", "idefics3", "pixtral"]
 _IN_ORDER = "{%- for part in content -%}"
@@ -162,6 +165,26 @@ async def test_the_prompt_is_that_of_mlx_vlm(tmp_path: Path, family: str) -> Non
     )
     async with seeing(path, load_trial=False) as engine:
         built = _build(engine, RED_BLUE)
+    assert built.tokens == inputs["input_ids"].reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("family", READ_BOTH if TEST_LONG else SAMPLE)
+async def test_the_prompt_is_that_of_the_processor(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor of mlx-vlm reads the whole prompt at once, and this backend each item."""
+    small_convolutions(monkeypatch)
+    small_pyramid(monkeypatch)
+    path = write_family(tmp_path / family, family)
+    own_tokens(path, monkeypatch)
+    plain = PlainPasses(path, compared._IN_TEXT.get(family, ""))
+    words = [{"type": "text", "text": text} for text in TEXTS]
+    image = {"type": "image"}
+    content = [words[0], image, words[1], image, words[2]]
+    inputs = plain._inputs([{"role": "user", "content": content}], PICTURES)
+    async with seeing(path, load_trial=False) as engine:
+        assert engine._served is not None
+        built = engine._served.prompts.build(ChatPrompt(turns(CONTENT)), RED_BLUE)
     assert built.tokens == inputs["input_ids"].reshape(-1).tolist()
 
 
