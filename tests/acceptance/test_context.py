@@ -37,7 +37,7 @@ def asked(tokens: int) -> pb.PredictOptions:
 def test_the_longest_prompt_that_memory_holds_is_served(
     bare: Backend, options: tuple[str, ...]
 ) -> None:
-    context = load(bare, "memory_limit_mib:8", *options)
+    context = load(bare, "memory_limit_mib:6", *options)
     assert 512 < context < OWN
     until(lambda: any(f"the context is {context} tokens: " in line for line in bare.log))
     reply = bare.stub.Predict(asked(context - 1), timeout=WAIT)
