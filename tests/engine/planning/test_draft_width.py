@@ -100,7 +100,7 @@ def test_a_trial_takes_its_steps() -> None:
 
 
 def test_a_busy_moment_at_the_start_is_forgotten() -> None:
-    """Plain steps that were slow once make guesses look good, until plain ones are timed again."""
+    """Drafting seems to save time after slow plain steps, until plain steps are timed again."""
     play = Play(lambda width: 2 * steep(width), 0.5)
     play.run(6)
     play.cost = steep
