@@ -23,7 +23,7 @@ class Play:
         self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
         self.dice = random.Random(1)
         self.before = -1
-        self.unreported = 0  # steps of which `widths` was not told
+        self.unreported = 0  # steps that `widths` does not know yet
         self.behind = 0  # steps until the guesser has caught up
         self.length = 100
 
