@@ -109,8 +109,8 @@ def _figures(
     what: str, model: Path, options: Mapping[str, Any], texts: Sequence[Text], length: Length
 ) -> Iterator[Figure]:
     compare = partial(at_least_in_pairs, pairs=length.pairs, seconds=length.seconds)
-    with _backends(model, options) as guessing:
-        stub, *_ = guessing
+    with _backends(model, options) as drafting:
+        stub, *_ = drafting
         for text in texts:
             for rows in ROWS:
 
@@ -124,21 +124,21 @@ def _figures(
                     partial(speed, n_draft=0),
                     partial(speed, n_draft=-1),
                 )
-        yield fact(f"guesses of {what} that were right, share", *_accepted(stub))
+        yield fact(f"draft tokens of {what} that were accepted, share", *_accepted(stub))
         with _backends(model, {"Options": ["mtp:false"]}) as plain:
 
-            def unguessed(turn: int, stubs: Sequence[BackendStub]) -> float:
+            def undrafted(turn: int, stubs: Sequence[BackendStub]) -> float:
                 stub = stubs[turn % len(stubs)]
                 return _speed(stub, texts[-1], max(ROWS), length.tokens, -1)
 
             for turn in range(PROCESSES):
-                unguessed(turn, guessing)
-                unguessed(turn, plain)
+                undrafted(turn, drafting)
+                undrafted(turn, plain)
             yield compare(
                 f"tokens/s without drafting, {what} loaded / no drafter, {max(ROWS)} rows",
                 NEVER_BELOW,
-                partial(unguessed, stubs=guessing),
-                partial(unguessed, stubs=plain),
+                partial(undrafted, stubs=drafting),
+                partial(undrafted, stubs=plain),
             )
 
 

@@ -18,9 +18,11 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import load_tokenizer
 
+from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.device import detect, prepare
 from backend.engine.engine_state import Gauges
+from backend.engine.model import EngineModel
 from backend.engine.outbox import Outbox
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.sampling.logits_head import LogitsHead
@@ -28,7 +30,6 @@ from backend.engine.scheduler import Scheduler
 from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
 from bench.report import Figure, at_most
-from tests.engine.rounds import engine_model
 
 STEPS = 100  # in a round
 ROUNDS = 9
@@ -138,13 +139,18 @@ def _scheduler(
     """
     outbox = Outbox(lambda _: None)
     outbox.interval = 0.01
-    engine = engine_model(
-        model,
+    engine = EngineModel(
+        model=model,
         head=LogitsHead(model, _VOCABULARY, ""),
+        vocabulary=_VOCABULARY,
         end_tokens=frozenset(),
         new_text=texts.stream,
+        cost=kv.cost(model),
         slots=len(prompts),
+        weights_bytes=0,
         memory_limit=2048 * MIB,
+        prompt_cache_bytes=64 * MIB,
+        max_cache_entries=0,
         prefill_chunk=512,
         stall_ms=250,
     )

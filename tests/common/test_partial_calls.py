@@ -266,7 +266,7 @@ def test_a_call_that_the_prompt_has_begun_is_shown_at_its_end() -> None:
     ],
 )
 def test_a_cut_call_without_a_marker_is_not_content_either(name: str, call: str) -> None:
-    """Where a family's calls may follow text, this holds after text too."""
+    """The same holds after text, in families whose calls may follow text."""
     follows = name.startswith(("llama", "lfm"))
     for before in ("", "Let me see.\n")[: 1 + follows]:
         for end in range(1, len(call)):

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from tests.engine.loading_models import SPECIAL_TOKENS, read_weights, write_model, write_weights
 
-# Changes a folder; returns another one if that is to be loaded.
+# Changes a folder; returns the folder to load, or None for the same.
 Change = Callable[[Path], "Path | None"]
 
 BOM = b"\xef\xbb\xbf"

@@ -185,7 +185,7 @@ def test_a_sequence_of_a_burst_can_leave(leaver: int) -> None:
 async def test_the_load_has_measured_how_long_passes_take(
     plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a load runs prompts, the first request is cut no shorter than later ones."""
+    """After a load that has run prompts, the first request has passes as long as later requests."""
     monkeypatch.setattr(device, "warm_up_tokens", lambda *_: 512)
     async with loaded() as engine:
         await asyncio.to_thread(until, lambda: engine._worker._later is None)

@@ -79,7 +79,7 @@ def test_every_turn_prefills_only_what_is_new(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_an_edited_end_prefills_only_what_was_edited(kind: str) -> None:
-    """The last question is replaced; then the last three turns are, by another one."""
+    """First the last question is replaced, and then the last three turns, by another question."""
     dice = random.Random(4)
     talk = _Conversation(Rounds(engine_model(random_model(kind))), [_words(dice, 150)])
     for _ in range(8):

@@ -99,7 +99,7 @@ def test_every_client_gets_the_answer_to_its_own_question(crowded: GatewayProces
     dice = random.Random(7)
 
     async def crowd(staying: int, passing: int, seconds: float) -> None:
-        """All of them once, and again for as long."""
+        """Each client comes once, and again until `seconds` are over."""
         end = asyncio.get_running_loop().time() + seconds
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(

@@ -53,7 +53,7 @@ def _body(path: str, prompt: list[dict[str, str]], *, stream: bool) -> dict[str,
 
 
 def _require_recognised(error: Any, path: str) -> None:
-    """Every program finds its words, and no words of another kind of error."""
+    """Every program finds the words of this error, and no words of another kind of error."""
     sentence = error if isinstance(error, str) else error["message"]
     assert not re.search(OTHER_ERRORS, sentence)
     for program, pattern in RECOGNISERS.items():

@@ -24,7 +24,7 @@ _MARKER = re.compile(f"{re.escape(IMAGE_MARKER)}|{re.escape(AUDIO_MARKER)}")
 
 
 def encode(tokenizer: Any, collection: Collection, seen: Seen) -> Example:
-    """Tokens, with each item's marker widened to its tokens; every token has a position."""
+    """Tokens and their positions, with the item's tokens in place of each marker."""
     items = iter(seen.pictures)
     text = _MARKER.sub(lambda _: collection.texts[next(items)], prompt_of(tokenizer, seen.dialogue))
     if next(items, None) is not None:

@@ -331,7 +331,7 @@ def _fill_store(model: Any, dice: random.Random, stored: list[kv.RowCache], roun
 
 @pytest.mark.parametrize("kind", [*MODELS, "compressed"])
 def test_a_row_costs_what_was_estimated(kind: str) -> None:
-    """The estimate may be exceeded by spare room, and in a full window by one chunk."""
+    """The estimate may be exceeded by unused columns, and in a full window by one chunk."""
     model = kv_model(kind)
     cost, row = kv.cost(model), kv.new_row(model)
     for tokens in range(100, 1300, 100):

@@ -142,7 +142,7 @@ def test_an_answer_can_restart_from_its_delivered_tokens() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_looking_ahead_equals_stepping_and_changes_nothing(shape: Shape) -> None:
-    """Along partly wrong draft tokens, from random positions in random answers."""
+    """The draft tokens are partly wrong, and begin at random positions of random answers."""
     dice = random.Random(1)
     spec = ConstraintSpec("gbnf", shape.grammar)
     for seed in range(6):

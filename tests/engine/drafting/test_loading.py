@@ -25,7 +25,7 @@ DRAFT = str(MODELS / "tiny_draft")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def serving() -> AsyncIterator[Engine]:
-    """An engine with a model, which loads that fail leave in service."""
+    """An engine with a model, which stays loaded when later loads fail."""
     engine = Engine()
     engine.start()
     try:

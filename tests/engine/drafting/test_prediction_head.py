@@ -90,7 +90,7 @@ class Watched(HeadDrafter):
 
 
 def models(checkpoint: Checkpoint, **changes: Any) -> tuple[EngineModel, EngineModel, Watched]:
-    """The model without guesses, and with those of its head."""
+    """The model without drafting, and with draft tokens of its head."""
     model = main_model(checkpoint)
     plain = engine_model(model, **changes)
     head = opened(checkpoint, model)

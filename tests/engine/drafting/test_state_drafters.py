@@ -112,7 +112,7 @@ async def test_a_drafter_guesses_right_and_changes_nothing(
     engine = await _loaded(drafter, drafter.parent / "model")
     noted = Noted(monkeypatch)
     answers = await asyncio.gather(*(answer_to(engine, one) for one in requests))
-    # The last step's guesses are counted in the one after it, in which all rows leave.
+    # The last step's draft tokens are counted in the next step, in which all rows leave.
     while (await engine.status()).breakdown["draft_kv_cache"]:
         pass
     guessing = engine.metrics().drafting

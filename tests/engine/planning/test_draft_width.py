@@ -23,7 +23,7 @@ class Play:
         self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
         self.dice = random.Random(1)
         self.before = -1
-        self.unreported = 0  # steps of which `widths` was not told
+        self.unreported = 0  # steps that `widths` does not know yet
         self.behind = 0  # steps until the guesser has caught up
         self.length = 100
 
@@ -100,7 +100,7 @@ def test_a_trial_takes_its_steps() -> None:
 
 
 def test_a_busy_moment_at_the_start_is_forgotten() -> None:
-    """Plain steps that were slow once make guesses look good, until plain ones are timed again."""
+    """Drafting seems to save time after slow plain steps, until plain steps are timed again."""
     play = Play(lambda width: 2 * steep(width), 0.5)
     play.run(6)
     play.cost = steep

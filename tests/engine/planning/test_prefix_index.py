@@ -141,7 +141,7 @@ class Stored:
         return self.nearly_serves_all(old, old.positions)
 
     def passes(self, old: Stored) -> bool:
-        """Whether an older entry is replaced at all positions but the one at its end."""
+        """Whether this entry replaces an older one at all of its positions except its end."""
         before = (old.positions or frozenset()) - {len(old.tokens)}
         return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 

@@ -458,7 +458,7 @@ def write_paddleocr_vl(path: Path) -> None:
 
 
 def write_dots_ocr(path: Path) -> None:
-    """Qwen 2's text beside a tower of its own, with the text's configuration on the top level."""
+    """Qwen 2's text model and another tower; the text's configuration is on the top level."""
     pad = "<|imgpad|>"
     ids = add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
     write(path, "config.json", TEXT | {

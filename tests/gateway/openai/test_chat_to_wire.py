@@ -618,7 +618,7 @@ def test_images_of_results_are_shown_in_a_user_message(
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
 def test_the_name_of_a_tool_may_stand_beside_the_rest(kind: str) -> None:
-    """As LocalAI's own documentation has it."""
+    """LocalAI's documentation shows tools in this form."""
     beside = {"type": kind, "name": "f", kind: {"description": "d"}}
     within = {"type": kind, kind: {"name": "f", "description": "d"}}
     both = {"type": kind, "name": "g", kind: {"name": "f", "description": "d"}}
@@ -723,7 +723,7 @@ def test_a_call_that_is_sent_in_both_forms_is_one_call() -> None:
 
 
 def test_a_backends_messages_have_the_clients_paths() -> None:
-    """Messages behind a result of its own, or behind one added for media, have other indices."""
+    """A result in a separate message, or a message added for media, shifts the indices after it."""
     result = {"role": "tool", "tool_call_id": "t1", "content": SEEN}
     turns = [*BLOCKS[:2], result, *BLOCKS, {"role": "user", "content": SEEN}]
     request = ChatCompletionRequest.model_validate({"messages": turns})

@@ -43,7 +43,7 @@ def test_where_a_conversation_may_be_divided(sent: list[Any], ends: list[int]) -
 
 
 def weight(item: Item) -> int:
-    """Ten tokens for a summary; for a message the number that it consists of."""
+    """The tokens of an item: ten for a summary; for a message, the number that is its text."""
     if isinstance(item, Compaction):
         return 10
     assert isinstance(item, Message)

@@ -99,7 +99,7 @@ async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None
             assert [blocked_signals(pid) for pid in (process.pid, backend.pid)] == [0, 0]
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
-        # Its children do not inherit that.
+        # The warden's children do not ignore these signals.
         assert "ended by SIGTERM" in (await refusal(supervisor, "other")).message
         assert await ask(supervisor, "tiny") == text
         assert (warden(), process_of(supervisor, "tiny")) == (process, backend)
