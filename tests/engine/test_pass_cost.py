@@ -12,7 +12,7 @@ import pytest
 
 from backend.engine import device
 from backend.engine.caching import kv
-from backend.engine.executing.pass_cost import FirstPass, pass_cost
+from backend.engine.loading.pass_cost import FirstPass, pass_cost
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.plan import Arrived, CacheCost, Limits, PassCost
 from backend.engine.planning.prefix_index import PrefixKey
