@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.loading.pass_cost import pass_cost
 from backend.engine.planning.plan import PassCost
 
 

@@ -29,8 +29,8 @@ from backend.engine.blas_threads import (
     one_blas_thread,
 )
 from backend.engine.caching.cache_kind import CacheKind
-from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.loading import traits
+from backend.engine.loading.pass_cost import pass_cost
 from tests.engine.random_models import random_model
 
 STAT = """cpu  900 0 0 9000 0 0 0 0 50 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend.engine import device
 from backend.engine.device import Device
-from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.loading.pass_cost import pass_cost
 from backend.engine.small_attention import SmallAttention
 from tests.engine.kv_models import kv_model
 from tests.engine.rounds import Rounds, engine_model

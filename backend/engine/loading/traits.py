@@ -18,7 +18,7 @@ from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.errors import EngineError, NotFinite, Unusable
-from backend.engine.executing.pass_cost import FirstPass, pass_cost
+from backend.engine.loading.pass_cost import FirstPass, pass_cost
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
