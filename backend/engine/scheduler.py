@@ -41,6 +41,7 @@ from backend.engine.planning.plan import (
     Limits,
     Lost,
     MemoryShort,
+    PassCost,
     PlannerEvent,
     Refusal,
     Started,
@@ -131,6 +132,7 @@ class Scheduler:
                 passes=model.passes,
                 draft_tokens=MOST_DRAFT_TOKENS if model.drafting is not None else 0,
                 draft=model.drafting.cost if model.drafting is not None else None,
+                draft_passes=model.drafting.passes if model.drafting is not None else PassCost(),
             ),
             model.pace,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import PassCost, PlannerEvent, StepPlan
 from backend.engine.planning.planner import Planner
 from backend.engine.request import Sampling
+from backend.engine.sampling.logits_head import LogitsHead
 from tests.engine.caching.test_quantized_kv import HYBRID, model_of
 from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
@@ -227,6 +228,14 @@ def test_no_step_takes_more_than_the_planner_charges(
     for ticket in range(rows):
         prompt = words(300 + 60 * ticket, ticket) if not drafts else [3, 5, 7, 9] * (75 + ticket)
         rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True)
+    _check_charges(rounds, before)
+
+
+def _check_charges(rounds: Rounds, before: int) -> None:
+    """Run all steps, none of which may take more memory than the planner has charged.
+
+    before: bytes that the charges do not include.
+    """
     planner, charged = rounds.scheduler.planner, 0
     while rounds.scheduler.busy:
         mx.synchronize()
@@ -238,6 +247,55 @@ def test_no_step_takes_more_than_the_planner_charges(
         charged = charges[1]
         assert peak <= max(charges) + _CONSTANTS, planner._latest
     assert not rounds.faults
+
+
+@pytest.mark.usefixtures("exact_buffers", "guesses_always", "counted_clock")
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_passes_of_a_draft_model_are_charged(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes with more memory than the model: while it catches up, and for each token."""
+    model = memory_model("float")
+    network = kv_model("attention", **WIDE["attention"], intermediate_size=4096)
+    passes, cost = steady_cost(network, VOCABULARY), kv.cost(network)
+    draft = DraftModel(network, VOCABULARY, VOCABULARY, 1000, LogitsHead(network, VOCABULARY))
+    pace = Pace(512, HOUR)
+    drafting = Drafting(4, lambda: [ModelDrafter(draft, pace, 0.0)], cost=cost, passes=passes)
+    engine = engine_model(
+        model, passes=memory_cost("float"), prompt_cache_bytes=0, drafting=drafting
+    )
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    rounds = Rounds(engine)
+    _limit_to_the_charges(rounds.scheduler.planner, before, monkeypatch)
+    for ticket in range(rows):
+        rounds.submit(ticket, words(300 + 60 * ticket, ticket), 12 + 6 * ticket, ignore_eos=True)
+    _check_charges(rounds, before)
+
+
+def test_a_drafter_without_memory_for_its_passes_does_not_draft() -> None:
+    model, network = memory_model("float"), kv_model("attention")
+    draft = DraftModel(network, VOCABULARY, VOCABULARY, 1000)
+    asked: list[int] = []
+
+    class Watched(ModelDrafter):
+        def propose(self, requests: Sequence[DraftRequest]) -> list[list[int] | None]:
+            asked.append(len(requests))
+            return super().propose(requests)
+
+    for nbytes in (1 << 30, 0):
+        drafting = Drafting(
+            4,
+            lambda: [Watched(draft, Pace(512, HOUR))],
+            cost=kv.cost(network),
+            passes=PassCost(per_row=nbytes),
+        )
+        rounds = Rounds(engine_model(model, drafting=drafting))
+        rounds.submit(1, words(30, 1), 40, ignore_eos=True)
+        rounds.drain()
+        assert bool(asked) is not bool(nbytes)
+        assert rounds.received[1].error is None
 
 
 def memory_model(form: str) -> Any:

@@ -12,7 +12,8 @@ import pytest
 
 from backend.engine import device
 from backend.engine.caching import kv
-from backend.engine.loading.pass_cost import FirstPass, pass_cost
+from backend.engine.loading.pass_cost import _MANY, FirstPass, pass_cost
+from backend.engine.loading.recurrent_layers import use_chunks
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.plan import Arrived, CacheCost, Limits, PassCost
 from backend.engine.planning.prefix_index import PrefixKey
@@ -52,6 +53,34 @@ def test_a_pass_takes_no_more_than_the_bound(kind: str, tokens: int, before: int
     assert measured.per_pair <= bound.per_pair
     bound.become(measured)
     assert bound == measured
+
+
+# A large recurrent state, with which few tokens say little about many; and keys and values that a
+# pass of several tokens computes from all stored vectors.
+OTHER_LAYERS: dict[str, dict[str, Any]] = {
+    "gated delta": {
+        "num_hidden_layers": 4,
+        "linear_num_value_heads": 8,
+        "linear_num_key_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+    "state space": WIDE["state space"],
+    "latent": {"num_attention_heads": 8, "num_key_value_heads": 8, "qk_nope_head_dim": 64},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_LAYERS)
+def test_passes_of_one_few_and_many_tokens_are_charged_what_they_take(kind: str) -> None:
+    """One figure for all would charge long passes for the state that short passes copy."""
+    model = kv_model(kind, **OTHER_LAYERS[kind])
+    use_chunks()
+    passes = steady_cost(model, VOCABULARY)
+    for tokens, before in ((1, 256), (8, 256), (32, 256), (256, 256), (256, 1792)):
+        peak = max(_peak(model, tokens, before) for _ in range(3))
+        assert peak <= passes.of(tokens, before + tokens), (tokens, before)
+        if tokens > _MANY:
+            assert passes.of(tokens, before + tokens) <= 2.5 * peak, before
 
 
 @pytest.mark.parametrize("kind", ["state space", "quantised", "latent"])

@@ -11,7 +11,6 @@ import mlx.core as mx
 from backend.engine.caching import kv
 
 LEAST_PROBABILITY = 0.5  # of a draft token, as the draft model or head computes it
-NEAR = 32  # tokens; a sequence that misses more in the drafter's KV catches up alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,10 +130,20 @@ class BatchDrafter:
         width = max(map(len, fed))
         tokens = kv.padded(fed)
         beside = () if states is None else (padded(states, width),)
-        found = self._head(tokens, *beside, cache=self._layers)
+        layers = self._layers
+        found = self._last(
+            lambda: self._head(tokens, *beside, cache=layers), [max(len(own), 1) for own in fed]
+        )
         self._cache.drop([width - len(own) for own in fed])
-        last = mx.array([max(len(own) - 1, 0) for own in fed])[:, None, None]
-        return mx.take_along_axis(found, last, axis=1)
+        return found
+
+    def _last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
+        """Return the result of `run` after the last token of each row, [rows, 1, size].
+
+        counts: number of tokens of each row, before the padding.
+        """
+        positions = mx.array(list(counts))[:, None, None] - 1
+        return mx.take_along_axis(run(), positions, axis=1)
 
 
 def padded(states: Sequence[mx.array | None], width: int) -> mx.array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -29,12 +29,12 @@ from backend.engine.drafting.trained_heads import (
 )
 from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.load_order import LoadOrder
+from backend.engine.loading.pass_cost import FirstPass, pass_cost
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
 from backend.engine.planning.pace import Pace
-from backend.engine.planning.plan import CacheCost
+from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.sampling.logits_head import LogitsHead, StateSource
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
@@ -62,6 +62,9 @@ class Drafting:
     weights_bytes: int = 0  # size of the draft model's or head's weights
     # Memory of the drafter's KV and of unread hidden states; None if there are none.
     cost: CacheCost | None = None
+    # Temporary memory of a draft model's passes. A head's passes are not charged: they need little
+    # more than one of the model's layers, and the model's own pass is charged at the same time.
+    passes: PassCost = field(default_factory=PassCost)
     # Collects hidden states for the drafter; None if it reads none.
     states: StateSource | None = None
     names: str = ""  # the drafters' names, for logs
@@ -289,10 +292,12 @@ def _draft_model(
         return ModelRejected.because(loaded.name, reason)
 
     with Converting(broken, Exception):
-        trims = kv.always_trims(kv.new_row(loaded.model))
+        first = FirstPass(loaded.model)
+        trims = kv.always_trims(first.row)
         cost = kv.cost(loaded.model)
-        with only_building():
-            vocabulary = kv.vocabulary_size(loaded.model)
+        vocabulary = first.logits.shape[-1]
+        head = LogitsHead(loaded.model, vocabulary, first=first.logits)
+        passes = pass_cost(loaded.model, vocabulary, first, all_logits=not head.found)
     if not trims:
         raise ModelRejected.because(
             loaded.name,
@@ -300,7 +305,7 @@ def _draft_model(
             " state",
         )
     longest = min(loaded.context_size, context_size)
-    draft = DraftModel(loaded.model, vocabulary, main_vocabulary, longest)
+    draft = DraftModel(loaded.model, vocabulary, main_vocabulary, longest, head)
     _refuse_when_full(main, loaded.weights_bytes, settings, device)
     _log.info("draft model %s: %s, %s", shown(loaded.name), loaded.model_type, loaded.arithmetic)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
@@ -309,6 +314,7 @@ def _draft_model(
         lambda: [ModelDrafter(draft, pace)],
         loaded.weights_bytes,
         cost,
+        passes,
         names="draft model",
     )
 

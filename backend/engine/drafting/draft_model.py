@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.batch_drafter import LEAST_PROBABILITY, NEAR, BatchDrafter, Choices
+from backend.engine.drafting.batch_drafter import LEAST_PROBABILITY, BatchDrafter, Choices
 from backend.engine.drafting.drafter import DraftRequest
+from backend.engine.planning.draft_width import CATCH_UP, NEAR
 from backend.engine.planning.pace import Pace
+from backend.engine.sampling.logits_head import LogitsHead
 from common.prefixes import common_prefix
 
 
@@ -25,6 +27,8 @@ class DraftModel:
     vocabulary: int
     main_vocabulary: int
     longest: int  # the draft model's context in tokens
+    # Its output projection, which computes one token per row; None if all logits are computed.
+    head: LogitsHead | None = None
 
 
 class ModelDrafter(BatchDrafter):
@@ -105,7 +109,8 @@ class ModelDrafter(BatchDrafter):
 
     def _feed(self, request: DraftRequest) -> None:
         number, row = request.sequence, self._behind[request.sequence]
-        chunk = request.tokens[self._cached[number] : -1][: self._pace.tokens(running=True)]
+        most = min(self._pace.tokens(running=True), CATCH_UP)
+        chunk = request.tokens[self._cached[number] : -1][:most]
         if chunk:
             started = time.perf_counter()
             self._head(mx.array([chunk]), cache=row)
@@ -124,3 +129,8 @@ class ModelDrafter(BatchDrafter):
         found = self._draft_in_turn(first, most, self._run)
         self._cached |= {number: len(requests[number].tokens) for number in most}
         return found
+
+    def _last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
+        if self._draft.head is None:
+            return super()._last(run, counts)
+        return self._draft.head.last(run, counts)[:, None]

@@ -11,9 +11,10 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.patching import patch
+from backend.engine.planning.draft_width import CATCH_UP
 from backend.engine.sampling.logits_head import StateSource
 
-MOST = 256  # tokens whose states are stored; more if they are in the same array
+MOST = CATCH_UP  # tokens whose states are stored; more if they are in the same array
 _TOGETHER = 16  # passes whose states are divided together, which costs little more than one pass
 _TRIAL = (1, 2, 3)
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.batch_drafter import NEAR, BatchDrafter, padded
+from backend.engine.drafting.batch_drafter import BatchDrafter, padded
 from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.drafting.trained_heads import BlockHead
+from backend.engine.planning.draft_width import NEAR
 
 
 class StateDrafter(BatchDrafter, ABC):

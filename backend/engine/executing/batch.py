@@ -49,10 +49,11 @@ from backend.engine.executing.choosing import (
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
 from backend.engine.executing.rows import Rows
-from backend.engine.executing.speculation import Speculation, accepted_count
+from backend.engine.executing.speculation import Speculation
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import Drafted
 from backend.engine.sampling.penalties import Past
+from common.prefixes import common_prefix
 
 _log = logging.getLogger(__name__)
 
@@ -404,7 +405,7 @@ class DecodeBatch(Rows):
         rows = self._rows(checked.last_tokens, checked.draft_tokens)
         for (sequence, _, draft_tokens), proposed in zip(rows, checked.proposed, strict=True):
             choices = every[start : start + 1 + len(draft_tokens)]
-            count = accepted_count(draft_tokens, choices)
+            count = common_prefix(draft_tokens, choices)
             sequence.delivered += count
             sequence.first_delivered = not sequence.postponed
             faults: dict[int, Exception] = {}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from backend.engine.drafting.drafter import Drafter, DraftLength, DraftRequest
 from backend.engine.planning.draft_width import MOST_AGAIN
-from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
@@ -143,8 +142,3 @@ class _TrackedDrafter:
             if drafts == []:
                 self.lengths[draft_requests[at].sequence].record_none()
         return {at: drafts for at, drafts in found.items() if drafts != []}
-
-
-def accepted_count(drafts: Sequence[int], choices: Sequence[int]) -> int:
-    """Return how many draft tokens come before the first that was not sampled."""
-    return common_prefix(drafts, choices)

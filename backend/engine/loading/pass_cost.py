@@ -2,14 +2,17 @@
 
 Whether attention scores are materialised depends on the device, the head size, the mask and the
 kind of KV. Two short passes measure that and the rest: one after a few tokens, and one after a long
-KV filled with zeros. The memory that an array as mask adds, which passes of several rows need, is
-measured on the attention kernel alone, and the memory for choosing a token on zeros.
+KV filled with zeros. Layers with a recurrent state, and layers that compute keys and values from
+what they store, need memory that does not grow with the tokens of a pass. So their models are also
+measured with one token and with more tokens. The memory that an array as mask adds, which passes of
+several rows need, is measured on the attention kernel alone, and the memory for choosing a token on
+zeros.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,6 +35,8 @@ from backend.engine.small_attention import COPIES, MOST_SCORES
 _log = logging.getLogger(__name__)
 
 _TOKENS = 8
+# Recurrent layers compute passes of this length in chunks, and shorter passes token by token.
+_MANY = 64
 _SEEN = 2048
 _BUSY = 1 << 19  # numbers whose exponentials take a CPU 5 ms, in which it launches a short pass
 # Longer passes use other kernels and have more arrays at once: at most this factor more memory.
@@ -121,20 +126,23 @@ def pass_cost(
     row = first.row
     heads = max((form.heads for form in first.attention), default=0)
     with functions_of_mlx() as small:
-        short = _temporary_bytes(model, row)
-        if bounded:
-            pair = float(heads * _UNFUSED)
+        if not first.ordinary:
+            form = _form_of_passes(model, row)
+        elif bounded:
+            form = _Form(_temporary_bytes(model, row) / _TOKENS, heads * _UNFUSED / _MARGIN)
         else:
-            long = _bytes_after_long_kv(model, row, short)
-            pair = _MARGIN * max(long - short, 0) / (_TOKENS * _SEEN)
+            form = _form_of_ordinary_passes(model, row)
         masked = _mask_bytes(first.attention)
     copies = small * max((COPIES * form.dtype.size for form in first.attention), default=0)
     choice = _choice_bytes(_CHOICE, vocabulary)
     filtered = _choice_bytes(_FILTERED, vocabulary)
     mx.clear_cache()
     return PassCost(
-        per_token=round(_MARGIN * short / _TOKENS) + all_logits * 2 * 4 * vocabulary,
-        per_pair=pair,
+        per_token=round(_MARGIN * form.token) + all_logits * 2 * 4 * vocabulary,
+        per_pair=_MARGIN * form.pair,
+        per_row=round(_MARGIN * form.row),
+        per_seen=_MARGIN * form.seen,
+        step_seen=_MARGIN * form.step_seen,
         per_mask=_MARGIN * masked / (_TOKENS * _SEEN),
         per_choice=round(_MARGIN * choice),
         per_filter=round(_MARGIN * max(filtered - choice, 0)),
@@ -143,22 +151,59 @@ def pass_cost(
     )
 
 
-def _bytes_after_long_kv(model: Any, row: kv.RowCache, short: int) -> int:
-    """Return the result of `_temporary_bytes` after `_SEEN` tokens; `short` is that after a few."""
+class _Form(NamedTuple):
+    """The bytes of a pass of one row, as `PassCost` defines them, without a margin."""
+
+    token: float
+    pair: float
+    row: float = 0.0
+    seen: float = 0.0
+    step_seen: float = 0.0
+
+
+def _form_of_ordinary_passes(model: Any, row: kv.RowCache) -> _Form:
+    """Measure two short passes, after a few tokens and after many."""
+    short = _temporary_bytes(model, row)
+    (long,) = _after_long_kv(model, row, {_TOKENS: short}).values()
+    return _Form(short / _TOKENS, max(long - short, 0) / (_TOKENS * _SEEN))
+
+
+def _form_of_passes(model: Any, row: kv.RowCache) -> _Form:
+    """Measure passes of one, few and many tokens, and return an upper bound of their bytes."""
+    short = {tokens: _temporary_bytes(model, row, tokens) for tokens in (1, _TOKENS, _MANY)}
+    long = _after_long_kv(model, row, short)
+    seen = {tokens: max(long[tokens] - nbytes, 0) / _SEEN for tokens, nbytes in short.items()}
+    pair = max(seen[_MANY] - seen[_TOKENS], 0) / (_MANY - _TOKENS)
+    pair = min(pair, seen[_TOKENS] / _TOKENS)
+    token = max(short[_MANY] - short[_TOKENS], 0) / (_MANY - _TOKENS)
+    return _Form(
+        token,
+        pair,
+        row=max(0, *(nbytes - tokens * token for tokens, nbytes in short.items())),
+        seen=max(seen[tokens] - tokens * pair for tokens in (_TOKENS, _MANY)),
+        step_seen=max(seen[1] - pair, 0),
+    )
+
+
+def _after_long_kv(model: Any, row: kv.RowCache, short: Mapping[int, int]) -> dict[int, int]:
+    """Return the bytes of passes of the same numbers of tokens, up to about `_SEEN` tokens of KV.
+
+    short: by number of tokens, the bytes of a pass after a few tokens.
+    """
     try:
-        _lengthen(row, _SEEN - 2 * _TOKENS - len(FIRST_TOKENS))
-        return _temporary_bytes(model, row)
+        _lengthen(row, _SEEN - 2 * sum(short) - len(FIRST_TOKENS))
+        return {tokens: _temporary_bytes(model, row, tokens) for tokens in short}
     except Exception:
         # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
         _log.debug("the memory of a pass after a long text could not be measured", exc_info=True)
-        return short * _SEEN // 256
+        return {tokens: nbytes * _SEEN // 256 for tokens, nbytes in short.items()}
 
 
-def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
-    """Return the peak bytes of a pass of `_TOKENS` more tokens, without the KV of these tokens."""
+def _temporary_bytes(model: Any, row: kv.RowCache, tokens: int = _TOKENS) -> int:
+    """Return the peak bytes of a pass of this many more tokens, without the KV of these tokens."""
 
     def run() -> None:
-        model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # its logits are not evaluated
+        model(mx.zeros((1, tokens), mx.int32), cache=row)  # its logits are not evaluated
         kv.evaluate(row)
 
     return _peak_bytes(run, busy=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
-from backend.engine.planning.draft_width import MOST_AGAIN
+from backend.engine.planning.draft_width import CATCH_UP, MOST_AGAIN, NEAR
 from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import GROWTH_STEP, CacheCost, Limits, PassCost
 from backend.engine.planning.sequence_state import SequenceState, SequenceTable
@@ -26,7 +26,7 @@ def longest_alone(
         kv = cost.copied(tokens) + (draft.copied(tokens) if draft else 0)
         masked = min(tokens, window and window + SMALLEST_STEP)
         prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
-        return kv + passes.chosen(1, tokens) + prefill + cost.fixed
+        return kv + passes.chosen(1, tokens) + prefill + max(cost.fixed - passes.per_row, 0)
 
     return bisect_right(range(1, most + 1), budget, key=needed)
 
@@ -35,7 +35,7 @@ class Charges:
     """Computes, for one loaded model, the bytes of everything that it runs and stores."""
 
     def __init__(self, limits: Limits) -> None:
-        self._cost, self._draft = limits.cost, limits.draft
+        self._cost, self._draft, self._draft_passes = limits.cost, limits.draft, limits.draft_passes
         self._passes, self._trims = limits.passes, limits.trims
         self._window = max((most for _, most in limits.cost.windowed), default=0)
 
@@ -121,7 +121,8 @@ class Charges:
         several = rows > 1 or sequence.arrived.scores
         masked = seen if several else min(seen, self._window and self._window + tokens)
         # Each recurrent state exists twice: before and after the pass.
-        nbytes = self._passes.of(rows * tokens, seen, masked) + rows * self._cost.fixed
+        states = max(self._cost.fixed - self._passes.per_row, 0)
+        nbytes = self._passes.of(rows * tokens, seen, masked, rows) + rows * states
         if sequence.arrived.scores or sequence.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
         reads = any(sequence.filled < stop for _, stop in sequence.arrived.spans)
@@ -133,15 +134,19 @@ class Charges:
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
 
     def draft_tokens(self, rows: int, width: int, longest: int) -> int:
-        """Return the bytes that checking `width` draft tokens per row adds to a decode step.
+        """Return the bytes that drafting and checking `width` tokens per row adds to a decode step.
 
+        The drafter's own passes run before the step: for one row that catches up, and for all rows.
         A recurrent state cannot be truncated after a rejected draft token. So the states from
         before the step are stored too, a combination of both may be needed, and some tokens are fed
         again.
         """
         state = self._cost.fixed
         fed = width + (MOST_AGAIN if state else 0)
-        return self._passes.chosen(rows * fed, longest) + 2 * rows * state
+        drafting = self._draft_passes.of(rows * NEAR, longest, longest, rows)
+        drafting += rows * self._draft_passes.per_choice
+        drafting = max(drafting, self._draft_passes.of(CATCH_UP, longest))
+        return drafting + self._passes.chosen(rows, longest, fed) + 2 * rows * state
 
     def fitting(self, sequence: SequenceState, tokens: int, left: int) -> int:
         """Return how many tokens a prefill pass of at most `left` bytes can have; 0 if none fit.

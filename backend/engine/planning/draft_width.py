@@ -16,6 +16,8 @@ from backend.engine.planning.plan import Drafted
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with draft tokens feeds to a sequence for the second time
+NEAR = 32  # tokens; a sequence that misses more in the drafter's KV catches up alone
+CATCH_UP = 256  # maximum number of tokens with which it catches up in one step
 _GAIN = 1.03  # minimum ratio to the speed of plain steps at which drafting begins
 _TRIAL = 4  # plain steps of a trial that measures their time; the first of them is not counted
 _FIRST_TRIAL = 3  # steps of a trial that measures the time of a width for the first time

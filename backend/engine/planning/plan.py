@@ -63,6 +63,10 @@ class PassCost:
 
     per_token: bytes per token of the pass, including padding.
     per_pair: bytes per pair, for attention scores; 0 if MLX has a fused kernel.
+    per_row: bytes per row, whatever its number of tokens: recurrent states before the pass.
+    per_seen: bytes per row and token to which it attends, in a pass of several tokens per row: keys
+        and values that are computed from stored KV.
+    step_seen: the same in a pass of one token per row.
     per_mask: additional bytes per pair if the mask is an array. MLX's CUDA kernels need a number
         for every attention head.
     per_choice: bytes per token whose logits are computed.
@@ -78,28 +82,35 @@ class PassCost:
     per_filter: int = 0
     per_small: int = 0
     most_small: int = 0
+    per_row: int = 0
+    per_seen: float = 0.0
+    step_seen: float = 0.0
 
-    def of(self, tokens: int, seen: int, masked: int = 0) -> int:
+    def of(self, tokens: int, seen: int, masked: int = 0, rows: int = 1) -> int:
         """Return the bytes of a pass.
 
+        tokens: number of tokens of all rows together, including padding.
         seen: number of tokens of the longest sequence after the pass.
         masked: for how many of the `seen` tokens the mask is an array.
         """
         pairs = self.per_pair * seen + self.per_mask * min(masked, seen)
         small = min(tokens * seen * self.per_small, self.most_small) if tokens > 1 else 0
-        return tokens * (self.per_token + math.ceil(pairs)) + small
+        attended = math.ceil((self.per_seen if tokens > rows else self.step_seen) * seen)
+        each = tokens * (self.per_token + math.ceil(pairs))
+        return each + small + rows * (self.per_row + attended)
 
     def become(self, other: PassCost) -> None:
         """Replace the values by those of another cost, for all users of this object."""
         for attribute in fields(self):
             setattr(self, attribute.name, getattr(other, attribute.name))
 
-    def chosen(self, rows: int, seen: int) -> int:
-        """Return the bytes of a decode step that samples `rows` tokens.
+    def chosen(self, rows: int, seen: int, each: int = 1) -> int:
+        """Return the bytes of a decode step that samples `each` tokens per row.
 
         seen: number of tokens of the longest row.
         """
-        return self.of(rows, seen, masked=seen) + rows * self.per_choice
+        tokens = rows * each
+        return self.of(tokens, seen, masked=seen, rows=rows) + tokens * self.per_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,8 @@ class Limits:
     together: whether prompts of different lengths can share a prefill pass.
     trims: whether every layer's cache can be truncated to any length.
     draft_tokens: maximum number of draft tokens that a decode step checks for a sequence.
-    draft: cost of the KV of a draft model, if there is one.
+    draft: cost of the KV of a draft model or head, if there is one.
+    draft_passes: cost of the passes of a draft model.
     """
 
     cost: CacheCost
@@ -131,6 +143,7 @@ class Limits:
     passes: PassCost = field(default_factory=PassCost)
     draft_tokens: int = 0
     draft: CacheCost | None = None
+    draft_passes: PassCost = field(default_factory=PassCost)
 
 
 # Events: what the planner receives.
