@@ -34,6 +34,8 @@ _MOST_FILES = 65_536
 
 
 class Server(uvicorn.Server):
+    """uvicorn's server, which drains before it ends."""
+
     def __init__(
         self,
         app: FastAPI,

@@ -57,16 +57,22 @@ _NAMES = {
 
 
 class TextBlock(Strict):
+    """Text of a message, of the system prompt or of a result."""
+
     type: Literal["text"]
     text: str
 
 
 class ImageBlock(Strict):
+    """An image in base64, or as a URL if the gateway may fetch it."""
+
     type: Literal["image"]
     source: ImageSource
 
 
 class Base64VideoSource(Base64Data):
+    """The bytes of a video; `media_type` is the format of its file."""
+
     media_type: Literal[
         "video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo"
     ]
@@ -87,6 +93,8 @@ _Result = Annotated[TextBlock | ImageBlock | PdfPart, OneOf("a tool result", "te
 
 
 class ToolResultBlock(Strict):
+    """The result of a call, in a turn of the user; an error is shown like any result."""
+
     type: Literal["tool_result"]
     tool_use_id: str
     content: Annotated[list[_Result], TextAs(_text_block)] = Field(default_factory=list)
@@ -101,6 +109,8 @@ SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]
 
 
 class Turn(Strict):
+    """One message. One with the role system is shown where it stands in the conversation."""
+
     role: Literal["user", "assistant", "system"]
     content: Content
 
@@ -139,6 +149,8 @@ class ChooseFreely(Strict):
 
 
 class ChooseTool(Strict):
+    """The model must call this tool."""
+
     type: Literal["tool"]
     name: str
     disable_parallel_tool_use: bool | None = None
@@ -156,6 +168,8 @@ class Thinking(Strict):
 
 
 class OutputFormat(Strict):
+    """JSON that matches a schema."""
+
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 

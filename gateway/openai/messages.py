@@ -46,6 +46,8 @@ _UNSEEN = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A
 
 
 class Base64Data(Strict):
+    """The bytes of a medium, as Anthropic sends them."""
+
     type: Literal["base64"]
     media_type: str
     data: str
@@ -57,6 +59,8 @@ class Base64Data(Strict):
 
 
 class Base64Source(Base64Data):
+    """The bytes of an image."""
+
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 
 
@@ -123,11 +127,15 @@ class MediaUrl(Strict):
 
 
 class InputAudio(Strict):
+    """The bytes of a recording in base64."""
+
     data: str
     format: Literal["wav", "mp3"]
 
 
 class ContentPart(Strict):
+    """Text or one medium; `type` names the field that has the content."""
+
     type: Literal["text", "refusal"] | _Media
     text: str | None = None
     refusal: str | None = None
@@ -213,6 +221,8 @@ class RoleMapping(Strict):
 
 
 class ChatMessage(Strict):
+    """One message. Fields that its role does not have are ignored, and calls refused."""
+
     role: Role
     content: str | Annotated[list[Annotated[Part, _PLAIN]], _LIMIT] | None = None
     name: str | None = None

@@ -28,6 +28,8 @@ _Word = Literal["none", "auto", "required"]
 
 
 class FunctionDefinition(Strict):
+    """A function as the model sees it."""
+
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = about("A schema of an object.", validation_alias=_SCHEMA)
@@ -54,6 +56,8 @@ def _nested(flat: dict[str, Any]) -> Any:
 
 
 class Tool(Strict):
+    """A function that the client runs."""
+
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
@@ -61,6 +65,8 @@ class Tool(Strict):
 
 
 class CustomDefinition(Strict):
+    """A tool that accepts plain text, as the model sees it."""
+
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     format: dict[str, Any] | None = about("Shown to the model, not enforced.")
@@ -100,10 +106,14 @@ AnyTool = Annotated[Tool | CustomTool, OneOf("a tool", default="function", other
 
 
 class FunctionName(Strict):
+    """The name of a tool that is offered."""
+
     name: str = Field(min_length=1)
 
 
 class NamedTool(Strict):
+    """The tool that must be called, or one of those that may be."""
+
     type: Literal["function", "custom"]
     function: FunctionName | None = None
     custom: FunctionName | None = None

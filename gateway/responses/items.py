@@ -120,11 +120,15 @@ class InputImage(Strict):
 
 
 class InputVideo(Strict):
+    """A video as a data URI, or as a URL if the gateway may fetch it."""
+
     type: Literal["input_video"]
     video_url: str
 
 
 class Sound(Strict):
+    """A recording."""
+
     type: Literal["input_audio"]
     input_audio: InputAudio
 
@@ -143,6 +147,8 @@ class _Item(Strict):
 
 
 class Message(_Item):
+    """A message of the conversation, or the text of an earlier answer."""
+
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content = Field(default_factory=list)
@@ -155,6 +161,8 @@ class Message(_Item):
 
 
 class FunctionCall(_Item):
+    """A call of a function in an earlier answer."""
+
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -173,6 +181,8 @@ class CustomCall(_Item):
 
 
 class FunctionCallOutput(_Item):
+    """The result of a call."""
+
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = ""  # without one: the earliest call of this name that has no result
     output: _Content = Field(default_factory=list)
@@ -180,6 +190,8 @@ class FunctionCallOutput(_Item):
 
 
 class ReasoningText(Strict):
+    """A piece of reasoning, or of its summary."""
+
     type: Literal["reasoning_text", "summary_text", "text"]
     text: str
 

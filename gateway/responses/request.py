@@ -101,6 +101,8 @@ ToolChoice = Annotated[
 
 
 class PlainFormat(Strict):
+    """Any text, or any JSON object."""
+
     type: Literal["text", "json_object"] = "text"
 
 
@@ -118,11 +120,15 @@ Format = Annotated[PlainFormat | JsonSchemaFormat, OneOf("a format")]
 
 
 class TextConfig(Strict):
+    """The form of the answer."""
+
     format: Format | None = None
     verbosity: str | None = about(_REPEATED)
 
 
 class ReasoningConfig(Strict):
+    """How much the model thinks before it answers, and what is shown of it."""
+
     effort: ReasoningEffort | None = None
     max_tokens: Budget = about("Maximum tokens of reasoning; not OpenAI's.")
     summary: str | None = about("If it is set, the whole reasoning is sent as its summary.")

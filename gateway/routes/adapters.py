@@ -25,16 +25,22 @@ lists = APIRouter(tags=["models"], route_class=ListRoute)
 
 
 class LoadAdapter(Request):
+    """An adapter to add to a model that is loaded."""
+
     lora_name: str = about("The name by which requests choose the adapter.", ...)
     lora_path: str = about("Its folder inside the models folder.", ...)
     load_inplace: bool | None = about("Must be false: unload an adapter before it is replaced.")
 
 
 class UnloadAdapter(Request):
+    """An adapter to remove from a model."""
+
     lora_name: str = about("The adapter's name.", ...)
 
 
 class Scales(Request):
+    """The adapter of requests that name none."""
+
     adapters: list[Lora] = Field(description="Each adapter's scale: 1 for at most one, else 0.")
 
 

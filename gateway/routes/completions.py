@@ -29,6 +29,8 @@ _ANSWER = streamed("OpenAI's `text_completion`.", "`text_completion`s, then `[DO
 
 
 class ExtraFile(Strict):
+    """Another file of the project, for fill-in-the-middle."""
+
     filename: str = "tmp"
     text: str
 

@@ -132,7 +132,10 @@ InputType = Annotated[
 
 
 class EmbeddingRequest(Request):
+    """Texts, under OpenAI's name `input` or llama.cpp's `content`."""
+
     others = EMBEDDINGS
+
     _named = prefer("input", "content")
     input: Input = Field(validation_alias=AliasChoices("input", "content"))
     in_llama_form: Sent = Field(False, validation_alias="content")

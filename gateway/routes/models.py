@@ -171,6 +171,8 @@ async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[Json
 
 
 class Named(Request):
+    """A model to load or unload."""
+
     model: str = Field(validation_alias=AliasChoices("model", "instance_id"))  # LM Studio's
 
 

@@ -59,16 +59,22 @@ class ShowRequest(Request):
 
 
 class CopyRequest(Request):
+    """A model, and its other name."""
+
     source: ModelName
     destination: ModelName
 
 
 class EmbeddingsRequest(Request):
+    """One text to embed, in the older form."""
+
     model: ModelName = Field(min_length=1)
     prompt: str = Field(min_length=1)
 
 
 class EmbedRequest(Request):
+    """Texts to embed."""
+
     model: ModelName = Field(min_length=1)
     input: Input
     dimensions: int | None = Field(default=None, ge=1)

@@ -30,6 +30,8 @@ router = APIRouter(tags=["rerank"], route_class=JsonRoute)
 
 
 class Document(Strict):
+    """A text to compare with the query."""
+
     text: str
 
 

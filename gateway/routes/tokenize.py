@@ -33,6 +33,8 @@ class TokenizeRequest(Request):
 
 
 class DetokenizeRequest(Request):
+    """Tokens to convert to text."""
+
     tokens: list[TokenId] = Field(fail_fast=True)
 
 

@@ -35,8 +35,9 @@ _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S
 # (backend/engine/loading/hub_process).
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 DOWNLOADED = "downloaded model "
-# Left out, because the supervisor logs why a model is not loaded, whichever backend refused it.
-_REFUSED_LOAD = re.compile(r" event=call rpc=LoadModel status=(?!OK |CANCELLED )")
+# Left out, because the supervisor logs why a backend refused a model. Internal errors have another
+# level, and a traceback.
+_REFUSED_LOAD = re.compile(r" level=info event=call rpc=LoadModel status=(?!OK |CANCELLED )")
 _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
