@@ -62,6 +62,7 @@ _RENAMED: Mapping[str, Rules] = {
     "qwen2_5_vl": _TEXT_FIRST,
     "qwen2_vl": _TEXT_FIRST,
 }
+_COMPUTED = (".rotary_emb.inv_freq", ".position_ids")  # tables in checkpoints of earlier versions
 _EMBEDDING, _HEAD = "language_model.model.embed_tokens.", "language_model.lm_head."
 
 
@@ -80,7 +81,7 @@ def read_as_saved() -> Iterator[None]:
         return changed
 
     def loaded(model: Any, config: Any, weights: dict[str, mx.array], *rest: Any, **kw: Any) -> Any:
-        return load(model, config, _with_head(model, config, weights), *rest, **kw)
+        return load(model, config, _complete(model, config, weights), *rest, **kw)
 
     with (
         replaced(utils, "sanitize_weights", sanitized),
@@ -113,13 +114,19 @@ def published(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
     return found
 
 
-def _with_head(
+def _complete(
     model: Any, config: Mapping[str, Any], weights: dict[str, mx.array]
 ) -> dict[str, mx.array]:
-    """Return the weights with a head, for a family that always has one, if it is tied."""
+    """Return the weights without tables that are computed, and with the head of a tied model.
+
+    Some families always have a head.
+    """
     text = config.get("text_config")
     parts = (config, text if isinstance(text, dict) else {})
     own = dict(tree_flatten(model.parameters()))
+    weights = {
+        name: each for name, each in weights.items() if name in own or not name.endswith(_COMPUTED)
+    }
     if f"{_HEAD}weight" not in own or any(name.startswith(_HEAD) for name in weights):
         return weights
     if not any(part.get("tie_word_embeddings") for part in parts):

@@ -28,6 +28,7 @@ from tests.engine.folder_changes import (
     read_json,
     snapshot,
     tokens,
+    weights,
     without,
 )
 from tests.engine.loading_models import read_weights
@@ -150,6 +151,10 @@ MORE: dict[str, Change] = {
     ),
     "the image's token under another name": all_of(
         without("config.json", "image_token_id"), config(image_token_index=IMAGE_TOKEN)
+    ),
+    "left-over tables": weights(
+        model__language_model__layers__0__self_attn__rotary_emb__inv_freq=mx.zeros(4),
+        model__visual__position_ids=mx.zeros((1, 4), dtype=mx.int64),
     ),
     "no token for the image": without("config.json", "image_token_id"),
     "a name with brackets": lambda path: path.rename(path.with_name("model [8bit]")),
