@@ -194,10 +194,16 @@ class Section:
         """Return a call's name and id, and whether the text between name and arguments came."""
         words: list[str] = []
         ends = (*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN, "\n\n", *self.between)
-        words += yield from reading.accept_all(tuple(_QUOTES), _NAME, tuple(_QUOTES))
         calls = self.calls if self.between else ()  # other families' names may contain the marker
-        yield from reading.until(markers_of(*ends, *calls), words.append)
-        written = "".join(words).strip().strip(_QUOTES)
+        markers = markers_of(*ends, *calls)
+        while True:
+            yield from reading.until(markers, words.append)
+            quoted = yield from reading.follow('"', _NAME, '"')
+            if not quoted or (words and reading.tools.meant(quoted[1]) not in reading.tools):
+                break
+            reading.take(len(quoted[1]) + 2)
+            words.append(quoted[1])
+        written = "".join(words).replace("`", "").strip().strip(_QUOTES)
         text = written.rstrip(":") if self.between else written
         name, identity = _named(text, reading.tools)
         single = len(text.split()) == 1 or _CALL_ID in text
