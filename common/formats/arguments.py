@@ -37,13 +37,14 @@ def arguments_of(text: str | None) -> str | None:
 
 def _object_in(items: list[str]) -> str | None:
     members = [dict(parts(item)) for item in items if item.startswith("{")]
-    if len(members) == len(items) and all(
-        len(each) == 2 and "value" in each and each.keys() & PAIR_KEYS for each in members
-    ):
-        keys = [next(value for key, value in each.items() if key in PAIR_KEYS) for each in members]
-        return object_of(
-            [(string_of(key) or "", each["value"]) for key, each in zip(keys, members, strict=True)]
-        )
+    pairs = [
+        (string_of(each[key]) or "", each["value"])
+        for each in members
+        for key in each.keys() & PAIR_KEYS
+        if each.keys() == {key, "value"}
+    ]
+    if len(pairs) == len(items):
+        return object_of(pairs)
     return items[0] if len(items) == len(members) == 1 else None
 
 

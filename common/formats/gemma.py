@@ -74,22 +74,22 @@ def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     return True
 
 
-def fenced_calls(opener: str, fence: str, closer: str) -> CallSyntax:
-    """Return the syntax of calls with such strings, without the mistakes of Gemma's models."""
+def _fenced(fence: str, openers: tuple[str, ...], closers: tuple[str, ...]) -> CallSyntax:
     dialect = replace(GEMMA4, fence=fence)
-    openers, closers = forms(opener), closings(closer)
 
     def read(reading: Reading) -> Wait[None]:
         yield from _read(reading, dialect, openers, closers)
 
-    return CallSyntax((opener,), read, (closer,))
+    return CallSyntax(openers, read, closers[:1])
 
 
-def _read_gemma4(reading: Reading) -> Wait[None]:
-    yield from _read(reading, GEMMA4, _GEMMA4_OPENERS, _GEMMA4_CLOSERS)
+def fenced_calls(opener: str, fence: str, closer: str) -> CallSyntax:
+    """Return the syntax of calls with such strings, without the mistakes of Gemma's models."""
+    return replace(_fenced(fence, forms(opener), closings(closer)), openers=(opener,))
 
 
+_MARKED = _fenced(GEMMA4.fence, _GEMMA4_OPENERS, _GEMMA4_CLOSERS)
 GEMMA4_CALLS = (
-    CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
-    CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line, by_name=True),
+    _MARKED,
+    CallSyntax(("call:", *_HALF_OPENERS), _MARKED.read, begins=begins_line, by_name=True),
 )

@@ -163,7 +163,9 @@ def read_fence(cursor: Cursor) -> Wait[str]:
 
 
 def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:
+    quote = yield from reading.accept("`", '"', "'")
     name = yield from reading.run(NAME)
+    yield from reading.accept(quote)
     if not (name[:1].isalpha() or name[:1] == "_"):
         raise reading.unreadable()
     name = reading.tools.meant(name)

@@ -40,8 +40,7 @@ def _forms(markers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
-def _ends(markers: tuple[str, ...], openers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return closing markers in every spelling that is no opening one."""
+def _closings(markers: tuple[str, ...], openers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f for marker in markers for f in closings(marker) if f not in openers)
 
 
@@ -120,9 +119,7 @@ class Section:
             else:
                 yield from self.read_named(reading)
             count += 1
-        if (
-            yield from reading.accept_all(SPACE, _ends(self.closers, (*self.openers, *self.calls)))
-        ):
+        if (yield from reading.accept_all(SPACE, self._spelt(self.closers))):
             reading.settle()
         elif not count:
             raise reading.unreadable()
@@ -136,9 +133,7 @@ class Section:
         """
         with reading.ahead() as keep:
             yield from reading.space()
-            following = yield from reading.at(
-                [*self.calls, *_ends(self.closers, (*self.openers, *self.calls))]
-            )
+            following = yield from reading.at([*self.calls, *self._spelt(self.closers)])
             found = following in self.calls or not (following or self.calls or count)
             if not following and self.between and count:
                 found = bool((yield from reading.follow(_NAME, (*self.between, _CALL_ID, "{"))))
@@ -194,10 +189,16 @@ class Section:
         """Return a call's name and id, and whether the text between name and arguments came."""
         words: list[str] = []
         ends = (*self.call_closes, *self.closers, *_ARGUMENTS_BEGIN, "\n\n", *self.between)
-        words += yield from reading.accept_all(tuple(_QUOTES), _NAME, tuple(_QUOTES))
         calls = self.calls if self.between else ()  # other families' names may contain the marker
-        yield from reading.until(markers_of(*ends, *calls), words.append)
-        written = "".join(words).strip().strip(_QUOTES)
+        markers = markers_of(*ends, *calls)
+        while True:
+            yield from reading.until(markers, words.append)
+            quoted = yield from reading.follow('"', _NAME, '"')
+            if not quoted or (words and reading.tools.meant(quoted[1]) not in reading.tools):
+                break
+            reading.take(len(quoted[1]) + 2)
+            words.append(quoted[1])
+        written = "".join(words).replace("`", "").strip().strip(_QUOTES)
         text = written.rstrip(":") if self.between else written
         name, identity = _named(text, reading.tools)
         single = len(text.split()) == 1 or _CALL_ID in text
@@ -216,17 +217,21 @@ class Section:
             return True
         return not (yield from reading.more()) and not reading.was_cut()
 
+    def _spelt(self, closers: tuple[str, ...]) -> tuple[str, ...]:
+        """Return closing markers in every spelling that is no opening one."""
+        return _closings(closers, (*self.openers, *self.calls))
+
     def _ends(self) -> tuple[str, ...]:
         return (
-            *_ends(self.call_closes, (*self.openers, *self.calls)),
+            *self._spelt(self.call_closes),
             *self.calls,
-            *_ends(self.closers, (*self.openers, *self.calls)),
+            *self._spelt(self.closers),
         )
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         yield from reading.accept_after_space("```")
-        closes, closed = _ends(self.call_closes, (*self.openers, *self.calls)), not self.call_closes
+        closes, closed = self._spelt(self.call_closes), not self.call_closes
         while True:
             yield from reading.drop_cut(self._ends())
             space, found = yield from reading.after_space(self._ends())

@@ -365,7 +365,8 @@ class CallTags:
         """
         if not (yield from reading.more()):
             tools = reading.tools
-            begun = arguments or name in tools
+            own_line = reading.answer.markdown.line_start
+            begun = arguments or (name in tools and (own_line or not tools.properties(name)))
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True

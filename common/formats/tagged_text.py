@@ -197,7 +197,7 @@ class TaggedText:
                     return True
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
-        repeated = answer.fresh and marker in (END_TOKENS if answer.called else _HEADERS)
+        repeated = answer.fresh and marker in (*_HEADERS, *(END_TOKENS if answer.called else ()))
         if not (repeated or marker in self.silent) or answer.markdown.quoted:
             return False
         return self._edge(reading, marker)

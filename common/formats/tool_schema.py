@@ -265,6 +265,9 @@ def _typed(text: str, types: frozenset[str]) -> str:
         return number
     if "boolean" in types and bare.lower() in ("true", "false"):
         return bare.lower()
+    quoted = as_json(bare) if "string" not in types and bare.startswith('"') else None
+    if quoted:
+        return _typed(string_of(quoted) or "", types)
     if types & {"object", "array"} and bare[:1] in ("{", "["):
         opening = {"{": "object", "[": "array"}[bare[0]]
         dialect = PYTHON_JSON if "string" in types else MODEL_JSON

@@ -16,6 +16,21 @@ TOOLS = [
 AGENTS: dict[tuple[str, str | None, str], list[Case]] = {
     ("qwen3_coder", "qwen3", "<|im_start|>assistant\n"): [
         Case(
+            "a number in quotes",
+            '<tool_call>\n<function=read_file>\n<parameter=path>\n"a"\n</parameter>\n'
+            '<parameter=limit>\n"10"\n</parameter>\n</function>\n</tool_call>',
+            calls=[("read_file", {"path": '"a"', "limit": 10})],
+            tools=TOOLS,
+        ),
+        Case(
+            "another turn after a call",
+            "<tool_call>\n<function=get_time>\n</function>\n</tool_call><|im_end|>\n"
+            "<|im_start|>assistant\nDone.",
+            "Done.",
+            calls=[("get_time", {})],
+            tools=TOOLS,
+        ),
+        Case(
             "no opening tag",
             (
                 "I'll look.\n\n<function=read_file>\n<parameter=path>\nsrc/a.py\n"
