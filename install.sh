@@ -84,15 +84,16 @@ find_gpus() {
     fi
     # WSL2 has the program in a folder that services and sudo leave out of PATH.
     if smi=$(PATH=$PATH:/usr/lib/wsl/lib command -v nvidia-smi); then
-        # Old versions do not know compute_cap.
-        answer=$(query_gpus compute_cap) || answer=$(query_gpus uuid) || true
+        # Old versions do not know compute_cap. 124: it did not return.
+        answer=$(query_gpus compute_cap) || [ $? -eq 124 ] || answer=$(query_gpus uuid) || true
         while IFS=, read -r index uuid version capability name; do
             case $index in '' | *[!0-9]*) continue ;; esac
             case $version in ' '[0-9]*) driver=${version# } ;; esac
             case $capability in ' '[0-9]*.[0-9]*) ;; *) capability= ;; esac
             gpus="$gpus$index|${uuid# }|${capability# }|${name# }"$'\n'
         done <<<"$answer"
-        [ -n "$gpus" ] || no_gpu="nvidia-smi finds no GPU (it says: ${answer%%$'\n'*})"
+        answer=${answer%%$'\n'*}
+        [ -n "$gpus" ] || no_gpu="nvidia-smi finds no GPU (it says: ${answer:-nothing})"
     elif [ -n "$driver" ]; then
         for node in /dev/nvidia[0-9]*; do
             [ ! -e "$node" ] || gpus="$gpus${node##*/nvidia}|||an NVIDIA GPU"$'\n'
@@ -105,7 +106,12 @@ find_gpus() {
 }
 
 query_gpus() { # FIELD: the fourth column
-    "$smi" --query-gpu="index,uuid,driver_version,$1,name" --format=csv,noheader 2>&1
+    local code=0
+    # It can wait forever for a GPU that hangs.
+    timeout 20 "$smi" --query-gpu="index,uuid,driver_version,$1,name" --format=csv,noheader 2>&1 |
+        LC_ALL=C tr -cd '\n -~' || code=$?
+    [ "$code" -ne 124 ] || echo "nothing within 20 seconds"
+    return "$code"
 }
 
 # Prints the GPUs that CUDA_VISIBLE_DEVICES names, or all without it.
@@ -191,6 +197,8 @@ detected_profile() {
         why="CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' names no GPU of this machine"
     elif [ -z "$usable" ]; then
         why="MLX needs compute capability 7.5 or newer, and CUDA programs see only $(names_of "$visible")"
+    elif [ -z "$driver" ]; then
+        why="nvidia-smi does not report the version of the driver"
     elif [ -z "$major" ]; then
         why="NVIDIA driver $driver is too old for MLX (550 or newer; on a Jetson, JetPack 7)"
     else
@@ -384,18 +392,22 @@ pip_install() { # LOCK
     # The lock is complete, so pip has nothing to resolve. EXTRA_PIP_INSTALL_FLAGS is split at spaces on purpose.
     # shellcheck disable=SC2086
     "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps \
-        --require-hashes --only-binary :all: ${EXTRA_PIP_INSTALL_FLAGS:-} -r "$root/requirements/$1"
+        --require-hashes --only-binary :all: ${EXTRA_PIP_INSTALL_FLAGS:-} -r "$root/requirements/$1" ||
+        fail "pip could not install requirements/$1 (see above): if it cannot reach its index, check the network, HTTPS_PROXY and PIP_INDEX_URL, or give it a folder with the wheels: EXTRA_PIP_INSTALL_FLAGS='--no-index --find-links FOLDER'"
 }
 
 create_venv() {
     local base
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python has no venv module: on Debian and Ubuntu 'apt install python${version%% *}-venv' adds it"
-    # The path of the interpreter itself, not of a venv or a version manager's shim.
-    base=$("$python" -c 'import sys; print(sys._base_executable)')
+    # The path of the interpreter itself, not of a version manager's shim or of this venv, which is
+    # deleted; an interrupted install may have left a venv that does not know its interpreter.
+    base=$("$python" -c 'import os, sys
+base = sys._base_executable
+print(os.path.realpath(base) if base.startswith(sys.argv[1]) else base)' "$venv/")
     rm -rf "$venv"
     mkdir -p "$(dirname -- "$venv")"
-    "$base" -m venv "$venv"
+    "$base" -m venv "$venv" || fail "$base could not create $venv (see above)"
     # Python 3.11 adds setuptools, which nothing here uses.
     "$venv/bin/python" -m pip uninstall -qq --yes setuptools
 }

@@ -51,8 +51,11 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lock.write_text(re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", right))
     result = install(project)
     lock.write_text(right)
-    assert result.returncode != 0
+    assert result.returncode == 1
     assert "HASHES" in result.stderr
+    assert last_line(result.stderr).startswith(
+        "install.sh: pip could not install requirements/linux-cuda12.lock (see above): "
+    )
     return project
 
 
@@ -62,8 +65,10 @@ def installed(refused: Path) -> Path:
 
     The environment names other folders for packages.
     """
-    # The state after a kill: half the packages, no stamp, and a lock without an owner.
+    # The state after a kill: half the packages, no stamp, and a lock without an owner; the venv does
+    # not know its interpreter.
     (packages,) = (refused / "venv" / "lib").glob("python3*/site-packages")
+    (refused / "venv" / "pyvenv.cfg").unlink()
     (packages / "google").mkdir()
     (packages / "google" / "half.py").touch()
     gone = subprocess.Popen(["true"])

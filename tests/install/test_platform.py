@@ -105,7 +105,7 @@ class Machine:
         """A folder with this machine's own programs, apart from a driver's."""
         folder = self.folder.with_name("own")
         folder.mkdir()
-        for program in ("bash", "dirname", "readlink", "sed", "sort", "cat"):
+        for program in ("bash", "dirname", "readlink", "sed", "sort", "cat", "timeout", "tr"):
             (folder / program).symlink_to(str(shutil.which(program)))
         return folder
 
@@ -298,6 +298,32 @@ def test_a_driver_without_a_gpu_means_cpu_and_a_message(
     assert machine.profile_and_message() == (
         "linux-cpu",
         f"nvidia-smi finds no GPU (it says: {answer}): installing for CPU",
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (r"printf '\0\377\033[31m\n'", "nvidia-smi finds no GPU (it says: [31m)"),
+        ("kill -SEGV $$", "nvidia-smi finds no GPU (it says: nothing)"),
+        ("echo 0, GPU-1, , 9.0, x", "nvidia-smi does not report the version of the driver"),
+    ],
+)
+def test_an_answer_that_is_no_list_of_gpus_means_cpu_and_a_message(
+    machine: Machine, script: str, message: str
+) -> None:
+    machine.has("nvidia-smi", script)
+    assert machine.profile_and_message() == ("linux-cpu", f"{message}: installing for CPU")
+
+
+def test_an_nvidia_smi_that_hangs_means_cpu_and_a_message(machine: Machine) -> None:
+    """As if the time were up: the program ends like one that `timeout` has ended."""
+    machine.has("timeout", "exit 124")
+    machine.has_gpus(H100)
+    profile, message = machine.profile_and_message()
+    assert (profile, message) == (
+        "linux-cpu",
+        "nvidia-smi finds no GPU (it says: nothing within 20 seconds): installing for CPU",
     )
 
 
