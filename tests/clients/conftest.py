@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ __all__ = ["gateway"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test the time to install its client, because any of them may be the first."""
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if item.path.is_relative_to(here):
+        if str(item.path).startswith(here):  # ten times as fast as `is_relative_to`
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))

@@ -143,6 +143,8 @@ def _run(command: list[str], environ: dict[str, str]) -> str:
         if not key.startswith(("PYTHON", "LD_", "VIRTUAL_ENV", "OPENAI_", "ANTHROPIC_"))
         and not key.lower().endswith("_proxy")
     }
+    # For an address that is not excepted, `requests` searches all variables before each request.
+    inherited["NO_PROXY"] = "127.0.0.1"
     ended = subprocess.run(
         command,
         cwd=BUILD,  # some write files into the working directory

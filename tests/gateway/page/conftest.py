@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from tests.gateway.page import browser
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give every test the time to install the browser, because any of them may be the first."""
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if str(item.path).startswith(here):  # ten times as fast as `is_relative_to`
             item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
