@@ -162,8 +162,8 @@ def test_a_broken_template_is_named(model: Path) -> None:
         ({"model_type": "../llama"}, "its model type '../llama' is unknown"),
         ({"model_type": "switch_layers"}, "its model type 'switch_layers' is unknown"),
         (
-            {"model_type": "electra"},
-            "does not generate text, and its model type 'electra' is not supported",
+            {"model_type": "deberta"},
+            "does not generate text, and its model type 'deberta' is not supported",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "num_labels": 4},

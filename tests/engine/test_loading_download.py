@@ -86,8 +86,8 @@ def test_a_complete_copy_is_used_without_the_hub(hub: Hub) -> None:
 
 
 def test_unsupported_models_are_refused_before_their_weights_are_downloaded(hub: Hub) -> None:
-    (hub.repositories[REPOSITORY] / "config.json").write_text('{"model_type": "electra"}')
-    with pytest.raises(ModelRejected, match="'electra' is not supported"):
+    (hub.repositories[REPOSITORY] / "config.json").write_text('{"model_type": "deberta"}')
+    with pytest.raises(ModelRejected, match="'deberta' is not supported"):
         get()
     assert not set(WEIGHTS) & set(hub.sent)
 
