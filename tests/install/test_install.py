@@ -65,8 +65,8 @@ def installed(refused: Path) -> Path:
 
     The environment names other folders for packages.
     """
-    # The state after a kill: half the packages, no stamp, and a lock without an owner; the venv does
-    # not know its interpreter.
+    # The state after a kill: half the packages, no stamp, and a lock without an owner; the venv
+    # does not know its interpreter.
     (packages,) = (refused / "venv" / "lib").glob("python3*/site-packages")
     (refused / "venv" / "pyvenv.cfg").unlink()
     (packages / "google").mkdir()
