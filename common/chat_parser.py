@@ -150,6 +150,8 @@ class ChatParser:
 
     def _new(self) -> list[ChatEvent]:
         events = self._answer.take()
+        if not self._begun_text:
+            return events
         return [new for event in events if (new := self._without_begun(event)) is not None]
 
     def _without_begun(self, event: ChatEvent) -> ChatEvent | None:

@@ -62,6 +62,10 @@ class Markers:
             return start, match.group()
         return (len(text) if ended else self.open_end(text, at)), ""
 
+    def may_begin(self, text: str) -> bool:
+        """Return whether the text has the first character of a marker."""
+        return self._first.search(text) is not None
+
     def open_end(self, text: str, at: int = 0) -> int:
         """Return the first offset from which the text is the beginning of a marker."""
         at = max(at, len(text) - self._longest + 1)

@@ -35,6 +35,8 @@ class EndTokens:
         """Accept the next piece of text. Returns the text that does not belong to the end."""
         self._struck = self._struck or bool(_STRUCK.search(self._latest + text))
         self._latest = (self._latest + text)[-2:]
+        if not (self._begun or self._tokens or self._ends.may_begin(text)):  # nearly always
+            return text
         text = self._begun + text
         if self._tokens and self._tokens[-1].endswith("["):  # perhaps the beginning of another
             text = self._tokens.pop() + text
@@ -60,7 +62,7 @@ class EndTokens:
         while True:
             while end and text[end - 1].isspace():
                 end -= 1
-            if not text.endswith(self._ends.literals, 0, end):  # nearly always
+            if not text.endswith(self._ends.literals, 0, end):
                 return start
             token = next(each for each in self._ends.literals if text.endswith(each, 0, end))
             if token == STRUCK_END and self._struck:
