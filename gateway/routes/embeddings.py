@@ -25,6 +25,7 @@ from gateway.fields import EMBEDDINGS, Request
 from gateway.json_route import JsonRoute
 from gateway.openai.sampling import agreed
 from gateway.supervisor.supervisor import Lease
+from gateway.threads import offload
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["embeddings"], route_class=JsonRoute)
@@ -171,6 +172,8 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
 
 
 class TeiRequest(Request):
+    """Texts, in the form of Text Embeddings Inference."""
+
     inputs: Input
     normalize: bool = Field(True, description="Whether vectors are scaled to length 1.")
     truncate: Truncate = about(TRUNCATE)
@@ -182,15 +185,19 @@ class TeiRequest(Request):
 async def embed(body: TeiRequest, gateway: GatewayDep) -> Response:
     """Return the vectors of texts in the form of Text Embeddings Inference."""
     fields = body.model_dump(exclude={"inputs", "normalize"})
-    asked = EmbeddingRequest.model_validate({"input": body.inputs, **fields})
-    vectors, _ = await vectors_of(asked, gateway)
+    given = {"input": body.inputs, **fields}
+    asked = await offload(EmbeddingRequest.model_validate, given)
+    vectors, _ = await vectors_of(asked, gateway, "inputs")
     return in_parts("", (list(_scaled(each) if body.normalize else each) for each in vectors), {})
 
 
 async def vectors_of(
-    asked: EmbeddingRequest, gateway: Gateway
+    asked: EmbeddingRequest, gateway: Gateway, name: str = "input"
 ) -> tuple[Iterator[Sequence[float]], int]:
-    """Return the vectors, shortened if requested, and the tokens of all texts. Raises ApiError."""
+    """Return the vectors, shortened if requested, and the tokens of all texts. Raises ApiError.
+
+    name: the client's name for the texts.
+    """
     fields = {str: "Embeddings", list: "EmbeddingTokens"}
     texts: list[Any] = [{fields[type(text)]: text} for text in asked.input]
 
@@ -200,7 +207,7 @@ async def vectors_of(
         return await unary_all(lease.stub.Embedding, requests, seconds, names, metadata)
 
     def names(index: int) -> Names:
-        place = f"input[{index}]" if len(asked.input) > 1 else "input"
+        place = f"{name}[{index}]" if len(asked.input) > 1 else name
         return {"Embeddings": place, "EmbeddingTokens": place}
 
     metadata = truncation(agreed(("truncate", asked.truncate), ("truncation", asked.truncation)))

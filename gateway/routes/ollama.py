@@ -110,8 +110,8 @@ async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/embeddings")
 async def embeddings(body: EmbeddingsRequest, gateway: GatewayDep) -> dict[str, Any]:
     """Return the vector of one text, as older programs ask for it."""
-    asked = {"model": body.model, "input": body.prompt}
-    vectors, _ = await vectors_of(EmbeddingRequest.model_validate(asked), gateway)
+    asked = EmbeddingRequest.model_validate({"model": body.model, "input": body.prompt})
+    vectors, _ = await vectors_of(asked, gateway, "prompt")
     return {"embedding": list(next(vectors))}
 
 

@@ -57,7 +57,14 @@ def cases() -> list[Case]:
 PATHS = (
     *("/api/chat", "/api/embed", "/api/generate", "/v1/chat/completions", "/v1/completion"),
     *("/v1/completions", "/v1/detokenize", "/v1/embeddings", "/v1/infill", "/v1/lora-adapters"),
-    *("/v1/messages", "/v1/rerank", "/v1/responses", "/v1/responses/compact"),
+    *(
+        "/v1/messages",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/responses/compact",
+        "/v1/embed",
+        "/v1/score",
+    ),
 )
 """What accepts lists, except requests that only count tokens, which are parts of others."""
 

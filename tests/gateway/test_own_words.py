@@ -85,6 +85,21 @@ def test_parts_of_messages_have_the_names_of_the_api(
     assert message.split()[0] == refused
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/v1/embeddings", "input"), ("/v1/embed", "inputs"), ("/api/embed", "input")],
+)
+def test_texts_to_embed_have_the_name_of_the_api(
+    gateway: GatewayProcess, path: str, name: str
+) -> None:
+    asked = {"model": "tiny", name: "a word " * 1000, "truncate": False}
+    answer = gateway.client.post(path, json=asked)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    message: str = error if isinstance(error, str) else error["message"]
+    assert message.split()[0] == name
+
+
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize(
     ("body", "name"),
