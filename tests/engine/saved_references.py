@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,3 +21,13 @@ def drawn(name: str, shape: Sequence[int]) -> np.ndarray:
     values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     centre = 1.0 if len(shape) == 1 and "norm" in name else 0.0
     return (centre + 0.1 * values).astype(np.float32)
+
+
+def write_saved(path: Path, reference: Mapping[str, Any]) -> None:
+    """Write the checkpoint of a reference."""
+    import mlx.core as mx  # which the references are made without
+
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(reference["config"]))
+    weights = {name: mx.array(drawn(name, shape)) for name, shape in reference["shapes"].items()}
+    mx.save_safetensors(str(path / "model.safetensors"), weights)

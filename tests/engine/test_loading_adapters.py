@@ -272,6 +272,20 @@ def test_peft_saves_a_tied_head_and_its_embedding(dense: Path, tmp_path: Path) -
     assert mx.allclose(changed(TOKENS), expected.model(TOKENS) @ tables[1].T, atol=1e-4)
 
 
+def test_peft_replaces_rows_of_a_quantised_table(quantised: Path, tmp_path: Path) -> None:
+    rows = mx.random.normal((2, 64), key=mx.random.key(3)) / 8
+    delta = {f"{EMBEDDING}.token_adapter.trainable_tokens_delta": rows.T}
+    weights = random_weights(1, ATTENTION) | delta
+    adapter = write_peft(tmp_path / "adapter", weights, trainable_token_indices=[5, 9])
+    changed, plain = (
+        load(quantised, *adapters, dequantize=False).model.model.embed_tokens(mx.array([5, 9, 7]))
+        for adapters in (find(adapter), ())
+    )
+    assert mx.allclose(changed[:2], rows, atol=0.05)
+    assert not mx.allclose(plain[:2], rows, atol=0.05)
+    assert mx.array_equal(changed[2], plain[2])
+
+
 @pytest.mark.parametrize("names", ["up_proj", "w3"])
 def test_peft_adapts_each_expert(names: str, experts: Path, tmp_path: Path) -> None:
     """In mlx-lm, a layer has all experts; experts that are left out stay as they are."""

@@ -15,9 +15,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.loading.loader import load
 from tests.engine.folder_changes import put
-from tests.engine.loading_models import write_tokenizer, write_weights
+from tests.engine.loading_models import write_tokenizer
 from tests.engine.loads import at_once
-from tests.engine.saved_references import PEFT_REFERENCES, TOKENS, drawn
+from tests.engine.saved_references import PEFT_REFERENCES, TOKENS, drawn, write_saved
 
 _REFERENCES = json.loads(PEFT_REFERENCES.read_text())
 
@@ -26,14 +26,11 @@ _REFERENCES = json.loads(PEFT_REFERENCES.read_text())
 def test_an_adapter_computes_the_logits_of_peft(case: str, tmp_path: Path) -> None:
     reference: dict[str, Any] = _REFERENCES[case]
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    for folder, name, key in (
-        (base, "config.json", "config"),
-        (adapter, "adapter_config.json", "adapter"),
-    ):
-        put(name, reference[key])(folder)
+    write_saved(base, reference)
     write_tokenizer(base)
-    write_weights(base, _drawn(reference["shapes"]))
-    mx.save_safetensors(str(adapter / "adapter_model.safetensors"), _drawn(reference["tensors"]))
+    put("adapter_config.json", reference["adapter"])(adapter)
+    tensors = {name: mx.array(drawn(name, shape)) for name, shape in reference["tensors"].items()}
+    mx.save_safetensors(str(adapter / "adapter_model.safetensors"), tensors)
     request = LoadRequest(
         "it",
         str(base),
@@ -44,7 +41,3 @@ def test_an_adapter_computes_the_logits_of_peft(case: str, tmp_path: Path) -> No
     assert engine is not None
     logits = engine.model(mx.array([TOKENS]), cache=make_prompt_cache(engine.model))[0, ::8]
     np.testing.assert_allclose(np.array(logits), reference["logits"], atol=2e-4)
-
-
-def _drawn(shapes: dict[str, list[int]]) -> dict[str, mx.array]:
-    return {name: mx.array(drawn(name, shape)) for name, shape in shapes.items()}

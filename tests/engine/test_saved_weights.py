@@ -13,9 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as open_text_model
 
 from backend.engine.loading.weights import mlx_lm_classes
-from tests.engine.folder_changes import put
-from tests.engine.loading_models import write_weights
-from tests.engine.saved_references import REFERENCES, SEEING_REFERENCES, TOKENS, drawn
+from tests.engine.saved_references import REFERENCES, SEEING_REFERENCES, TOKENS, write_saved
 
 _TEXT_PARTS = ("gemma3", "gemma3 as computed", "kimi_k25", "qwen3_vl_moe")
 _SEEING = json.loads(SEEING_REFERENCES.read_text())
@@ -26,9 +24,7 @@ _REFERENCES |= json.loads(REFERENCES.read_text())
 @pytest.mark.parametrize("family", _REFERENCES)
 def test_a_saved_model_computes_the_logits_of_pytorch(family: str, tmp_path: Path) -> None:
     reference: dict[str, Any] = _REFERENCES[family]
-    put("config.json", reference["config"])(tmp_path)
-    shapes = reference["shapes"].items()
-    write_weights(tmp_path, {name: mx.array(drawn(name, shape)) for name, shape in shapes})
+    write_saved(tmp_path, reference)
     model, _ = open_text_model(tmp_path, get_model_classes=mlx_lm_classes)
     logits = np.array(model(mx.array([TOKENS]), cache=make_prompt_cache(model))[0, ::8])
     np.testing.assert_allclose(logits, reference["logits"], atol=2e-4)

@@ -12,9 +12,7 @@ import pytest
 
 from backend.engine.caching import kv
 from backend.engine.vision.vision_builder import _open_multimodal_model
-from tests.engine.folder_changes import put
-from tests.engine.loading_models import write_weights
-from tests.engine.saved_references import SEEING_REFERENCES, TOKENS, drawn
+from tests.engine.saved_references import SEEING_REFERENCES, TOKENS, write_saved
 
 _REFERENCES = json.loads(SEEING_REFERENCES.read_text())
 
@@ -22,9 +20,7 @@ _REFERENCES = json.loads(SEEING_REFERENCES.read_text())
 @pytest.mark.parametrize("family", _REFERENCES)
 def test_a_saved_model_computes_the_logits_of_pytorch(family: str, tmp_path: Path) -> None:
     reference: dict[str, Any] = _REFERENCES[family]
-    put("config.json", reference["config"])(tmp_path)
-    shapes = reference["shapes"].items()
-    write_weights(tmp_path, {name: mx.array(drawn(name, shape)) for name, shape in shapes})
+    write_saved(tmp_path, reference)
     model, _ = _open_multimodal_model(tmp_path)
     logits = np.array(model(mx.array([TOKENS]), cache=kv.new_row(model))[0, ::8])
     np.testing.assert_allclose(logits, reference["logits"], atol=2e-4)
