@@ -27,8 +27,8 @@ _OF_VLM = {
     "lfm2": "lfm2_embedding",
     "openai_privacy_filter": "openai_privacy_filter",
 }
-# Model types that mlx-lm computes, and their names in mlx-lm.
-OF_MLX_LM = {"llama_bidirec": "llama", "eurobert": "llama"}
+# Model types that mlx-lm computes under other names → these names.
+OF_MLX_LM = {"llama_bidirec": "llama", "eurobert": "llama", "qwen3_5_text": "qwen3_5"}
 # Model types of embedders whose tokens attend in both directions. Other models of the type
 # ministral3 have transformers' own architectures.
 _BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3", "eurobert")
@@ -146,7 +146,7 @@ def is_text_model(config: Mapping[str, Any]) -> bool:
     """Return whether mlx-lm computes a model, and the model reads only text."""
     model_type = str(config["model_type"])
     return (
-        model_type in model_types()
+        OF_MLX_LM.get(model_type, model_type) in model_types()
         and not model_type.endswith("_vl")
         and not is_multimodal(dict(config))
     )

@@ -134,7 +134,8 @@ def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bo
     def begin(model: Any, arguments: Any) -> None:
         network.__init__(model, arguments)
         if ranks:
-            size = getattr(arguments, "hidden_size", None) or arguments.n_embd
+            stated = getattr(arguments, "text_config", None) or vars(arguments)
+            size = int(stated.get("hidden_size") or stated["n_embd"])
             model.score = Linear(size, 1, bias=False)
 
     def sanitize(model: Any, weights: Weights) -> Weights:
@@ -144,7 +145,7 @@ def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bo
             weights = {f"model.{name}": value for name, value in weights.items()}
         if hasattr(network, "sanitize"):
             weights = network.sanitize(model, weights)
-        model.pop("lm_head", None)
+        getattr(model, "language_model", model).pop("lm_head", None)
         weights = {name: value for name, value in weights.items() if "lm_head." not in name}
         scores = {name: value for name, value in heads.items() if ranks and "score." in name}
         return weights | scores

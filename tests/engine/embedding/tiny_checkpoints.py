@@ -254,6 +254,24 @@ def _decoder(
     yield f"{prefix}norm.weight", (HIDDEN,)
 
 
+def _qwen3_5(prefix: str, vocabulary: int) -> Tensors:
+    """Three layers of linear attention, and one of full attention with gates."""
+    for name, shape in _decoder(prefix, 4, (), vocabulary):
+        if ".3." in name or "self_attn" not in name:
+            yield name, (2 * HIDDEN, HIDDEN) if "q_proj" in name else shape
+    for layer in range(3):
+        here = f"{prefix}layers.{layer}.linear_attn"
+        yield f"{here}.A_log", (HEADS,)
+        yield f"{here}.dt_bias", (HEADS,)
+        yield f"{here}.conv1d.weight", (2 * HIDDEN, 1, 4)
+        yield f"{here}.in_proj_qkv.weight", (2 * HIDDEN, HIDDEN)
+        yield f"{here}.in_proj_z.weight", (HIDDEN, HIDDEN)
+        yield f"{here}.in_proj_a.weight", (HEADS, HIDDEN)
+        yield f"{here}.in_proj_b.weight", (HEADS, HIDDEN)
+        yield f"{here}.norm.weight", (HIDDEN // HEADS,)
+        yield f"{here}.out_proj.weight", (HIDDEN, HIDDEN)
+
+
 _GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
@@ -416,6 +434,25 @@ _GEMMA3_CONFIG = _QWEN3_CONFIG | {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "bos_token_id": 2,
+}
+_QWEN3_5_CONFIG = {
+    **_QWEN3_CONFIG,
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5TextModel"],
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": HIDDEN // HEADS,
+    "linear_value_head_dim": HIDDEN // HEADS,
+    "linear_num_key_heads": HEADS // 2,
+    "linear_num_value_heads": HEADS,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
 }
 _QWEN2_CONFIG = {
     **_QWEN3_CONFIG,
@@ -592,6 +629,8 @@ FAMILIES: dict[str, Parts] = {
                    {"Pooling": _pooling("max_tokens")}),
     "qwen3": (QWEN, _QWEN3_CONFIG, partial(_decoder, "", LAYERS, ()),
               {"Pooling": _LAST, "Normalize": {}}),
+    "qwen3_5": (QWEN, _QWEN3_5_CONFIG, partial(_qwen3_5, ""),
+                {"Pooling": _LAST, "Normalize": {}}),
     "gemma3": (_GEMMA, _GEMMA3_CONFIG, partial(_decoder, "", 6, _GEMMA_NORMS), {
         "Pooling": _MEAN,
         "Dense1": {"in_features": HIDDEN, "out_features": 4 * HIDDEN, **_DENSE},
@@ -633,6 +672,8 @@ FAMILIES: dict[str, Parts] = {
     "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _QWEN3_WEIGHTS, {}),
     "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG | {"pad_token_id": 0}, "Qwen3"),
                     _with(_QWEN3_WEIGHTS, ("score.weight", (1, HIDDEN))), {}),
+    "qwen3_5_score": (QWEN, _scoring(_QWEN3_5_CONFIG, "Qwen3_5Text"),
+                      _with(partial(_qwen3_5, "model."), ("score.weight", (1, HIDDEN))), {}),
     "bert_labels": (BERT, _labelling(_BERT_CONFIG, "Bert"), _with(_BERT_WEIGHTS, *_LABELS), {}),
     "xlm_roberta_labels": (ROBERTA, _labelling(_ROBERTA_CONFIG, "XLMRoberta"),
                            _with(_ROBERTA_WEIGHTS, *_LABELS), {}),
@@ -653,7 +694,7 @@ LABELLERS = (
     *("distilbert_labels", "electra_labels"),
     *("deberta_labels", "privacy_labels"),
 )
-CAUSAL = ("qwen2", "qwen2_both_ways", "llama", "mistral", "gemma", "gemma2")
+CAUSAL = ("qwen3_5", "qwen2", "qwen2_both_ways", "llama", "mistral", "gemma", "gemma2")
 EMBEDDERS = (
     *("bert", "bert_relu", "xlm_roberta", "modernbert", "qwen3", "gemma3", "mpnet"),
     *("distilbert", "electra", "albert", "deberta", "eurobert", *CAUSAL),
@@ -661,7 +702,7 @@ EMBEDDERS = (
 RERANKERS = (
     *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
     *("qwen3_score", "mpnet_rerank", "distilbert_rerank", "electra_rerank", "albert_rerank"),
-    "deberta_rerank",
+    *("deberta_rerank", "qwen3_5_score"),
 )
 TEXTS = (
     "paris",
