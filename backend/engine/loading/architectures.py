@@ -16,8 +16,8 @@ from typing import Any
 
 from common.model_kind import SPEECH_TYPES
 
-# A family may import its language part from another family, as minimax_m3 does.
-_OF_ANOTHER = re.compile(r"^from \.\.\S+ import .*\bLanguageModel\b", re.MULTILINE)
+# A family may define its language part elsewhere, as internvl does, or have that of another family.
+_LANGUAGE = re.compile(r"^from \.+\S* import .*\bLanguageModel\b", re.MULTILINE)
 # A literal in mlx-lm and mlx-vlm. Parsing all of the file would take longer.
 _REMAPPING = re.compile(r"^MODEL_REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
@@ -41,7 +41,7 @@ def vlm_model_types() -> frozenset[str]:
     modules |= {
         path.parent.name
         for path in model_files("mlx_vlm", "*/__init__.py")
-        if _OF_ANOTHER.search(path.read_text(encoding="utf-8"))
+        if _LANGUAGE.search(path.read_text(encoding="utf-8"))
     }
     return _with_aliases("mlx_vlm", modules)
 

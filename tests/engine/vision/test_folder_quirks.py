@@ -31,7 +31,8 @@ from tests.engine.folder_changes import (
     weights,
     without,
 )
-from tests.engine.loading_models import read_weights
+from tests.engine.loading_models import read_weights, write_weights
+from tests.engine.vision.families import write_family
 from tests.engine.vision.plain import AMONG_SIGNS, PlainPasses
 from tests.engine.vision.seeing import TINY_VISION, answer_to, asking, picture, seeing, shown, turns
 
@@ -179,6 +180,18 @@ async def test_what_mlx_vlm_loads_is_loaded(name: str, folder: Path) -> None:
 async def test_what_other_programs_load_is_loaded(name: str, folder: Path) -> None:
     plain = PlainPasses(folder)
     await require_same(MORE[name](folder) or folder, plain)
+
+
+@pytest.mark.parametrize("family", ["dots_ocr", "internvl"])
+async def test_the_weights_of_the_text_part_are_enough(family: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / family, family)
+    held = read_weights(path)
+    write_weights(path, {name: held[name] for name in held if name.startswith("language_model.")})
+    plain = PlainPasses(path)
+    async with seeing(path) as engine:
+        answer = await answer_to(engine, asking(ChatPrompt(turns(QUESTION)), sampling=AMONG_SIGNS))
+    messages = [{"role": "user", "content": QUESTION}]
+    assert answer.tokens == plain.chooses(messages, [], answer.tokens)
 
 
 async def test_without_a_template_raw_prompts_are_answered(folder: Path) -> None:
