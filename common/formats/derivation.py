@@ -11,7 +11,6 @@ from common.formats.arguments import PAIR_KEYS
 from common.formats.family import Family
 from common.formats.reading import CallSyntax, Tags
 from common.formats.shapes import UNMARKED, FencedShape, JsonShape, PythonShape, Shape, TagShape
-from common.formats.tool_schema import Undeclared
 from common.prefixes import common_prefix
 
 Made = tuple[str, Mapping[str, Any]]
@@ -218,25 +217,16 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         if (tag.strip(), tag_end.strip().removesuffix(_CDATA)) != ("<", ">"):
             return None
         value_end = value_end.replace(KEYS[0], "{key}")
-    call_end, each, flags = after[len(value_end.format(key=KEYS[0])) :], False, ("", "")
+    call_end, each = after[len(value_end.format(key=KEYS[0])) :], False
     if not opening and "<" in before[1:] and ">" in call_end[:-1]:
         place, end = before.rfind("<"), call_end.find(">") + 1
         end += len(call_end[end:]) - len(call_end[end:].lstrip("\n"))
         opening, before, each = before[:place], before[place:], True
         call_end, closing = call_end[:end], call_end[end:]
-    number = calls.text(_NUMBER).partition(NAMES[0])[2].partition(KEYS[0])[2]
-    number_end = number.partition(str(NUMBER))[0]
-    others: dict[str, Any] = {}
-    if tag_end == f"{number_end}{_CDATA}" and value_end.startswith(_CDATA_END):  # only text has it
-        tag_end, value_end, others = number_end, value_end[len(_CDATA_END) :], {"cdata": True}
-    flag, other = _FLAG.fullmatch(tag_end), _FLAG.fullmatch(number_end)
-    undeclared: Undeclared = "text"
-    if number_end != tag_end and flag and other:
-        tag_end, flags = f"{flag[1]}{{flag}}{flag[3]}", (flag[2], other[2])
-    elif f'{number_end}"' == tag_end and value_end.startswith('"'):  # all values are JSON
-        tag_end, value_end, undeclared = number_end, value_end[1:], "json"
-    elif number_end != tag_end:
+    around = _around_values(calls, tag_end, value_end)
+    if not around:
         return None
+    tag_end, value_end, written = around
     if NAMES[0] in call_end:  # an element with the name of the tool
         call_end = call_end.replace(NAMES[0], "{name}")
         if (before, header[:1], call_end.strip()) != ("<", ">", "</{name}>"):
@@ -245,7 +235,7 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         if not _is_keyed(f"{opening}{before}", tag, tag_end, value_end, f"{call_end}{closing}"):
             return None
         shown = calls.text(((NAMES[0], {KEYS[0]: _ESCAPED}),))
-        others = {"escaped": True} if shown and _ESCAPED not in shown else {}
+        written["others"] = {"escaped": True} if shown and _ESCAPED not in shown else {}
     dropped = tag_end.endswith("\n") and value_end.startswith("\n")
     return TagShape(
         call=f"{before}{{name}}{header}",
@@ -256,11 +246,28 @@ def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
         separator=separator,
         closing=closing,
         each=each,
-        flags=flags,
-        undeclared=undeclared,
         lines="dropped" if dropped else "paired",
-        others=others,
+        **written,
     )
+
+
+def _around_values(calls: Calls, before: str, after: str) -> tuple[str, str, dict[str, Any]] | None:
+    """Return the texts around values, and fields of the shape, by how a number is written.
+
+    before, after: the texts around a value that is text.
+    """
+    number = calls.text(_NUMBER).partition(NAMES[0])[2].partition(KEYS[0])[2]
+    found = number.partition(str(NUMBER))[0]
+    flag, other = _FLAG.fullmatch(before), _FLAG.fullmatch(found)
+    if found == before:
+        return before, after, {}
+    if before == f"{found}{_CDATA}" and after.startswith(_CDATA_END):  # only text has it
+        return found, after[len(_CDATA_END) :], {"others": {"cdata": True}}
+    if flag and other:
+        return f"{flag[1]}{{flag}}{flag[3]}", after, {"flags": (flag[2], other[2])}
+    if f'{found}"' == before and after.startswith('"'):  # all values are JSON
+        return found, after[1:], {"undeclared": "json"}
+    return None
 
 
 def _is_keyed(start: str, before: str, sign: str, value_end: str, end: str) -> bool:
