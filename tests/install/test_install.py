@@ -17,6 +17,7 @@ import pytest
 from tests.install.shell import ROOT, clean_environment, last_line, shell, write_program
 
 SMALL = ("grpcio", "grpcio-tools", "protobuf", "typing-extensions")
+VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
 PROFILE = {"BUILD_TYPE": "cublas", "CUDA_MAJOR_VERSION": "12"}
 
 
@@ -65,7 +66,7 @@ def installed(refused: Path) -> Path:
 
     The environment names other folders for packages.
     """
-    # The state after a kill: half the packages, no stamp, and a lock without an owner; the venv
+    # The state after a kill: half the packages, no stamp, a lock without an owner, and a venv that
     # does not know its interpreter.
     (packages,) = (refused / "venv" / "lib").glob("python3*/site-packages")
     (refused / "venv" / "pyvenv.cfg").unlink()
@@ -211,6 +212,27 @@ def test_the_projects_own_install_is_up_to_date_at_once() -> None:
     assert Path(cache_from_source(str(ROOT / "backend" / "__main__.py"))).exists()
     listed = "site-packages/transformers/models/__pycache__/names-*.json"
     assert list(Path(sys.prefix).glob(f"lib/python3*/{listed}"))
+
+
+@pytest.mark.skipif(
+    not (VENV / "lib" / "openblas").exists(), reason="only Linux CPU installs preload a BLAS"
+)
+def test_kernels_of_other_sources_are_installed_again(tmp_path: Path) -> None:
+    """Unless the packages are there from which the first start compiles them."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(VENV / "bin" / "python")
+    shutil.copytree(VENV / "lib" / "openblas", venv / "lib" / "openblas")
+    shutil.copy(VENV / ".installed", venv)
+    offline = {"EXTRA_PIP_INSTALL_FLAGS": "--no-index", "PIP_FIND_LINKS": ""}
+    environment = clean_environment(ENV_DIR=str(tmp_path), BUILD_TYPE="cpu", **offline)
+    result = shell(ROOT / "install.sh", environment=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "up to date: linux-cpu" in result.stdout
+    (venv / "lib" / "openblas" / "origin").write_text("scipy_openblas32-0.1-00000000 0\n")
+    result = shell(ROOT / "install.sh", environment=environment)
+    assert result.returncode == 1
+    assert "installing linux-cpu" in result.stdout
 
 
 @pytest.mark.parametrize("version", ["3.10 64bit", "3.15 64bit", "3.12 32bit", "2.7 64bit"])
