@@ -252,6 +252,8 @@ linux_profile() {
 
 require_glibc() {
     local libc
+    # Without getconf, pip reports if no package suits.
+    command -v getconf >/dev/null || compgen -G '/lib/ld-musl-*' >/dev/null || return 0
     libc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || libc=
     case $libc in
         "glibc "*) version_at_least "${libc#glibc }" 2 35 || fail "$libc is too old: MLX needs glibc 2.35 or newer (Ubuntu 22.04, Debian 12, RHEL 10)" ;;
@@ -413,7 +415,7 @@ base = sys._base_executable
 print(os.path.realpath(base) if base.startswith(sys.argv[1]) else base)' "$venv/")
     rm -rf "$venv"
     mkdir -p "$(dirname -- "$venv")"
-    "$base" -m venv "$venv" || fail "$base could not create $venv (see above)"
+    "$base" -m venv "$venv" || fail "$base could not create $venv (see above): is the disk full?"
     # Python 3.11 adds setuptools, which nothing here uses.
     "$venv/bin/python" -m pip uninstall -qq --yes setuptools
 }

@@ -353,7 +353,12 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("debootstrap"), reason="needs root and debootstrap"
 )
-@pytest.mark.parametrize("processor", ["cortex-a57", "neoverse-n1"])
+@pytest.mark.parametrize(
+    "processor",
+    # The last one as a Neoverse V1, with vectors of 256 bits.
+    ["cortex-a57", "neoverse-n1", "max,sme=off,sve256=on,sve512=off"],
+    ids=["cortex-a57", "neoverse-n1", "neoverse-v1"],
+)
 def test_computes_on_an_emulated_arm_processor(
     processor: str, arm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -446,3 +446,9 @@ def test_an_old_or_missing_glibc_is_refused(machine: Machine) -> None:
     assert "glibc 2.31 is too old" in machine.refusal()
     machine.has("getconf", "exit 1")
     assert "has no glibc" in machine.refusal()
+
+
+@pytest.mark.skipif(any(Path("/lib").glob("ld-musl-*")), reason="this machine has musl")
+def test_a_linux_without_getconf_is_not_refused(machine: Machine) -> None:
+    (machine.folder / "getconf").unlink()
+    assert machine.profile() == "linux-cpu"
