@@ -192,7 +192,7 @@ HERMES = ChatFormat.named("hermes")
 ODD = NEW.replace(
     '{"name": "{{ c.function.name }}", "input": {{ c.function.arguments|tojson }}}',
     "{{ c.function.name }}\n"
-    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}\n{% endfor %}",
+    "{% for k, v in c.function.arguments.items() %}{{ k }} is {{ v }}\n{% endfor %}",
 )
 
 
