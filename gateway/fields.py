@@ -154,7 +154,7 @@ class Request(Strict):
 class StreamOptions(Strict):
     """What a stream contains in addition to the answer."""
 
-    include_usage: bool | None = about("Whether a last chunk without choices has the usage.")
+    include_usage: bool | None = about("Whether the last chunk has the usage.")
 
 
 class TextRequest(Request):
@@ -165,6 +165,6 @@ class TextRequest(Request):
     return_progress: bool | None = about("llama.cpp: a stream reports prompt progress.")
 
     @property
-    def wants_usage(self) -> bool | None:
-        """Whether a stream ends with a chunk that has the usage; None if the client did not say."""
-        return self.stream_options.include_usage if self.stream_options else None
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage is True

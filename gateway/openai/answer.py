@@ -75,12 +75,8 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
     - `nothing`: a chunk that adds nothing;
     - `whole`: the complete choice, for whose events `add` is called instead of `chunks`.
 
-    If the client asked for the usage, a last chunk without choices has it, and all others have
-    `"usage": null`, as OpenAI's do. If the client did not say, the chunk with the last finish
-    reason has it, as in DeepSeek's streams: programs that never ask, such as those of Vercel's
-    `ai`, would otherwise show 0 tokens and not notice that the context fills up.
-
-    `return_progress` of the request adds llama.cpp's `prompt_progress`.
+    If a stream is to have the usage, the last chunk has it, and all others have `"usage": null`, as
+    OpenAI's do. `return_progress` of the request adds llama.cpp's `prompt_progress`.
 
     per_prompt: how many choices in a row have the same prompt.
     """
@@ -102,20 +98,17 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
         index, arrived = event
         choice = self._choices[index]
         parts = [*map(self._chunk, choice.begin())]
-        if isinstance(arrived, Done):
-            self._ends[index] = arrived
-        ended = len(self._ends) == len(self._choices)
         if not isinstance(arrived, Progress):
             parts += map(self._chunk, choice.chunks(arrived))
         elif self._progress:
             entry, numbers = _encode(choice.nothing()), _encode(progress_of(arrived))
             parts.append(f'{self._start}{entry}],"prompt_progress":{numbers}}}\n\n')
-        if ended:
-            usage = _encode(self._used())
+        if isinstance(arrived, Done):
+            self._ends[index] = arrived
+        if len(self._ends) == len(self._choices):
             if self._usage:
+                usage = _encode(self._used())
                 parts.append(f'{self._head},"choices":[],"usage":{usage}}}\n\n')
-            elif self._usage is None:
-                parts[-1] = f'{parts[-1].removesuffix(self._end)}],"usage":{usage}}}\n\n'
             parts.append(DONE)
         return parts
 

@@ -35,20 +35,6 @@ def test_every_choice_begins_once_and_the_prompt_counts_once() -> None:
     assert found[-1]["usage"]["completion_tokens"] == 2
 
 
-def test_a_stream_has_the_usage_unless_the_client_does_not_want_it() -> None:
-    for options, used in (
-        (None, True),
-        ({"include_usage": None}, True),
-        ({"include_usage": False}, False),
-    ):
-        stream = chat_answer({"id": "a"}, asked(n=2, stream_options=options))
-        found = chunks(stream, (0, Piece("x")), (1, ENDED), (0, ENDED))
-        assert ["usage" in each for each in found] == [False] * 4 + [used]
-        assert found[-1]["choices"][0]["finish_reason"] == "stop"
-        if used:
-            assert found[-1]["usage"]["total_tokens"] == 7
-
-
 def test_progress_is_reported_if_it_is_asked_for() -> None:
     event = Progress(total=9, cached=1, processed=4, ms=2.4)
     for wanted in (True, False):
