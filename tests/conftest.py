@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backend.engine import device
+from backend.engine.mlx_lm_import import import_mlx_lm
 from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG, examples
@@ -101,6 +102,7 @@ def pytest_sessionstart() -> None:
     """Configure MLX as a backend does, because the setting is one for all tests of a process."""
     preemption.allow(TEST_LONG)
     device.prepare(device.detect())
+    import_mlx_lm()  # it is imported in half the time before a test module imports mlx-lm itself
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,7 +51,7 @@ _SAVED = """
 
 A model that transformers 5 saved has other names of fields and weights than the published one. Both
 are read, with the logits of PyTorch (`tests/architectures/test_saved_by_transformers.py`,
-`tests/engine/test_saved_weights.py`, `tests/engine/vision/test_saved_weights.py`), and so are those
+`tests/engine/test_saved_weights.py`, `tests/engine/vision/test_saved_names.py`), and so are those
 that were saved with `save_original_format=False`. Exceptions:
 
 - MiniMax-Text-01 (`minimax`) is refused: mlx-lm's family of this name is MiniMax-M2.

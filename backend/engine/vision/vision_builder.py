@@ -41,7 +41,7 @@ from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.processor import ItemProcessor, end_tokens, kinds_of, load_processor
-from backend.engine.vision.saved_weights import read_as_saved
+from backend.engine.vision.saved_names import read_as_saved
 from common.wording import shown
 
 _log = logging.getLogger(__name__)

@@ -94,6 +94,8 @@ def test_a_failed_model_is_not_preselected_and_a_loaded_one_is(
         json={"model": "a-broken", "messages": [{"role": "user", "content": "a"}]},
     )
     assert refused.status_code >= 400
+    # Another test may have loaded it.
+    several.client.post("/models/unload", json={"model": "b-text"})
     page.open()
     assert chosen(page) == "b-text"
     several.client.post("/models/load", json={"model": "c-vision"})

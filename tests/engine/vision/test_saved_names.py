@@ -1,4 +1,4 @@
-"""`saved_weights`: models that transformers saved compute the logits that PyTorch computes."""
+"""`saved_names`: models that transformers saved compute the logits that PyTorch computes."""
 
 from __future__ import annotations
 
