@@ -144,7 +144,7 @@ def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
         (chat(ONE, Audios=["/etc/hostname"]), "Audios[0] "),
         (
             chat(ONE, Audios=[ONE_SAMPLE]),
-            "Audios[0] cannot be prepared: this model's own processor",
+            "Audios[0] cannot be prepared, because this model's processor failed",
         ),
         (sound_request("low", "low", "low"), "Audios has 3 items, but a prompt may have 2"),
     ],
