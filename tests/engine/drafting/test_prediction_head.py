@@ -197,14 +197,15 @@ async def answers_of(checkpoint: Path, **settings: Any) -> tuple[str, float]:
 def some_requests() -> list[GenerationRequest]:
     """Greedy and drawn answers to short prompts."""
     dice = random.Random(5)
+    starts = dice.sample(range(1, VOCABULARY), 12)  # no prompt begins like another
     return [
         asking(
-            TokenPrompt(tuple(text(dice, 4))),
+            TokenPrompt(tuple(text(dice, 4, start))),
             max_tokens=LENGTH - 4,
             ignore_eos=True,
             sampling=Sampling(temperature=at % 2, seed=at),
         )
-        for at in range(12)
+        for at, start in enumerate(starts)
     ]
 
 
