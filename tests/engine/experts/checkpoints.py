@@ -6,6 +6,7 @@ own checkpoints hold, from which mlx-lm's `sanitize` makes the same weights agai
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import re
@@ -234,3 +235,17 @@ def budget_for(model: Any, slots: int) -> int:
 def prompt(length: int, seed: int = 0) -> list[int]:
     dice = np.random.default_rng(seed)
     return [int(token) for token in dice.integers(1, _VOCABULARY, length)]
+
+
+def same(ours: mx.array, theirs: mx.array) -> bool:
+    """Whether two results are equal, except for rounding with OpenBLAS's kernels for AVX-512.
+
+    A cache computes experts in other groups than the resident model does. With the other kernels,
+    that changes no bit.
+    """
+    core = getattr(ctypes.CDLL(None), "openblas_get_corename", None)
+    if core is not None:
+        core.restype = ctypes.c_char_p
+    if core is None or core() not in (b"SkylakeX", b"Cooperlake", b"SapphireRapids"):
+        return bool(mx.array_equal(ours, theirs))
+    return ours.shape == theirs.shape and bool(mx.allclose(ours, theirs, rtol=1e-5, atol=1e-4))

@@ -27,6 +27,7 @@ from tests.engine.experts.checkpoints import (
     budget_for,
     opened,
     prompt,
+    same,
     with_slots,
     write_experts,
 )
@@ -61,7 +62,7 @@ def test_logits_are_those_of_the_resident_model(
     ours, theirs = make_prompt_cache(cached), make_prompt_cache(resident)
     for length in (70, 2, 1, 1):
         tokens = mx.array([prompt(length, seed) for seed in range(2)])
-        assert mx.array_equal(cached(tokens, cache=ours), resident(tokens, cache=theirs))
+        assert same(cached(tokens, cache=ours), resident(tokens, cache=theirs))
     counts = found.counts
     assert min(counts.misses, counts.read_bytes, counts.wait_seconds) > 0
     assert counts.hits or slots < EXPERTS
@@ -76,7 +77,7 @@ def test_every_mixture_of_mlx_lm_computes_the_same(model_type: str, tmp_path: Pa
     cached = tiny_model.__wrapped__(model_type)
     found = at_once(offload(cached, model_type, tmp_path, expert_bytes(cached) + MIB))
     tokens = mx.array([[5, 9, 22, 7, 44, 3, 2, 61, 33, 8, 21, 90, 13, 17, 5, 6]])
-    assert mx.array_equal(cached(tokens), resident(tokens))
+    assert same(cached(tokens), resident(tokens))
     assert found.counts.misses
 
 
@@ -89,7 +90,7 @@ def test_models_of_mlx_vlm_compute_the_same(family: str, tmp_path: Path) -> None
     found = at_once(offload(cached, family, folder, expert_bytes(cached) // 3 + MIB // 2))
     tokens = mx.array([[5, 9, 22, 7, 44, 3, 2, 61, 33, 8, 21, 90, 13, 17, 5, 6]])
     ours, theirs = (model(tokens, cache=model.make_cache()) for model in (cached, resident))
-    assert mx.array_equal(ours, theirs)
+    assert same(ours, theirs)
     assert found.counts.slots < found.counts.experts
 
 
