@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
-from pydantic import AliasChoices, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import to_json
 
 from common.field_names import named
@@ -119,13 +126,24 @@ def usage_of(tokens: int, total: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": total} | cut
 
 
-def _read_input_type(value: Any) -> Any:
-    """Read what an input is, as Cohere, Voyage, NVIDIA and Jina name it; None for another use."""
+def _read_input_type(value: Any, info: ValidationInfo) -> Any:
+    """Read what an input is, as Cohere, Voyage, NVIDIA and Jina name it.
+
+    Returns None for other uses, such as classification, which have no effect and are listed as
+    ignored. Raises ValueError for these with `--strict`.
+    """
+    if not isinstance(value, str):
+        return value
     uses = {"query": "query", "passage": "document", "document": "document"}
-    return uses.get(value.rpartition("_")[2].rpartition(".")[2]) if isinstance(value, str) else None
+    use = uses.get(value.rpartition("_")[2].rpartition(".")[2])
+    if use is None and value:
+        here = exchange.current()
+        if here.strict:
+            raise ValueError("send the use of a query or of a document, or leave it out")
+        here.ignore(info.field_name or "")
+    return use
 
 
-# `query` or `document`. Other uses, such as classification, have no effect.
 InputType = Annotated[
     Literal["query", "document"] | None,
     BeforeValidator(_read_input_type, json_schema_input_type=str | None),

@@ -18,6 +18,7 @@ from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.drafting.drafter import DraftRequest, LookupDrafter
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.loading.row_masks import fit_row_masks
+from backend.engine.model import EngineModel
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import PassCost, PlannerEvent, StepPlan
 from backend.engine.planning.planner import Planner
@@ -220,15 +221,21 @@ def test_no_step_takes_more_than_the_planner_charges(
     engine = engine_model(
         model, passes=memory_cost(form), prompt_cache_bytes=0, prefill_chunk=256, **rest
     )
+    rounds, before = _limited(engine, monkeypatch)
+    for ticket in range(rows):
+        prompt = words(300 + 60 * ticket, ticket) if not drafts else [3, 5, 7, 9] * (75 + ticket)
+        rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True)
+    _check_charges(rounds, before)
+
+
+def _limited(engine: EngineModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Rounds, int]:
+    """Rounds whose memory is limited to the charges, and the bytes that these do not include."""
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
     rounds = Rounds(engine)
     _limit_to_the_charges(rounds.scheduler.planner, before, monkeypatch)
-    for ticket in range(rows):
-        prompt = words(300 + 60 * ticket, ticket) if not drafts else [3, 5, 7, 9] * (75 + ticket)
-        rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True)
-    _check_charges(rounds, before)
+    return rounds, before
 
 
 def _check_charges(rounds: Rounds, before: int) -> None:
@@ -264,11 +271,7 @@ def test_the_passes_of_a_draft_model_are_charged(
     engine = engine_model(
         model, passes=memory_cost("float"), prompt_cache_bytes=0, drafting=drafting
     )
-    gc.collect()
-    mx.synchronize()
-    before = mx.get_active_memory()
-    rounds = Rounds(engine)
-    _limit_to_the_charges(rounds.scheduler.planner, before, monkeypatch)
+    rounds, before = _limited(engine, monkeypatch)
     for ticket in range(rows):
         rounds.submit(ticket, words(300 + 60 * ticket, ticket), 12 + 6 * ticket, ignore_eos=True)
     _check_charges(rounds, before)

@@ -94,9 +94,8 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             weights = _joined_experts(weights)
         elif model_type == "qwen3_vl_moe":
             transpose_experts(weights, own)
-            if (
-                tied and _EMBEDDED in weights
-            ):  # mlx-lm reads the head without asking whether there is one
+            # mlx-lm reads the head without asking whether there is one.
+            if tied and _EMBEDDED in weights:
                 weights.setdefault("lm_head.weight", weights[_EMBEDDED])
         weights = _own_experts(weights, own)
         if hasattr(family, "sanitize"):

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from gateway.routes.embeddings import EmbeddingRequest
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 
@@ -202,6 +204,25 @@ def test_an_input_is_a_query_or_a_document(
 ) -> None:
     embed(gateway, "abc", **named)
     assert numbers.metadata.get("mlx-input-type") == use
+
+
+@pytest.mark.parametrize(("field", "use"), [("task", "text-matching"), ("input_type", "image")])
+def test_another_use_of_an_input_is_listed_as_ignored(
+    gateway: GatewayProcess, field: str, use: str
+) -> None:
+    answer = gateway.client.post(
+        "/v1/embeddings", json={"model": "numbers", "input": "abc", field: use}
+    )
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-fields"] == field
+
+
+@pytest.mark.parametrize("field", ["task", "input_type"])
+@pytest.mark.usefixtures("strict")
+def test_strict_refuses_another_use_of_an_input(field: str) -> None:
+    with pytest.raises(ValidationError, match=r"send the use of a query or of a document") as found:
+        EmbeddingRequest.model_validate({"input": "abc", field: "classification"})
+    assert [error["loc"] for error in found.value.errors()] == [(field,)]
 
 
 def test_other_servers_names_of_fields_have_an_effect(
