@@ -22,7 +22,8 @@ _TRANSFORMER = tuple(
 _STATED = "config_sentence_transformers.json"
 
 
-# What an input may be → names of its prompt, the first two as in sentence-transformers.
+# What an input may be → names of its prompt. As in sentence-transformers, every model has the
+# prompts `query` and `document`, which are empty unless the checkpoint states them.
 INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
     "query": ("query", "search_query", "retrieval.query"),
     "document": ("document", "passage", "corpus", "search_document", "retrieval.passage"),
@@ -41,13 +42,15 @@ class Prompts:
         """Return the prompt of a request. Raises InvalidRequest.
 
         name: the prompt's name; None if the request names none.
-        input_type: a key of INPUT_TYPES, to use the first prompt with one of its names if there is
-            any; "" for none.
+        input_type: a key of INPUT_TYPES, to use the first prompt with one of its names, or none if
+            there is none of them; "" for the default prompt.
         """
-        if name is not None and name not in self.named:
+        if name is None and not input_type:
+            return self.default
+        if name is not None and name not in self.named and name not in INPUT_TYPES:
             raise InvalidRequest(unknown_prompt(name, self.named), "prompt_name")
-        names = INPUT_TYPES.get(input_type, ()) if name is None else (name,)
-        return next((self.named[each] for each in names if each in self.named), self.default)
+        names = INPUT_TYPES[input_type] if name is None else (name,)
+        return next((self.named[each] for each in names if each in self.named), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Answers:
     """The tokens whose logits make a score: the logit of `yes` minus the logit of `no`, if any."""
 
     yes: int
-    no: int | None
+    no: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,11 @@ def prompts_of(files: SentenceFiles, settings: Settings) -> Prompts:
     named = stated.get("prompts") or {}
     if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
         raise Unusable(f"prompts in its {_STATED} is not a map of texts")
-    if settings.prompt_name and settings.prompt_name not in named:
+    known = {**dict.fromkeys(INPUT_TYPES, ""), **named}
+    if settings.prompt_name and settings.prompt_name not in known:
         raise InvalidRequest(unknown_prompt(settings.prompt_name, named))
     default = settings.prompt_name or stated.get("default_prompt_name")
-    if default is not None and (not isinstance(default, str) or default not in named):
+    if default is not None and (not isinstance(default, str) or default not in known):
         raise Unusable(
             f"default_prompt_name in its {_STATED} is {shown(default)}, which is not among its"
             " prompts"

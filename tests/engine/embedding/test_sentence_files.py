@@ -65,7 +65,8 @@ async def test_a_prompt_is_put_in_front(
         (["query", "passage"], "document", "passage"),
         (["retrieval.query", "query"], "query", "query"),
         (["retrieval.query"], "query", "retrieval.query"),
-        (["other"], "query", "other"),  # the default
+        (["other"], "query", "query"),  # which is empty: not the default
+        (["query"], "document", "document"),
     ],
 )
 async def test_the_type_of_an_input_chooses_a_prompt(
