@@ -19,7 +19,6 @@ from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue, R
 from backend.engine.embedding.encoder_shape import family_of
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import (
-    ANSWERING_RERANKERS,
     has_score,
     is_static,
     labels_of,
@@ -35,6 +34,7 @@ from backend.engine.embedding.pooling_rule import (
 from backend.engine.embedding.readers import EncodeRow, Limits, PairReader, Reader, TextReader
 from backend.engine.embedding.row_encoding import (
     ChatEncoder,
+    gemma_prompt,
     id_encoder,
     pair_encoder,
     qwen3_prompt,
@@ -69,6 +69,13 @@ from common.model_kind import ModelKind
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
+
+# Rerankers of ANSWERING_RERANKERS: model type → the words whose logits make the score, and the
+# function that returns an encoder of pairs.
+_ASKED: Mapping[str, tuple[tuple[str, ...], Callable[[Any, str], EncodeRow]]] = {
+    "qwen3": (("yes", "no"), qwen3_prompt),
+    "gemma": (("Yes",), gemma_prompt),
+}
 
 
 def build(order: LoadOrder) -> Stages[Built]:
@@ -246,26 +253,28 @@ def _reranking(
             run = networks.classifier(loaded.model, config, pad, score)
         prompted = partial(pair_encoder, tokenizer, segments)
         return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
-    yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
-    compared = answers_of(files)
+    model_type, compared = config["model_type"], answers_of(files)
+    words, write = _ASKED.get(model_type, ((), None))
+    usual = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
+    single = bool(words) and all(len(ids) == 1 for ids in usual)
+    known = Answers(*(ids[0] for ids in usual)) if single else None
+    if compared is None and words and known is None:
+        raise Unusable(f"its vocabulary lacks one of the tokens {' and '.join(map(shown, words))}")
+    compared = compared or known
     chat = _chat(loaded, tokenizer, messages_of(files.transformer))
-    if compared is None and config["model_type"] in ANSWERING_RERANKERS:
-        if yes is None or no is None:
-            raise Unusable('its vocabulary has no tokens "yes" and "no"')
-        compared = Answers(yes, no)
-    if compared is not None and chat.renders_pairs:
-        prompted = chat.pairs
-    elif config["model_type"] in ANSWERING_RERANKERS and compared == Answers(yes, no):
-        prompted = partial(qwen3_prompt, tokenizer)
-    elif compared is not None:
-        raise Unusable(
-            "its chat template does not render messages of the roles query and document, so how to"
-            " ask it is unknown: use a version with the chat template of the original"
-        )
-    else:
+    if compared is None:
         raise Unusable(
             "it has no LogitScore step, which states the tokens that make its score: use a version"
             " of it for sentence-transformers 5.4 or later"
+        )
+    if chat.renders_pairs:
+        prompted = chat.pairs
+    elif write is not None and compared == known:
+        prompted = partial(write, tokenizer)
+    else:
+        raise Unusable(
+            "its chat template does not render messages of the roles query and document, so how to"
+            " ask it is unknown: use a version with the chat template of the original"
         )
     most = max(compared.yes, compared.no or 0)
     if most >= limits.vocabulary or min(compared.yes, compared.no or 0) < 0:

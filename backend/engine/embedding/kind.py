@@ -32,6 +32,10 @@ OF_MLX_LM = {"llama_bidirec": "llama", "eurobert": "llama", "qwen3_5_text": "qwe
 # Model types of embedders whose tokens attend in both directions. Other models of the type
 # ministral3 have transformers' own architectures.
 _BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3", "eurobert")
+# Text models whose rerankers have heads that are not computed, and models of which mlx-lm computes
+# only logits.
+_OTHER_HEADS = ("llama_bidirec", "eurobert")
+ONLY_LOGITS = ("gpt_neox", "olmo", "lille-130m")
 _OWN_MINISTRAL = frozenset(
     f"Ministral3{part}" for part in ("Model", "ForCausalLM", "ForSequenceClassification")
 )
@@ -56,7 +60,7 @@ _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
 _BOTH_WAYS = "modeling_qwen.Qwen2Model"
 # Rerankers whose prompt is known even if their files do not state it. Only the load request
 # distinguishes them from models that generate text.
-ANSWERING_RERANKERS = frozenset({"qwen3"})
+ANSWERING_RERANKERS = frozenset({"qwen3", "gemma"})
 
 
 def with_flags(
@@ -70,8 +74,8 @@ def with_flags(
         kind = ModelKind.RERANK
     if reranking and kind is not ModelKind.RERANK:
         raise InvalidRequest(
-            f"Reranking is true, but the model {kind.words}: load a cross-encoder or a Qwen3"
-            " reranker, or turn it off in the model's configuration"
+            f"Reranking is true, but the model {kind.words}: load a cross-encoder, a Qwen3"
+            " reranker or bge-reranker-v2-gemma, or turn it off in the model's configuration"
         )
     if embeddings and kind not in (ModelKind.TEXT, ModelKind.EMBEDDING):
         raise InvalidRequest(
@@ -110,9 +114,11 @@ def require_family(kind: ModelKind, config: Mapping[str, Any]) -> None:
     if kind is ModelKind.EMBEDDING and is_jina_v4(config):
         _require_values(config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
         return
-    generates = model_type not in families and kind in _OF_TEXT_MODELS and is_text_model(config)
+    of_text = kind in _OF_TEXT_MODELS and is_text_model(config) and model_type not in ONLY_LOGITS
+    other_head = kind is ModelKind.RERANK and model_type in _OTHER_HEADS
+    generates = model_type not in families and of_text and not other_head
     if model_type not in families and not generates:
-        others = ", or a text model of mlx-lm" if kind in _OF_TEXT_MODELS else ""
+        others = ", or another text model of mlx-lm" if kind in _OF_TEXT_MODELS else ""
         raise Unusable(
             f"it {kind.words}, and its model type {shown(model_type)} is not supported: load"
             f" a model of one of the types {', '.join(sorted(families))}{others}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.activations import gelu_approx
 
 from backend.engine.embedding import encoder, static_embedding
 from backend.engine.embedding.dense_layers import DenseLayer, with_dense
@@ -153,15 +154,28 @@ def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bo
     return type(network.__name__, (network,), {"__init__": begin, "sanitize": sanitize})
 
 
-def mend_text_model(model: Any, config: Mapping[str, Any]) -> None:
-    """Replace mlx-lm's exact GELU of Gemma by the approximate GELU of the reference."""
-    from mlx.nn.layers.activations import gelu_approx
+# Model type → the layers of the MLP before and after its GELU, where mlx-lm computes another GELU
+# than the reference, and the GELU of the reference.
+_GELUS: Mapping[str, tuple[tuple[str, ...], str, Callable[[mx.array], mx.array]]] = {
+    "gemma": (("gate_proj", "up_proj"), "down_proj", gelu_approx),
+    "starcoder2": (("c_fc",), "c_proj", gelu_approx),
+}
 
-    if config["model_type"] != "gemma":
+
+def mend_text_model(model: Any, config: Mapping[str, Any]) -> None:
+    """Compute as the reference does where mlx-lm differs: the GELU, and GLM's partial rotation."""
+    if config["model_type"] == "glm":
+        rope = config.get("rope_parameters") or {}
+        part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
+        for layer in model.layers:
+            layer.self_attn.rope.dims = int(layer.self_attn.head_dim * part)
+    if config["model_type"] not in _GELUS:
         return
+    before, after, gelu = _GELUS[config["model_type"]]
 
     def call(_: Any, mlp: Any, states: mx.array) -> Any:
-        return mlp.down_proj(gelu_approx(mlp.gate_proj(states)) * mlp.up_proj(states))
+        first, *others = (mlp[name](states) for name in before)
+        return mlp[after](gelu(first) * others[0] if others else gelu(first))
 
     for layer in model.layers:
         patch(layer.mlp, call)

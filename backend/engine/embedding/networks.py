@@ -18,7 +18,7 @@ from mlx.nn.layers import activations
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoder import attention_masks
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import is_causal
+from backend.engine.embedding.kind import ONLY_LOGITS, is_causal
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule
 from backend.engine.embedding.sentence_files import Answers
 from backend.engine.errors import Unusable
@@ -246,7 +246,7 @@ def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
     def hidden(rows: PaddedRows) -> mx.array:
         states: mx.array
         if causal and not 0 < window < rows.ids.shape[1]:
-            states = inner(rows.ids)
+            states = inner(rows.ids, cache=None)
             return states
         if causal:
             _, mask = attention_masks(mx.ones_like(rows.mask[:1]), window, causal=True)
@@ -295,7 +295,8 @@ class _NoCache:
 
 def inner_model(model: Any) -> Any:
     """Return the part of an mlx-lm model that returns hidden states; None if there is none."""
-    return getattr(getattr(model, "language_model", model), "model", None)
+    part = getattr(model, "language_model", model)
+    return None if getattr(part, "model_type", "") in ONLY_LOGITS else getattr(part, "model", None)
 
 
 def _logits(model: Any, rows: PaddedRows) -> mx.array:

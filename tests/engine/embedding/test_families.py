@@ -433,7 +433,7 @@ def _with_layers(folder: Path, layers: list[tuple[dict[str, Any], dict[str, np.n
 
 @pytest.mark.parametrize("family", RERANKERS)
 async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
-    reranking = family == "qwen3_rerank"
+    reranking = family in ("qwen3_rerank", "gemma_rerank")
     async with serving(write(family, tmp_path), reranking=reranking) as engine:
         ranked = await rerank(engine, QUERY, list(TEXTS))
         best = await rerank(engine, QUERY, list(TEXTS), 2)
@@ -640,6 +640,8 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("deberta", {"conv_kernel_size": 3}, "its conv_kernel_size is 3, but only 0"),
         ("deberta", {"pos_att_type": "c2p"}, "its pos_att_type is 'c2p', which is not supported"),
         ("bert_rerank", {"id2label": None}, "it classifies texts into 2 classes"),
+        ("qwen3_score", {"model_type": "gpt_neox"}, "model type 'gpt_neox' is not supported: load"),
+        ("qwen3_score", {"model_type": "eurobert"}, "model type 'eurobert' is not supported: load"),
         ("qwen3_score", {"num_labels": 3}, "it classifies texts into 3 classes"),
     ],
 )

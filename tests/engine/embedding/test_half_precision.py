@@ -53,7 +53,8 @@ async def test_padding_does_not_change_a_row(family: str, dtype: str, tmp_path: 
     settings = {"dtype": dtype} | ({"task": "code"} if family == "jina_v4" else {})
     rows = [[6 + (place * step) % 40 for place in range(step)] for step in _LENGTHS]
     pieces = [Piece(row, [0] * len(row)) for row in rows]
-    async with serving(folder, settings=settings, reranking=family == "qwen3_rerank") as engine:
+    asked = family in ("qwen3_rerank", "gemma_rerank")
+    async with serving(folder, settings=settings, reranking=asked) as engine:
         together = (await engine.encode(lambda: pieces)).outputs
         for piece, found in zip(pieces, together, strict=True):
             (alone,) = (await engine.encode(lambda piece=piece: [piece])).outputs  # type: ignore[misc]

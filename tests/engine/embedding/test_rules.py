@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_lm.models import gpt_neox
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -21,7 +22,7 @@ from backend.engine.embedding.encode_queue import ActivationCost, bucket_of, row
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.label_reader import LabelReader, entities_of, runs_of, windows
-from backend.engine.embedding.networks import padded, pool
+from backend.engine.embedding.networks import inner_model, padded, pool
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
 from backend.engine.embedding.readers import Limits, PairReader, TextReader
 from backend.engine.embedding.row_encoding import id_encoder, pair_encoder, text_encoder
@@ -246,6 +247,20 @@ def test_kind_of_a_checkpoint(
     config: dict[str, Any], files: tuple[str, ...], wanted: str, kind: ModelKind
 ) -> None:
     assert kind_of(config, frozenset(files), wanted) is kind
+
+
+def test_logits_are_not_vectors() -> None:
+    """mlx-lm's GPT-NeoX computes logits in the part that computes states in other models."""
+    sizes: dict[str, Any] = {
+        "max_position_embeddings": 16,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+    }
+    sizes |= {"num_hidden_layers": 1, "layer_norm_eps": 1e-5, "vocab_size": 9, "rotary_pct": 0.5}
+    arguments = gpt_neox.ModelArgs.from_dict(
+        sizes | {"model_type": "gpt_neox", "rotary_emb_base": 10000}
+    )
+    assert inner_model(gpt_neox.Model(arguments)) is None
 
 
 def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:

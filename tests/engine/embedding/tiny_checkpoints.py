@@ -131,7 +131,7 @@ def write_tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
         named = {"eos_token": specials.end}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 512 if specials is QWEN else POSITIONS,
+        "model_max_length": POSITIONS if specials in (BERT, ROBERTA) else 512,
         "pad_token": specials.pad,
         "unk_token": specials.unk,
         "model_input_names": ["input_ids", "attention_mask"]
@@ -270,6 +270,32 @@ def _qwen3_5(prefix: str, vocabulary: int) -> Tensors:
         yield f"{here}.in_proj_b.weight", (HEADS, HIDDEN)
         yield f"{here}.norm.weight", (HIDDEN // HEADS,)
         yield f"{here}.out_proj.weight", (HIDDEN, HIDDEN)
+
+
+def _glm(vocabulary: int) -> Tensors:
+    for name, shape in _decoder("model.", LAYERS, (), vocabulary, head_norms=False):
+        if "up_proj" in name:
+            yield name.replace("up_proj", "gate_up_proj"), (2 * WIDE, HIDDEN)
+        elif "gate_proj" not in name:
+            yield name, shape
+
+
+def _stablelm(vocabulary: int) -> Tensors:
+    for name, shape in _decoder("model.", LAYERS, (), vocabulary, head_norms=False):
+        yield name, shape
+        if "norm" in name:
+            yield f"{name.removesuffix('weight')}bias", shape
+
+
+def _starcoder2(vocabulary: int) -> Tensors:
+    """All matrices but the embeddings have biases, and so do the norms."""
+    names = {"up_proj": "c_fc", "down_proj": "c_proj"}
+    whole = partial(_decoder, "model.", LAYERS, (), head_norms=False)
+    for name, shape in _renamed(whole, names)(vocabulary):
+        if "gate_proj" not in name:
+            yield name, shape
+            if "embed" not in name:
+                yield f"{name.removesuffix('weight')}bias", shape[:1]
 
 
 _GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -499,6 +525,28 @@ _GEMMA_CONFIG = _QWEN3_CONFIG | {
     "eos_token_id": 1,
     "bos_token_id": 2,
 }
+_GLM_CONFIG = _LLAMA_CONFIG | {
+    "model_type": "glm",
+    "hidden_act": "silu",
+    "partial_rotary_factor": 0.5,
+    "attention_bias": False,
+    "pad_token_id": 0,
+}
+_STARCODER2_CONFIG = _LLAMA_CONFIG | {
+    "model_type": "starcoder2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "sliding_window": None,
+    "pad_token_id": 0,
+}
+_STABLELM_CONFIG = _LLAMA_CONFIG | {
+    "model_type": "stablelm",
+    "layer_norm_eps": 1e-5,
+    "use_qkv_bias": False,
+    "partial_rotary_factor": 0.5,
+    "pad_token_id": 0,
+}
 _MPNET_CONFIG = _ENCODER | {
     "model_type": "mpnet",
     "architectures": ["MPNetModel"],
@@ -672,6 +720,14 @@ FAMILIES: dict[str, Parts] = {
     "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _QWEN3_WEIGHTS, {}),
     "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG | {"pad_token_id": 0}, "Qwen3"),
                     _with(_QWEN3_WEIGHTS, ("score.weight", (1, HIDDEN))), {}),
+    "glm_score": (QWEN, _scoring(_GLM_CONFIG, "Glm"),
+                  _with(_glm, ("score.weight", (1, HIDDEN))), {}),
+    "starcoder2_score": (QWEN, _scoring(_STARCODER2_CONFIG, "Starcoder2"),
+                         _with(_starcoder2, ("score.weight", (1, HIDDEN))), {}),
+    "stablelm_score": (QWEN, _scoring(_STABLELM_CONFIG, "StableLm"),
+                       _with(_stablelm, ("score.weight", (1, HIDDEN))), {}),
+    "gemma_rerank": (_GEMMA, _GEMMA_CONFIG | {"architectures": ["GemmaForCausalLM"]},
+                     partial(_decoder, "model.", LAYERS, (), head_norms=False), {}),
     "qwen3_5_score": (QWEN, _scoring(_QWEN3_5_CONFIG, "Qwen3_5Text"),
                       _with(partial(_qwen3_5, "model."), ("score.weight", (1, HIDDEN))), {}),
     "bert_labels": (BERT, _labelling(_BERT_CONFIG, "Bert"), _with(_BERT_WEIGHTS, *_LABELS), {}),
@@ -702,7 +758,8 @@ EMBEDDERS = (
 RERANKERS = (
     *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
     *("qwen3_score", "mpnet_rerank", "distilbert_rerank", "electra_rerank", "albert_rerank"),
-    *("deberta_rerank", "qwen3_5_score"),
+    *("deberta_rerank", "qwen3_5_score", "glm_score", "starcoder2_score"),
+    *("stablelm_score", "gemma_rerank"),
 )
 TEXTS = (
     "paris",
