@@ -34,7 +34,11 @@ class Settings:
         " that attend to selected tokens only (DeepSeek-V3.2, GLM-5), 2048.",
     )
     stall_ms: int = number(
-        250, (1, 60_000), "Longest pause, in ms, that prefill should cause in running streams."
+        250,
+        (1, 60_000),
+        "Longest pause, in ms, that a prefill pass should cause in running streams. A pass that"
+        " completes prompts may take twice as long. A stream that has just begun may wait once, up"
+        " to six times as long, for prompts that arrived shortly after its own.",
     )
     stream_interval_ms: int = number(
         10,

@@ -1,4 +1,4 @@
-"""Decides whether completed prompts wait for others that arrived together with them."""
+"""Decides whether completed prompts and their streams wait for others that arrived with them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ _PAUSES = 20
 # unfinished prompts need no more time than the completed prompts have taken since they arrived.
 _MANY = 2
 _ALIKE = 4
+# Streams also wait, but only while none has more than _YOUNG tokens, and for at most _ONE_PAUSE
+# times the pause of an idle server.
+_YOUNG = 3
+_ONE_PAUSE = 1.5
 
 
 class Burst:
@@ -33,6 +37,26 @@ class Burst:
     @property
     def waits(self) -> bool:
         return self._since is not None
+
+    def interrupts(
+        self, streams: Sequence[SequenceState], filling: Sequence[SequenceState]
+    ) -> bool:
+        """Return whether streams wait for prompts that arrived a moment after theirs.
+
+        Prefilled within the pause for running streams, such prompts would need many passes, each of
+        which interrupts the streams. One long pause at the beginning of the streams costs less.
+
+        streams: the sequences that decode.
+        filling: as in `update`.
+        """
+        lefts = [sequence.target - sequence.filled for sequence in filling]
+        if not (streams and lefts and self._pace.known) or len(lefts) < len(streams):
+            return False
+        if any(len(sequence.generated) > _YOUNG for sequence in streams):
+            return False
+        if max(lefts) > _ALIKE * max(sequence.target for sequence in streams):
+            return False
+        return self._pace.seconds(sum(lefts)) <= _ONE_PAUSE * self._pace.pause(running=False)
 
     def update(
         self,

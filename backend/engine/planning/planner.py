@@ -174,7 +174,9 @@ class Planner:
         prefilling = self.sequences.of("prefill")
         left += self._charges.least_pass(prefilling)
         free = left - self.entries.copied_bytes
-        prefill, score, computing = self._turns.choose(prefilling, now, free, running=bool(decode))
+        running = self.sequences.of("decode")
+        limited = bool(running) and not self._burst.interrupts(running, prefilling)
+        prefill, score, computing = self._turns.choose(prefilling, now, free, running=limited)
         ahead = not (decode or score) and self._runs_ahead(prefill, computing, free)
         in_flight = self._computing if ahead else 0
         self._computing = computing
@@ -293,7 +295,7 @@ class Planner:
             case DecodeTimed(seconds, before):
                 self._step_seconds = seconds
                 self.masks.decoded(seconds, before)
-                self._turns.decoded(before + seconds)
+                self._turns.decoded(before + seconds, seconds)
             case Masked(_, seconds, postponed):
                 self.masks.masked(seconds)
                 if sequence:

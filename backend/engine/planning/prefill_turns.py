@@ -19,6 +19,10 @@ _SHARE = 0.75  # maximum share of the device's time for prefill while sequences 
 _LAST_STEP = 1.5
 # Share of the usual duration of a step for a long prompt alone: the next prompt waits for the step.
 _LONE = 0.5
+# A step beside running streams may have this multiple of the allowed pause if that completes
+# prompts, and with a decode step it may have the second multiple.
+_COMPLETING = 2.0
+_LONGEST_GAP = 2.5
 
 
 class PrefillTurns:
@@ -29,6 +33,7 @@ class PrefillTurns:
         self._charges, self._pace = charges, pace
         # seconds of decode steps that must follow before the next prefill pass
         self._owed_to_decode = 0.0
+        self._decode_seconds = 0.0  # of the latest decode step
         self._formed = 0  # number of the latest group of sequences that shared a pass
         self._scored = False  # whether the latest step with time for prefill used it for scoring
         # whether the next step is for the shortest prompt, if a step is too short for two prompts
@@ -38,8 +43,9 @@ class PrefillTurns:
         """Record the duration of a prefill pass in seconds."""
         self._owed_to_decode += seconds * (1 - _SHARE) / _SHARE
 
-    def decoded(self, seconds: float) -> None:
-        """Record the duration of decode steps in seconds."""
+    def decoded(self, seconds: float, step: float) -> None:
+        """Record the duration of decode steps, and of the latest of them, in seconds."""
+        self._decode_seconds = step
         self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
 
     def choose(
@@ -60,8 +66,8 @@ class PrefillTurns:
             return [], [], 0
         order = self._order(filling, now)
         seconds = self._pace.pause(running=running)
-        if order and not running:
-            seconds = self._longer(order)
+        if order:
+            seconds = self._to_complete(order, seconds) if running else self._longer(order)
         self._scored = False
         halved = self._prefer_shortest(order, running=running)
         # The seconds of the chunks that complete no prompt. A step that completes a prompt has few
@@ -135,7 +141,7 @@ class PrefillTurns:
         The step may take longer than usual if that completes all prefills. Otherwise a few
         remaining tokens would be prefilled much later, between the decode steps of others.
         """
-        remaining = [sequence.target - sequence.filled for sequence in order]
+        remaining = [_remaining(sequence) for sequence in order]
         behind = max(sequence.filled for sequence in order)
         whole = self._pace.tokens(running=False, behind=behind)
         most = min(round(_LAST_STEP * whole), self._longest)
@@ -144,13 +150,30 @@ class PrefillTurns:
         pause = self._pace.pause(running=False)
         return pause * _LONE if len(order) == 1 and remaining[0] > most else pause
 
+    def _to_complete(self, order: Sequence[SequenceState], pause: float) -> float:
+        """Return the maximum seconds of a step beside running streams.
+
+        It is longer than the pause if that completes prompts. Otherwise these would need another
+        pass, which would repeat the fixed part and interrupt all streams once more.
+        """
+        seconds, tokens = pause, 0
+        most = min(_COMPLETING * pause, _LONGEST_GAP * pause - self._decode_seconds)
+        for sequence in sorted(order, key=_remaining):
+            tokens += _remaining(sequence)
+            # `Pace.fitting` rounds down to a multiple of SMALLEST_STEP.
+            needed = self._pace.seconds(tokens + SMALLEST_STEP - 1, sequence.filled)
+            if needed > most:
+                break
+            seconds = max(seconds, needed)
+        return seconds
+
     def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
         """Move the shortest prompt forward in `order`, so that it gets half of the step.
 
         Without this, every new prompt would wait until a more urgent long prompt is completed.
         Returns whether the first sequence may use only half of the step.
         """
-        shortest = min(order, key=lambda sequence: sequence.target - sequence.filled, default=None)
+        shortest = min(order, key=_remaining, default=None)
         if shortest is None or shortest is order[0]:
             return False
         order.remove(shortest)
@@ -209,6 +232,10 @@ class PrefillTurns:
         members = [sequence for sequence, _ in group]
         longest = max(_size(part) for _, part in group)
         return self._charges.shared_pass(members, longest, max(part.end for _, part in group))
+
+
+def _remaining(sequence: SequenceState) -> int:
+    return sequence.target - sequence.filled
 
 
 def next_chunk(sequence: SequenceState, token_budget: int) -> Prefill:

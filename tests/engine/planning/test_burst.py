@@ -52,6 +52,7 @@ H100 = Machine("H100", 0.008, 1 / 15_000, 0.06)
 M4_MAX = Machine("M4 Max", 0.02, 1 / 900)
 ZEN_5 = Machine("Zen 5", 0.04, 1 / 1_000)
 ZEN_3 = Machine("Zen 3", 0.08, 1 / 400)
+BUSY_ZEN_3 = Machine("busy Zen 3", 0.12, 1 / 200)
 
 
 def warmed(machine: Machine) -> Pace:
@@ -163,6 +164,30 @@ def test_a_completed_prompt_waits_for_a_burst_for_a_limited_time() -> None:
     assert served.first[0] < 1.0
     served = serve(ZEN_3, [(0.08 * number, 50) for number in range(31)])
     assert served.first[0] < 5.5
+
+
+@pytest.mark.parametrize("machine", [ZEN_5, ZEN_3, BUSY_ZEN_3], ids=str)
+@pytest.mark.parametrize("early", [1, 2])
+def test_prompts_that_arrive_when_the_first_stream_has_begun_are_prefilled_at_once(
+    machine: Machine, early: int
+) -> None:
+    begun = machine.fixed + early * 31 * machine.token + 0.02
+    served = serve(machine, [(0.0, 31)] * early + [(begun, 31)] * (8 - early))
+    alone = 2 * machine.fixed + 8 * 31 * machine.token
+    assert max(served.first.values()) < 1.2 * alone
+    long_gaps = [gap for gap in served.gaps if gap > 3 * machine.fixed]
+    assert len(long_gaps) == early, "each stream that had begun waits once"
+
+
+def test_a_stream_that_began_long_ago_waits_for_no_burst() -> None:
+    served = serve(BUSY_ZEN_3, [(0.0, 31)] + [(1.5, 31)] * 7)
+    assert max(served.gaps) < 3 * 0.25
+
+
+def test_a_prompt_is_completed_in_one_pass_of_two_pauses() -> None:
+    served = serve(ZEN_3, [(0.0, 60), (0.0, 60), (2.0, 90)])
+    assert served.rows == [2, 1]
+    assert max(served.gaps) < 3 * 0.25
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
