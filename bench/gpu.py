@@ -96,10 +96,12 @@ class Side(NamedTuple):
     """One of the two programs.
 
     peak: returns the most bytes that MLX has held.
+    ask: sends `bench.plain_batches` a request; None if the program is another.
     """
 
     serve: Callable[[Sequence[Ask]], list[Run]]
     peak: Callable[[], float]
+    ask: Callable[[object], Any] | None = None
 
 
 def measure() -> Iterator[Table]:
@@ -144,17 +146,28 @@ def _of_model(
                     found.setdefault((figure, unit), {})[side] = value
                     if time.perf_counter() > until:
                         break
-        if time.perf_counter() < until:
-            with peer.plain(folder) as ask:
-                for rows in sizes.widths:
-                    theirs, ours = ask(rows)
-                    counts = dict(zip(SIDES, (ours, theirs), strict=True))
-                    found[f"kernels of a decode step, rows: {rows}", ""] = counts
-                for rows in sizes.widths:
-                    speeds = ask({"compiled": rows, "tokens": sizes.tokens})
-                    for kind, speed in zip(("plain", "compiled"), speeds, strict=True):
-                        figure = f"{kind} steps without a scheduler, rows: {rows}"
-                        found[figure, "tokens/s"] = {"mlx-lm": speed}
+                if program.ask is not None and time.perf_counter() < until:
+                    found |= _of_steps(program.ask, sizes)
+    return found
+
+
+def _of_steps(
+    ask: Callable[[object], Any], sizes: Sizes
+) -> dict[tuple[str, str], dict[str, float]]:
+    """Return the figures of decode steps outside both programs, by name and unit.
+
+    ask: sends `bench.plain_batches` a request.
+    """
+    found = {}
+    for rows in sizes.widths:
+        theirs, ours = ask(rows)
+        counts = dict(zip(SIDES, (ours, theirs), strict=True))
+        found[f"kernels of a decode step, rows: {rows}", ""] = counts
+    for rows in sizes.widths:
+        speeds = ask({"compiled": rows, "tokens": sizes.tokens})
+        for kind, speed in zip(("plain", "compiled"), speeds, strict=True):
+            figure = f"{kind} steps without a scheduler, rows: {rows}"
+            found[figure, "tokens/s"] = {"mlx-lm": speed}
     return found
 
 
@@ -243,7 +256,7 @@ def _plain(folder: Path, running: ExitStack) -> Side:
         peak = answer["peak"]
         return [Run(**run) for run in answer["runs"]]
 
-    return Side(serve, lambda: peak)
+    return Side(serve, lambda: peak, ask)
 
 
 SIDES: Mapping[str, Callable[[Path, ExitStack], Side]] = {"mlx-backend": _backend, "mlx-lm": _plain}

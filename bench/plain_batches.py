@@ -25,7 +25,7 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from bench import compiled_step
+from backend.engine.mlx_lm_import import import_mlx_lm
 from tests.engine.kernels import kernels
 
 
@@ -34,6 +34,7 @@ def write(folder: Path, config: dict[str, Any], first: int) -> None:
 
     first: the lowest token that it generates, because those of the tokenizer may have no text.
     """
+    import_mlx_lm()  # in less than half the time
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model: Any = architecture.Model(architecture.ModelArgs.from_dict(config))
     shared = model.model.embed_tokens  # the embeddings of inputs and outputs
@@ -170,6 +171,8 @@ def main(folder: str, config: str = "", first: str = "") -> None:
     if config:
         write(Path(folder), json.loads(config), int(first))
         return
+    from bench import compiled_step  # it imports mlx-lm
+
     plain = Plain(folder)
     for line in sys.stdin:
         asked: Any = json.loads(line)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from backend.engine.loading.pass_cost import pass_cost
@@ -21,3 +26,12 @@ def steady_cost(model: Any, vocabulary: int, *, bounded: bool = False) -> PassCo
     return PassCost(
         **{name: max(getattr(cost, name) for cost in costs) for name in PassCost.__annotations__}
     )
+
+
+def stored_cost(file: Path, measure: Callable[[], PassCost]) -> PassCost:
+    """Return the cost in a file, which another worker may have written, or measure and write it."""
+    if not file.exists():
+        fresh = file.with_name(f"{file.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(asdict(measure())))
+        fresh.replace(file)
+    return PassCost(**json.loads(file.read_text()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,9 +28,10 @@ from tests.engine.caching.test_quantized_kv import HYBRID, model_of
 from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import HOUR, Rounds, engine_model
-from tests.engine.steady_cost import steady_cost
+from tests.engine.steady_cost import steady_cost, stored_cost
 
 pytestmark = pytest.mark.usefixtures("each_order")
+CostOf = Callable[[str], PassCost]
 
 # So wide that MLX's rounding to whole pages hardly matters.
 WIDE: dict[str, dict[str, Any]] = {
@@ -214,7 +215,7 @@ def _limit_to_the_charges(planner: Planner, before: int, patch: pytest.MonkeyPat
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("drafts", [False, True])
 def test_no_step_takes_more_than_the_planner_charges(
-    form: str, rows: int, monkeypatch: pytest.MonkeyPatch, drafts: bool
+    form: str, rows: int, monkeypatch: pytest.MonkeyPatch, drafts: bool, memory_cost: CostOf
 ) -> None:
     model = memory_model(form)
     rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupDrafter()])} if drafts else {}
@@ -259,7 +260,7 @@ def _check_charges(rounds: Rounds, before: int) -> None:
 @pytest.mark.usefixtures("exact_buffers", "guesses_always", "counted_clock")
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_passes_of_a_draft_model_are_charged(
-    rows: int, monkeypatch: pytest.MonkeyPatch
+    rows: int, monkeypatch: pytest.MonkeyPatch, memory_cost: CostOf
 ) -> None:
     """It computes with more memory than the model: while it catches up, and for each token."""
     model = memory_model("float")
@@ -320,10 +321,18 @@ def memory_model(form: str) -> Any:
     return model
 
 
-@cache
-def memory_cost(form: str) -> PassCost:
-    """Return the cost of a pass of `memory_model`."""
-    return steady_cost(memory_model(form), VOCABULARY)
+@pytest.fixture(scope="session")
+def memory_cost(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> CostOf:
+    """The cost of a pass of `memory_model`, by its form; all workers of a run share it."""
+    own = tmp_path_factory.getbasetemp()
+    folder = own if worker_id == "master" else own.parent
+
+    @cache
+    def cost_of(form: str) -> PassCost:
+        file = folder / f"{form.replace(' ', '-')}.cost.json"
+        return stored_cost(file, lambda: steady_cost(memory_model(form), VOCABULARY))
+
+    return cost_of
 
 
 def _scores() -> ScorePlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -30,11 +31,22 @@ from tests.engine.steady_cost import steady_cost
 from tests.engine.test_memory import WIDE
 
 
+@cache
+def _measured_model(kind: str) -> tuple[Any, PassCost]:
+    model = kv_model(kind, **WIDE.get(kind, {}))
+    return model, pass_cost(model, VOCABULARY)
+
+
+@cache
+def _bound(kind: str) -> PassCost:
+    return steady_cost(_measured_model(kind)[0], VOCABULARY, bounded=True)
+
+
 @pytest.mark.parametrize("kind", ["attention", "window", "state space", "latent", "quantised"])
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
 def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before: int) -> None:
-    model = kv_model(kind, **WIDE.get(kind, {}))
-    foreseen = pass_cost(model, VOCABULARY).of(tokens, before + tokens)
+    model, passes = _measured_model(kind)
+    foreseen = passes.of(tokens, before + tokens)
     peak = _peak(model, tokens, before)
     # cuBLAS allocates up to this much for a product, whatever its size.
     workspace = 32 * MIB if mx.cuda.is_available() else 0
@@ -45,11 +57,10 @@ def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before:
 @pytest.mark.parametrize("kind", ["attention", "window"])
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
 def test_a_pass_takes_no_more_than_the_bound(kind: str, tokens: int, before: int) -> None:
-    model = kv_model(kind, **WIDE.get(kind, {}))
+    model, measured = _measured_model(kind)
     assert FirstPass(model).ordinary
-    bound = steady_cost(model, VOCABULARY, bounded=True)
+    bound = replace(_bound(kind))
     assert _peak(model, tokens, before) <= bound.of(tokens, before + tokens)
-    measured = pass_cost(model, VOCABULARY)
     assert measured.per_pair <= bound.per_pair
     bound.become(measured)
     assert bound == measured

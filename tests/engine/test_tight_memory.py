@@ -24,7 +24,8 @@ from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.plan import PassCost
 from tests.engine.kv_models import words
 from tests.engine.rounds import MIB, Rounds, engine_model
-from tests.engine.test_memory import FORMS, memory_cost, memory_model
+from tests.engine.test_memory import FORMS, CostOf, memory_model
+from tests.engine.test_memory import memory_cost as memory_cost  # a fixture
 from tests.long import examples
 
 pytestmark = pytest.mark.usefixtures("each_order", "exact_buffers", "guesses_always")
@@ -58,20 +59,20 @@ EVENTS = st.builds(
 )
 
 
-@cache
-def _model(form: str) -> tuple[Any, PassCost]:
-    return memory_model(form), memory_cost(form)
+_model = cache(memory_model)
 
 
-def _engine(form: str, spare: float, stored: float, chunk: int, *, drafts: bool) -> EngineModel:
+def _engine(
+    form: str, passes: PassCost, spare: float, stored: float, chunk: int, *, drafts: bool
+) -> EngineModel:
     """A model whose longest sequence fits alone.
 
+    passes: the cost of its passes.
     spare: the limit, as a multiple of what that sequence needs.
     stored: the share of the limit that cached prefixes may use.
     """
-    model, passes = _model(form)
     rest: dict[str, Any] = {"drafting": Drafting(8, lambda: [LookupDrafter()])} if drafts else {}
-    engine = engine_model(model, passes=passes, prefill_chunk=chunk, **rest)
+    engine = engine_model(_model(form), passes=passes, prefill_chunk=chunk, **rest)
     limit = MIB
     while longest_alone(engine.cost, passes, None, limit, LONGEST) < LONGEST:
         limit += MIB // 4
@@ -91,9 +92,15 @@ def _engine(form: str, spare: float, stored: float, chunk: int, *, drafts: bool)
     drafts=st.booleans(),
 )
 def test_no_step_exceeds_the_limit(
-    form: str, events: list[Event], spare: float, stored: float, chunk: int, drafts: bool
+    memory_cost: CostOf,
+    form: str,
+    events: list[Event],
+    spare: float,
+    stored: float,
+    chunk: int,
+    drafts: bool,
 ) -> None:
-    engine = _engine(form, spare, stored, chunk, drafts=drafts)
+    engine = _engine(form, memory_cost(form), spare, stored, chunk, drafts=drafts)
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
@@ -127,10 +134,10 @@ def test_no_step_exceeds_the_limit(
     assert all(received.error is None for received in rounds.received.values())
 
 
-def test_the_schedules_are_tight() -> None:
+def test_the_schedules_are_tight(memory_cost: CostOf) -> None:
     """In such a limit, sequences that would all run together are preempted."""
     dice = random.Random(1)
-    engine = _engine("float", 1.3, 0.0, 64, drafts=False)
+    engine = _engine("float", memory_cost("float"), 1.3, 0.0, 64, drafts=False)
     rounds = Rounds(engine)
     for ticket in range(1, 9):
         rounds.submit(ticket, words(dice.choice(PROMPTS), ticket), 20, ignore_eos=True)

@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections import deque
 from statistics import median_low
 
-import numpy as np
-
 from backend.engine.planning.plan import StepPlan
 
 SMALLEST_STEP = 8
@@ -40,6 +38,25 @@ _CREDIBLE = 4.0  # a pass counts as at most this many times as fast as predicted
 _GROWTH = 8
 
 
+class _NormalEquations:
+    """Sums of a weighted fit of two factors; plain numbers, because two are too few for NumPy."""
+
+    def __init__(self) -> None:
+        self.first = self.mixed = self.second = 0.0  # the symmetric matrix
+        self.sums = (0.0, 0.0)
+
+    def add(self, first: float, second: float, value: float) -> None:
+        """Add a row with its value; earlier rows count less."""
+        self.first = _SHAPE_MEMORY * self.first + first * first
+        self.mixed = _SHAPE_MEMORY * self.mixed + first * second
+        self.second = _SHAPE_MEMORY * self.second + second * second
+        left, right = self.sums
+        self.sums = (
+            _SHAPE_MEMORY * left + first * value,
+            _SHAPE_MEMORY * right + second * value,
+        )
+
+
 class Pace:
     """Predicts how long prefill passes take, and how many tokens the next prefill step may have.
 
@@ -55,11 +72,9 @@ class Pace:
     def __init__(self, most_tokens: int, stall_ms: float) -> None:
         self._most = max(most_tokens, SMALLEST_STEP)
         self._stall = stall_ms / 1e3
-        # Sums of the normal equations: of [1, tokens] over passes with little context, and of
-        # [tokens, tokens * behind] over all. Rows are divided by the pass's seconds, so that errors
-        # are relative.
-        self._near, self._near_sums = np.zeros((2, 2)), np.zeros(2)
-        self._all, self._all_sums = np.zeros((2, 2)), np.zeros(2)
+        # Of [1, tokens] over passes with little context, and of [tokens, tokens * behind] over all.
+        # Rows are divided by the pass's seconds, so that errors are relative.
+        self._near, self._all = _NormalEquations(), _NormalEquations()
         # Passes up to this context, in tokens, count as passes with little context.
         self._nearest = float("inf")
         self.known = False
@@ -151,14 +166,10 @@ class Pace:
         expected = seconds if first else self.seconds(tokens, behind)
         scale = max(seconds, expected / _CREDIBLE)
         if behind <= self._nearest:
-            row = np.array([1.0, tokens]) / scale
-            self._near = _SHAPE_MEMORY * self._near + np.outer(row, row)
-            self._near_sums = _SHAPE_MEMORY * self._near_sums + row * (seconds / scale)
+            self._near.add(1 / scale, tokens / scale, seconds / scale)
             self._fixed = self._fit_fixed()
-        row = np.array([tokens, tokens * behind]) / scale
         growing = max(seconds - self._fixed, seconds / _LEAST_SHARE)
-        self._all = _SHAPE_MEMORY * self._all + np.outer(row, row)
-        self._all_sums = _SHAPE_MEMORY * self._all_sums + row * (growing / scale)
+        self._all.add(tokens / scale, tokens * behind / scale, growing / scale)
         self._fit_context()
         self.known = True
         # The fit adapts slowly to a change of the machine's speed; `_moment` adapts immediately.
@@ -173,11 +184,15 @@ class Pace:
         If all passes have about the same length, the fixed part is assumed to equal the time of
         _WIDTH tokens.
         """
-        doubt = _DOUBT * self._near[0, 0] * np.array([[1.0, -_WIDTH], [-_WIDTH, _WIDTH**2]])
-        fixed, each = map(float, np.linalg.solve(self._near + doubt, self._near_sums))
-        if each <= 0:
-            return float(self._near_sums[0] / self._near[0, 0])
-        return max(fixed, 0.0)
+        near = self._near
+        doubt = _DOUBT * near.first
+        first, mixed = near.first + doubt, near.mixed - doubt * _WIDTH
+        second = near.second + doubt * _WIDTH**2
+        left, right = near.sums
+        determinant = first * second - mixed**2  # at least _DOUBT of the product
+        if first * right <= mixed * left:  # more tokens would take no longer
+            return left / near.first
+        return max((second * left - mixed * right) / determinant, 0.0)
 
     def _fit_context(self) -> None:
         """Fit the seconds per token and the effect of the context, given the fixed seconds.
@@ -186,10 +201,10 @@ class Pace:
         little about passes without. The fit is biased towards no effect, because the differences
         between similar contexts are mostly noise.
         """
-        (weight, first), (_, second) = self._all
-        mean = first / weight
-        each = self._all_sums[0] / weight
-        spread = second - mean * first + weight * _NEAR**2
-        slope = max((self._all_sums[1] - mean * self._all_sums[0]) / spread, 0.0)
-        self._each = float(max(each - mean * slope, each / _LEAST_SHARE))
-        self._context = float((each - self._each) / mean) if mean else 0.0
+        weight, (first, second) = self._all.first, self._all.sums
+        mean = self._all.mixed / weight
+        each = first / weight
+        spread = self._all.second - mean * self._all.mixed + weight * _NEAR**2
+        slope = max((second - mean * first) / spread, 0.0)
+        self._each = max(each - mean * slope, each / _LEAST_SHARE)
+        self._context = (each - self._each) / mean if mean else 0.0

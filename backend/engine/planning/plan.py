@@ -45,8 +45,9 @@ class CacheCost:
         Arrays are copied, one at a time, when they grow and when sequences join or leave.
         """
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
-        windows = (size * min(steps, most) for size, most in self.windowed)
-        return self.of(tokens) + max(self.largest * steps, *windows, self.state)
+        windows = [size * min(steps, most) for size, most in self.windowed]
+        largest = max(self.largest * steps, self.state, *windows)
+        return self.fixed + sum(windows) + steps * self.per_token + largest
 
     def snapshot(self, tokens: int) -> int:
         """Return the bytes of layers that cannot be truncated: recurrent state, sliding windows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -116,11 +117,14 @@ TOOLS_OFFERED: tuple[dict[str, Any], ...] = (
 )
 
 
-def _schema(name: str) -> dict[str, Any]:
+@cache
+def _validator(name: str) -> jsonschema.Draft202012Validator:
     for tool in TOOLS_OFFERED:
         if tool["function"]["name"] == name:
             parameters: dict[str, Any] = tool["function"]["parameters"] or {"maxProperties": 0}
-            return {**parameters, "additionalProperties": False}
+            schema = {**parameters, "additionalProperties": False}
+            jsonschema.Draft202012Validator.check_schema(schema)
+            return jsonschema.Draft202012Validator(schema)
     raise AssertionError(name)
 
 
@@ -146,7 +150,7 @@ def test_every_family_s_calls_are_parsed_back(name: str, tokenizer: ByteTokenize
         assert message.content == message.reasoning_content == "", text
         for call in message.tool_calls:
             called.add(call.name)
-            jsonschema.validate(json.loads(call.arguments), _schema(call.name))
+            _validator(call.name).validate(json.loads(call.arguments))
     assert called == {"ferry_times", "ferry", "tide_now"}
 
 
