@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.sources import tree
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("common", "backend", "gateway", "cli")
@@ -110,25 +111,42 @@ def name_of(path: Path) -> str:
 def modules() -> dict[str, ast.Module]:
     """Every module by its name."""
     paths = [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
-    return {name_of(path): ast.parse(path.read_text("utf-8")) for path in paths}
+    return {name_of(path): tree(path) for path in paths}
 
 
-def statements(tree: ast.AST, *, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports of a module and of its functions; with `types`, those for type checkers too."""
-    for node in ast.iter_child_nodes(tree):
-        match node:
-            case ast.Import() | ast.ImportFrom():
-                yield node
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not types:
-                pass
-            case _:
-                yield from statements(node, types=types)
+@cache
+def statements(name: str) -> tuple[tuple[ast.Import | ast.ImportFrom, bool], ...]:
+    """The imports of a module and of its functions, and whether they are only for type checkers.
+
+    Only blocks are searched, because expressions contain no imports.
+    """
+    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
+    searched: list[tuple[ast.AST, bool]] = [(modules()[name], False)]
+    while searched:
+        node, typing = searched.pop()
+        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, block, ())
+            for each in inner if isinstance(inner, list) else ():
+                match each:
+                    case ast.Import() | ast.ImportFrom():
+                        found.append((each, typing))
+                    case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                        searched.append((each, True))
+                    case _:
+                        searched.append((each, typing))
+    return tuple(found)
 
 
-def imports(name: str, *, types: bool) -> set[str]:
-    """The modules that a module imports: ours by their full name, those of libraries too."""
+@cache
+def imports(name: str, *, types: bool) -> frozenset[str]:
+    """The modules that a module imports: ours by their full name, those of libraries too.
+
+    types: whether imports for type checkers count.
+    """
     found: set[str] = set()
-    for node in statements(modules()[name], types=types):
+    for node, typing in statements(name):
+        if typing and not types:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         else:
@@ -136,9 +154,10 @@ def imports(name: str, *, types: bool) -> set[str]:
             module = node.module or ""
             both = {(module, f"{module}.{alias.name}") for alias in node.names}
             found |= {inner if inner in modules() else module for module, inner in both}
-    return found - {name}
+    return frozenset(found - {name})
 
 
+@cache
 def layer_of(name: str) -> int:
     """The number of a module's layer: that of the longest name in LAYERS that it begins with."""
     parts = name.split(".")
@@ -148,7 +167,7 @@ def layer_of(name: str) -> int:
     raise AssertionError(f"{name} has no layer: add it to LAYERS")
 
 
-def ours(*, types: bool) -> dict[str, set[str]]:
+def ours(*, types: bool) -> dict[str, frozenset[str]]:
     """By module, the modules of this project that it imports."""
     return {name: imports(name, types=types) & modules().keys() for name in modules()}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.sources import texts, tree
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ("backend", "bench", "cli", "common", "gateway", "scripts")
@@ -48,24 +49,21 @@ ALLOWED = (
 )
 
 
-def _comments_and_strings(source: str) -> Iterator[tuple[int, str]]:
-    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in kinds:
-            for offset, line in enumerate(token.string.splitlines()):
-                yield token.start[0] + offset, line
+def _comments_and_strings(path: Path) -> Iterator[tuple[int, str]]:
+    for _, first, text in texts(path):
+        yield from enumerate(text.splitlines(), first)
 
 
-def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
+@cache
+def _docstrings_and_comments(path: Path) -> tuple[tuple[int, str], ...]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+    lines = path.read_text("utf-8").splitlines()
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first, last = node.body[0].lineno, node.body[0].end_lineno
-            yield from enumerate(map(str.strip, lines[first - 1 : last]), first)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+            found += enumerate(map(str.strip, lines[first - 1 : last]), first)
+    return (*found, *((first, text) for comment, first, text in texts(path) if comment))
 
 
 def _page_prose(source: str) -> Iterator[tuple[int, str]]:
@@ -82,7 +80,7 @@ def _page_prose(source: str) -> Iterator[tuple[int, str]]:
 def _prose() -> Iterator[tuple[str, int, str]]:
     for folder in PYTHON:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for number, line in _comments_and_strings(path.read_text()):
+            for number, line in _comments_and_strings(path):
                 yield str(path.relative_to(ROOT)), number, line
     for pattern in DOCUMENTS:
         for path in sorted(ROOT.glob(pattern)):
@@ -142,7 +140,7 @@ def test_docstrings_and_comments_have_no_unclear_words() -> None:
         for folder in PLAIN_FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         if not (name := str(path.relative_to(ROOT))).startswith(OTHER_FOLDERS)
-        for number, line in _docstrings_and_comments(path.read_text())
+        for number, line in _docstrings_and_comments(path)
         if _is_unclear(line)
     ]
     assert not found, "\n" + "\n".join(found)
@@ -209,8 +207,8 @@ def _places(search: Callable[[ast.AST], Iterable[int]], word: str = "") -> list[
         f"{path.relative_to(ROOT)}:{number}"
         for folder in PYTHON
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if re.search(rf"\b{word}\b", source := path.read_text())
-        for number in search(ast.parse(source))
+        if re.search(rf"\b{word}\b", path.read_text())
+        for number in search(tree(path))
     ]
 
 
@@ -269,7 +267,7 @@ def test_a_docstring_lists_one_argument_per_line() -> None:
         f"{path.relative_to(ROOT)}:{number}"
         for folder in PYTHON
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for number, line in _docstrings_and_comments(path.read_text())
+        for number, line in _docstrings_and_comments(path)
         if not line.startswith("#") and re.search(r"[\w`)]\. [a-z_]+(, [a-z_]+)*: ", line)
     ]
     assert not found, found

@@ -104,8 +104,12 @@ def test_words_have_times_if_they_are_requested(whisper: Backend) -> None:
     assert 0 <= times[0] <= times[-1] <= 3 * NANOSECONDS
 
 
-def test_the_process_answers_while_it_transcribes_and_after_a_cancel(whisper: Backend) -> None:
-    call = whisper.stub.AudioTranscriptionStream(asked(recording(600.0, "MP3")), timeout=WAIT)
+def test_the_process_answers_while_it_transcribes_and_after_a_cancel(
+    whisper: Backend, tmp_path: Path
+) -> None:
+    file = tmp_path / "upload"
+    file.write_bytes(recording(600.0))  # as an MP3, it would be encoded for seconds
+    call = whisper.stub.AudioTranscriptionStream(pb.TranscriptRequest(dst=str(file)), timeout=WAIT)
     next(call)
     assert whisper.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
     assert whisper.stub.Status(pb.HealthMessage(), timeout=WAIT).state == pb.StatusResponse.BUSY
