@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from common.formats import detection, families
@@ -100,7 +101,7 @@ class ChatFormat:
     def thinks(self) -> bool:
         return bool(self.grammar.tags)
 
-    @property
+    @cached_property
     def markers(self) -> frozenset[str]:
         """The markers around reasoning and calls."""
         grammar = self.grammar

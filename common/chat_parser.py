@@ -50,7 +50,8 @@ __all__ = [
 class ChatParser:
     """Parses one answer.
 
-    tools: the tools that the model may call; without tools, calls are content.
+    tools: the tools that the model may call, or their schemas, which several parsers may share;
+        without tools, calls are content.
     prompt_tail: the end of the prompt, which shows whether reasoning has begun.
     begun: the beginning of the answer, if the prompt ends with it; this text is parsed, but its
         events are not returned.
@@ -62,7 +63,7 @@ class ChatParser:
         self,
         format: ChatFormat,  # noqa: A002 - the name is part of the public seam
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | ToolSchemas = (),
         prompt_tail: str = "",
         begun: str = "",
         partial_calls: bool = False,
@@ -71,11 +72,12 @@ class ChatParser:
         self._ends = EndTokens(format.markers)
         grammar = format.grammar
         self._tight = TightMarks(dict(grammar.tight) if isinstance(grammar, TaggedText) else {})
-        self._own_ends = {*END_TOKENS, *grammar.closers}
         # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]
-        self._reading = Reading(self._answer, ToolSchemas(tools or ()), before)
+        schemas = tools if isinstance(tools, ToolSchemas) else ToolSchemas(tools or ())
+        self._reading = Reading(self._answer, schemas, before)
+        self._closers = grammar.closers
         self._grammar = grammar.read(self._reading)
         self._finished = False
         self._begun_text = ""  # text of `begun` that is still to be removed from events
@@ -116,7 +118,7 @@ class ChatParser:
 
     def ends_with(self, stop_string: str) -> bool:
         """Return whether the model itself ends calls or answers with this text."""
-        return stop_string in self._own_ends
+        return stop_string in END_TOKENS or stop_string in self._closers
 
     def feed(self, text: str) -> list[ChatEvent]:
         """Parse the next piece of text. Returns the events that following text cannot change."""
@@ -172,7 +174,7 @@ def parse_chat(
     text: str,
     format: ChatFormat,  # noqa: A002 - the name is part of the public seam
     *,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Mapping[str, Any]] | ToolSchemas = (),
     prompt_tail: str = "",
     reason: FinishReason = "stop",
 ) -> ChatMessage:

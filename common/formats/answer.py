@@ -9,8 +9,8 @@ sentences would run together. Whitespace alone between two blocks is dropped.
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from dataclasses import dataclass
 
 from common.chat_events import ChatEvent, Content, Reasoning, ToolCallArguments, ToolCallStart
@@ -145,7 +145,7 @@ class Answer:
         if begun and not self._sent:
             identity = begun.id
             if not identity or identity in self._ids:
-                identity = f"call_{uuid.uuid4().hex}"
+                identity = f"call_{os.urandom(16).hex()}"
             self._ids.add(identity)
             self._open.append(ToolCallStart(self.calls, identity, begun.name))
         if text:

@@ -10,7 +10,8 @@ else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -87,6 +88,35 @@ def markers_of(*literals: str) -> Markers:
     return Markers(literals)
 
 
+@lru_cache(maxsize=1024)
+def _by_first(
+    literals: tuple[str, ...],
+) -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the literals by their first character: the longest first, and in their order."""
+    table: dict[str, list[str]] = {}
+    for literal in sorted(filter(None, literals), key=len, reverse=True):
+        table.setdefault(literal[0], []).append(literal)
+    return {first: (tuple(found), tuple(sorted(found))) for first, found in table.items()}
+
+
+@lru_cache(maxsize=1024)
+def _sequence(parts: tuple[Part, ...]) -> tuple[re.Pattern[str], int]:
+    """Return a pattern with a group for each part up to the first that is missing.
+
+    Also return the number of characters behind its match that may change the match.
+    """
+    literals = [(part,) if isinstance(part, str) else part for part in parts]
+    pattern = ""
+    for part in reversed(literals):
+        if isinstance(part, re.Pattern):
+            text = part.pattern
+        else:
+            text = "|".join(map(re.escape, sorted(part, key=len, reverse=True)))
+        pattern = f"(?:((?>{text})){pattern})?"
+    listed = [len(text) for part in literals if isinstance(part, tuple) for text in part]
+    return re.compile(pattern), max(listed, default=1) or 1
+
+
 class Cursor:
     """The text that has arrived and not been read.
 
@@ -147,6 +177,9 @@ class Cursor:
 
         The text that follows is copied only if some of this came in an earlier piece.
         """
+        if position >= self._base and position >= self._floor:  # nearly always
+            self._at = position - self._base
+            return
         position = max(position, self._floor)
         back: list[str] = []
         while position < self._base:
@@ -185,57 +218,88 @@ class Cursor:
 
     def at(self, literals: Iterable[str]) -> Wait[str]:
         """Return the longest of the literals that comes next, unread; '' if none does."""
-        found = first = ""
-        for literal in literals:
-            first = first or self._text[self._at : self._at + 1]
-            if (first and literal[:1] != first) or len(literal) <= len(found):
-                continue
-            while not self._text.startswith(literal, self._at):
-                left = len(self._text) - self._at
-                if self.ended or left >= len(literal):
-                    break
-                if not literal.startswith(self._text[self._at :]):
-                    break
-                yield
-            else:
-                found = literal
+        literals = tuple(literals)
+        while (found := self._next(literals)) is None:
+            yield
         return found
 
     def accept(self, *literals: str) -> Wait[str]:
         """Read the longest of the literals that comes next; '' if none does."""
-        found = yield from self.at(literals)
-        return self.take(len(found))
+        while (found := self._next(literals)) is None:
+            yield
+        self._at += len(found)
+        return found
+
+    def _next(self, literals: tuple[str, ...]) -> str | None:
+        """Return the longest of the literals that comes next, unread; '' if none does.
+
+        None if text that has not arrived decides.
+        """
+        text, at, table = self._text, self._at, _by_first(literals)
+        if at == len(text):
+            return "" if self.ended or not table else None
+        found = table.get(text[at])
+        if not found:
+            return ""
+        longest_first, ordered = found
+        if not self.ended and len(text) - at < len(longest_first[0]):
+            rest = text[at:]
+            follows = bisect_right(ordered, rest)  # a literal that begins with the rest
+            if follows < len(ordered) and ordered[follows].startswith(rest):
+                return None
+        if text.startswith(longest_first, at):
+            for literal in longest_first:
+                if text.startswith(literal, at):
+                    return literal
+        return ""
 
     def accept_all(self, *parts: Part) -> Wait[tuple[str, ...]]:
         """Read these parts one after the other; returns their texts.
 
         Returns nothing, and reads nothing, if one is missing.
         """
+        pattern, reach = _sequence(parts)
+        match = pattern.match(self._text, self._at)
+        if match and (self.ended or match.end() + reach <= len(self._text)):
+            if match.lastindex != len(parts):
+                return ()
+            self._at = match.end()
+            return match.groups()
         texts: list[str] = []
-        with self.ahead() as keep:
+        place = self.save()
+        try:
             for part in parts:
                 if isinstance(part, re.Pattern):
                     text, optional = (yield from self.run(part)), bool(part.match(""))
                 else:
                     literals = (part,) if isinstance(part, str) else part
-                    text, optional = (yield from self.accept(*literals)), "" in literals
+                    while (found := self._next(literals)) is None:
+                        yield
+                    self._at += len(found)
+                    text, optional = found, "" in literals
                 if not text and not optional:
+                    self.restore(place)
                     return ()
                 texts.append(text)
-            keep()
+        finally:
+            self.release()
         return tuple(texts)
 
     def follow(self, *parts: Part) -> Wait[tuple[str, ...]]:
         """Return the texts of these parts if they come next, unread; nothing if one is missing."""
-        with self.ahead():
+        place = self.save()
+        try:
             return (yield from self.accept_all(*parts))
+        finally:
+            self.restore(place)
+            self.release()
 
     def after_space(self, literals: Iterable[str]) -> Wait[tuple[int, str]]:
         """Return the length of the space and end tokens that come next, and the literal behind.
 
         The literal is '' if none of them follows.
         """
-        start = self.position
+        literals, start = tuple(literals), self.position
         with self.ahead():
             while True:
                 yield from self.space()
@@ -258,6 +322,8 @@ class Cursor:
 
     def drop_cut(self, literals: tuple[str, ...]) -> Wait[None]:
         """Read the beginning of a literal, and space before it, if the text ends inside it."""
+        if self._next(literals) is not None and not self.ended and not self._at_space():
+            return  # nearly always
         with self.ahead() as keep:
             yield from self.space()
             comes = yield from self.at(literals)
@@ -285,14 +351,20 @@ class Cursor:
         while True:
             match = pattern.match(self._text, self._at)
             if match and match.end() > self._at:
-                chunks.append(self.take(match.end() - self._at))
+                chunks.append(self._text[self._at : match.end()])
+                self._at = match.end()
                 if show:
                     show(chunks[-1])
             if self._at < len(self._text) or self.ended:
-                return "".join(chunks)
+                return chunks[0] if len(chunks) == 1 else "".join(chunks)
             yield
 
+    def _at_space(self) -> bool:
+        return self._text[self._at : self._at + 1].isspace()
+
     def space(self) -> Wait[str]:
+        if self._at < len(self._text) and not self._at_space():  # nearly always
+            return ""
         return (yield from self.run(SPACE))
 
     def until(
@@ -342,8 +414,9 @@ class _Ahead:
         return self._keep
 
     def __exit__(self, *_: object) -> None:
-        self._cursor.restore(self._place)
-        self._cursor.release()
+        cursor = self._cursor
+        cursor.restore(self._place)
+        cursor.release()
 
     def _keep(self) -> None:
         self._place = self._cursor.position

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import cache
 
-from common.formats.cursor import END_TOKENS, STRUCK_END, markers_of
+from common.formats.cursor import END_TOKENS, STRUCK_END, Markers
 
 _STRUCK = re.compile(r"<s[ >]")  # HTML that crosses text out also ends with </s>
+
+
+@cache
+def _ends_beside(own: frozenset[str]) -> Markers:
+    """Return the tokens that end a turn and are no markers of the family."""
+    return Markers(token for token in END_TOKENS if token not in own)
 
 
 class EndTokens:
@@ -20,7 +27,7 @@ class EndTokens:
     """
 
     def __init__(self, own: Collection[str]) -> None:
-        self._ends = markers_of(*(token for token in END_TOKENS if token not in own))
+        self._ends = _ends_beside(frozenset(own))
         self._tokens: list[str] = []  # tokens, and space after them
         self._begun = ""  # the beginning of another one
         self._latest = ""
@@ -33,9 +40,12 @@ class EndTokens:
 
     def feed(self, text: str) -> str:
         """Accept the next piece of text. Returns the text that does not belong to the end."""
+        opens = self._ends.may_begin(text)
+        if not (opens or self._begun or self._tokens or self._latest):  # nearly always
+            return text
         self._struck = self._struck or bool(_STRUCK.search(self._latest + text))
-        self._latest = (self._latest + text)[-2:]
-        if not (self._begun or self._tokens or self._ends.may_begin(text)):  # nearly always
+        self._latest = (self._latest + text)[-2:] if "<" in (self._latest + text)[-2:] else ""
+        if not (opens or self._begun or self._tokens):
             return text
         text = self._begun + text
         if self._tokens and self._tokens[-1].endswith("["):  # perhaps the beginning of another

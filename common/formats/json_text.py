@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
+from json.encoder import encode_basestring
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -18,7 +18,9 @@ def escaped(text: str) -> str:
 
     Escaping a text in pieces gives the same result as escaping it at once.
     """
-    written = json.dumps(text, ensure_ascii=False)[1:-1]
+    written = encode_basestring(text)[1:-1]
+    if written.isascii():
+        return written
     return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", written)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from common.formats.answer import Answer, Call
@@ -83,7 +83,7 @@ class Reading(Cursor):
         """Complete a call; the text up to here cannot be put back any more."""
         self.begun = False
         name = self.tools.meant(call.name)
-        call = replace(call, name=name, arguments=unwrapped(self.tools, name, call.arguments))
+        call = Call(name, unwrapped(self.tools, name, call.arguments), call.id)
         if self.offered and call.name not in self.tools:
             raise Unreadable
         if self.pending_calls is not None:
@@ -215,10 +215,6 @@ class CallSyntax:
     """
     last: bool = False
     """Calls that look like ordinary text: they count only if they end the answer."""
-
-    def opens(self, marker: str, tools: ToolSchemas) -> bool:
-        """Return whether a marker opens these calls."""
-        return marker in self.openers or (self.by_name and marker in tools)
 
     @property
     def marked(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from common.formats.cursor import (
     END_TOKENS,
@@ -91,6 +91,10 @@ class TaggedText:
         return frozenset(o for o in openers.difference(self._own) if not o.startswith(self._plain))
 
     @cached_property
+    def _by_name(self) -> bool:
+        return any(syntax.by_name for syntax in (*self.calls, *self.foreign))
+
+    @cached_property
     def _marked(self) -> Markers:
         """Markers whose beginning is dropped if the length limit cuts it, because it is no word."""
         calls = [opener for c in self.calls if c.marked for opener in c.openers]
@@ -138,9 +142,7 @@ class TaggedText:
     def _markers(self, reading: Reading) -> Markers:
         if not reading.tools:
             return markers_of(*self._plain)
-        by_name = any(syntax.by_name for syntax in (*self.calls, *self.foreign))
-        names = reading.tools.names if by_name else ()
-        return markers_of(*self._own, *self._others, *END_TOKENS, *_HEADERS, *names)
+        return _all_markers(self, tuple(reading.tools.names) if self._by_name else ())
 
     def _begin(self, reading: Reading) -> None:
         """Start in the state that the prompt ends in: inside reasoning, after it, or in text."""
@@ -173,11 +175,9 @@ class TaggedText:
             return not quoted and self._edge(reading, marker, reasoning=False)
         answer = reading.answer
         called, failed = answer.calls, False
-        foreign = marker in self._others  # the family's own may be the beginning of another's
-        for syntax in (*self.calls, *self.foreign):
-            opener = marker if syntax.opens(marker, reading.tools) else ""
-            if foreign and not syntax.broken:
-                opener = next(filter(marker.startswith, syntax.openers), "")
+        named = marker in reading.tools and marker not in self._others
+        for syntax, opener in _syntaxes_of(self, marker):
+            opener = opener or (marker if named and syntax.by_name else "")
             if opener and syntax.begins(reading, opener) and (syntax.foreign or not failed):
                 if (yield from self._calls(reading, syntax, opener)):
                     return True
@@ -318,3 +318,27 @@ class TaggedText:
         yield from reading.space()
         ends = [tags.closing for tags in self.tags] + [o for c in self.calls for o in c.openers]
         return bool((yield from reading.at(ends)))
+
+
+@lru_cache(maxsize=256)
+def _all_markers(family: TaggedText, names: tuple[str, ...]) -> Markers:
+    """Return all markers, and the names of tools. The latest are stored, as by `markers_of`."""
+    return Markers({*family._own, *family._others, *END_TOKENS, *_HEADERS, *names})
+
+
+@lru_cache(maxsize=4096)
+def _syntaxes_of(family: TaggedText, marker: str) -> tuple[tuple[CallSyntax, str], ...]:
+    """Return the syntaxes that a marker opens or closes, and those that names of tools open.
+
+    Each has its opener; '' if it has none there.
+    """
+    # What opens only other families' calls may begin with one of the family's own openers.
+    foreign = marker in family._others
+    found: list[tuple[CallSyntax, str]] = []
+    for syntax in (*family.calls, *family.foreign):
+        opener = marker if marker in syntax.openers else ""
+        if foreign and not syntax.broken:
+            opener = next(filter(marker.startswith, syntax.openers), "")
+        if opener or syntax.by_name or marker in syntax.closers:
+            found.append((syntax, opener))
+    return tuple(found)

@@ -27,6 +27,8 @@ _NAME_SEPARATOR = re.compile(r"(?<=[\w-])(?:[.:/]|__)")
 _SPELLING = re.compile(r"[\s_.-]")
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
+_MOST_STORED = 1000
+"""The most answers about a request's tools that are stored: models write any number of names."""
 _NESTED = ("object",)
 _LITERALS = ("null", "boolean", "number", "object")
 _ALIASES = {
@@ -42,6 +44,9 @@ class ToolSchemas:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}
+        self._meant: dict[str, str] = {}
+        self._properties: dict[str, list[str]] = {}
+        self._types: dict[tuple[str | None, ...], frozenset[str]] = {}
         for tool in tools:
             function = tool.get("function") if isinstance(tool, Mapping) else None
             entry = function if isinstance(function, Mapping) else tool
@@ -66,8 +71,15 @@ class ToolSchemas:
         `NAME.call`, quotes around the name, tokens before and after it, or the name without its
         prefix or in another spelling, if only one tool can be meant.
         """
-        if name in self:
+        if name in self._parameters:
             return name
+        if name not in self._meant:
+            if len(self._meant) >= _MOST_STORED:
+                self._meant.clear()
+            self._meant[name] = self._offered(name)
+        return self._meant[name]
+
+    def _offered(self, name: str) -> str:
         bare = _INDEX.sub("", _MARKUP.sub("", name).strip(_AROUND_NAME))
         found = [bare, bare.removesuffix(".call")]
         if not re.search(r"\s", bare):
@@ -93,7 +105,11 @@ class ToolSchemas:
 
     def properties(self, name: str) -> list[str]:
         """Return the declared arguments of a tool, in order."""
-        return list(_properties(self._parameters.get(name, {})))
+        if name not in self._parameters:
+            return []
+        if name not in self._properties:
+            self._properties[name] = list(_properties(self._parameters[name]))
+        return self._properties[name]
 
     def takes_nothing(self, name: str) -> bool:
         """Return whether a tool was offered and declares no arguments."""
@@ -126,11 +142,18 @@ class ToolSchemas:
 
         path: the argument's name, then the name of each member, or None for an item of a list.
         """
-        root = self._parameters.get(name, {})
-        schema: Any = root
-        for step in path:
-            schema = _inner(schema, root, step)
-        return _types(schema, root)
+        if name not in self._parameters:
+            return frozenset()
+        place = (name, *path)
+        if place not in self._types:
+            if len(self._types) >= _MOST_STORED:
+                self._types.clear()
+            root = self._parameters[name]
+            schema: Any = root
+            for step in path:
+                schema = _inner(schema, root, step)
+            self._types[place] = _types(schema, root)
+        return self._types[place]
 
     def excludes_text(self, name: str, argument: str) -> bool:
         """Return whether the argument is declared, and not as a string."""

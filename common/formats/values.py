@@ -487,5 +487,7 @@ def string_of(text: str) -> str | None:
     """Return the decoded text of a JSON string; None for any other value."""
     if not text.startswith('"'):
         return None
+    if "\\" not in text:
+        return text[1:-1]
     decoded: str = json.loads(text)
     return decoded

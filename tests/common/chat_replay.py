@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, Literal
 
 from common.chat_events import (
@@ -21,6 +22,8 @@ from common.chat_events import (
 )
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
+from common.formats.answer import Answer
+from common.formats.tool_schema import ToolSchemas
 
 Plain = tuple[str, str, list[tuple[str, Any]]]
 
@@ -60,7 +63,7 @@ def stream(
     format_: ChatFormat,
     pieces: Sequence[str],
     *,
-    tools: Sequence[dict[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] | ToolSchemas = (),
     tail: str = "",
     reason: Literal["stop", "length"] = "stop",
     partial: bool = False,
@@ -68,6 +71,47 @@ def stream(
     parser = ChatParser(format_, tools=tools, prompt_tail=tail, partial_calls=partial)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return [*events, *parser.finish(reason)]
+
+
+class _BothAnswers:
+    """Gives all to an answer with partial calls and to one without, so that a text is parsed once.
+
+    What the parser asks of them must be equal.
+    """
+
+    def __init__(self) -> None:
+        self.__dict__["_answers"] = (Answer(), Answer())
+        self.__dict__["_answers"][0].partial = True
+
+    def __getattr__(self, name: str) -> Any:
+        first, second = (getattr(answer, name) for answer in self._answers)
+        if callable(first):
+            return lambda *given, **named: (first(*given, **named), second(*given, **named))
+        assert name == "markdown" or first == second
+        return first
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for answer in self._answers:
+            setattr(answer, name, copy(value))
+
+
+def both_streams(
+    format_: ChatFormat,
+    pieces: Sequence[str],
+    *,
+    tools: ToolSchemas,
+    tail: str = "",
+    reason: Literal["stop", "length"] = "stop",
+) -> tuple[list[ChatEvent], list[ChatEvent]]:
+    """The events of `stream` with partial calls, and without."""
+    parser: Any = ChatParser(format_, tools=tools, prompt_tail=tail)
+    parser._answer = parser._reading.answer = _BothAnswers()
+    partial: list[ChatEvent] = []
+    whole: list[ChatEvent] = []
+    for new in (*map(parser.feed, pieces), parser.finish(reason)):
+        partial += new[0]
+        whole += new[1]
+    return partial, whole
 
 
 def without_ids(events: Sequence[ChatEvent]) -> list[ChatEvent]:
@@ -106,17 +150,20 @@ def parse_every_split(
 
     If the length limit cuts the text, partial calls add the beginning of a last call.
     """
-    whole = stream(format_, [text], tools=tools, tail=tail, reason=reason)
-    partial = stream(format_, [text], tools=tools, tail=tail, reason=reason, partial=True)
+    schemas = ToolSchemas(tools)
+    given: dict[str, Any] = {"tools": schemas, "tail": tail, "reason": reason}
+    partial = stream(format_, [text], partial=True, **given)
+    whole = stream(format_, [text], **given)
     shown = without_cut_call(partial) if reason == "length" else partial
-    expected, expected_partial = without_ids(whole), without_ids(partial)
-    assert without_ids(shown) == expected
-    for pieces in splits(text, count):
-        events = stream(format_, pieces, tools=tools, tail=tail, reason=reason, partial=True)
-        assert without_ids(events) == expected_partial, pieces
-        events = stream(format_, pieces, tools=tools, tail=tail, reason=reason)
-        assert without_ids(events) == expected, pieces
-        assert all(event.text for event in events if isinstance(event, Content | Reasoning))
+    expected = [without_ids(partial), without_ids(whole)]
+    assert without_ids(shown) == expected[1]
+    assert without_ids(stream(format_, list(text), partial=True, **given)) == expected[0]
+    assert without_ids(stream(format_, list(text), **given)) == expected[1]
+    for pieces in dict.fromkeys(map(tuple, splits(text, count))):
+        found = both_streams(format_, pieces, **given)
+        assert [without_ids(events) for events in found] == expected, pieces
+        for event in (*found[0], *found[1]):
+            assert not isinstance(event, Content | Reasoning) or event.text
     message = message_of(whole)
     assert len({call.id for call in message.tool_calls}) == len(message.tool_calls)
     for call in message.tool_calls:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from common.chat_events import ChatEvent, ToolCallArguments, ToolCallStart, message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
+from common.formats.tool_schema import ToolSchemas
 from tests.common.chat_replay import parse_every_split, plain, stream
 from tests.common.corpus import TOOLS, Case, tool
 from tests.common.corpus.field import REPORTED
@@ -60,7 +61,7 @@ def test_a_cut_call_is_never_content(names: tuple[str, str | None, str], case: C
     A whole answer has the complete calls; a stream also has the beginning of an incomplete one.
     """
     format_ = ChatFormat.named(names[0], names[1])
-    tools = TOOLS if case.tools is None else case.tools
+    tools = ToolSchemas(TOOLS if case.tools is None else case.tools)
     tail = names[2] if case.tail is None else case.tail
     whole = parse_chat(case.text, format_, tools=tools, prompt_tail=tail)
     for token in TOKENS.finditer(case.text):
@@ -89,7 +90,7 @@ def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
     """
     format_ = ChatFormat.named(names[0], names[1])
     case = data.draw(st.sampled_from(FAMILY_CASES[names]))
-    tools = TOOLS if case.tools is None else case.tools
+    tools = ToolSchemas(TOOLS if case.tools is None else case.tools)
     tail = names[2] if case.tail is None else case.tail
     whole = parse_chat(case.text, format_, tools=tools, prompt_tail=tail)
     places = sorted(data.draw(st.sets(st.integers(0, len(case.text)), max_size=30)))
@@ -111,7 +112,7 @@ def test_a_cut_call_is_sent_as_the_whole_one_begins(names: tuple[str, str | None
     """
     format_ = ChatFormat.named(names[0], names[1])
     for case in FAMILY_CASES[names]:
-        tools = TOOLS if case.tools is None else case.tools
+        tools = ToolSchemas(TOOLS if case.tools is None else case.tools)
         tail = names[2] if case.tail is None else case.tail
         whole = parse_chat(case.text, format_, tools=tools, prompt_tail=tail)
         for place in range(len(case.text)):
