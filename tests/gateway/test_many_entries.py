@@ -58,6 +58,7 @@ PATHS = (
     *("/api/chat", "/api/embed", "/api/generate", "/v1/chat/completions", "/v1/completion"),
     *("/v1/completions", "/v1/detokenize", "/v1/embeddings", "/v1/infill", "/v1/lora-adapters"),
     *(
+        "/v1/fim/completions",
         "/v1/messages",
         "/v1/rerank",
         "/v1/responses",
