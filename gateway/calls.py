@@ -263,22 +263,22 @@ async def generate_all(
                 yield 0, event
         return
     arrivals: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(2 * len(wanted))
-    places = asyncio.Semaphore(_MOST_AT_ONCE)
+    waiting = iter(range(len(wanted)))
 
-    async def read(index: int) -> None:
-        try:
-            async with places:
+    async def read() -> None:
+        for index in waiting:
+            try:
                 replies = generate(stub, wanted[index], seconds=seconds, names=names(index))
                 async with aclosing(replies) as events:
                     async for event in events:
                         await arrivals.put((index, event))
-            await arrivals.put((index, None))
-        except Exception as failure:  # it is raised by the reader of the events
-            await arrivals.put((index, failure))
+                await arrivals.put((index, None))
+            except Exception as failure:  # it is raised by the reader of the events
+                await arrivals.put((index, failure))
 
-    tasks = [asyncio.ensure_future(read(index)) for index in range(len(wanted))]
+    tasks = [asyncio.ensure_future(read()) for _ in range(min(_MOST_AT_ONCE, len(wanted)))]
     try:
-        running = len(tasks)
+        running = len(wanted)
         while running:
             index, arrival = await arrivals.get()
             if isinstance(arrival, Exception):

@@ -58,6 +58,14 @@ INFILL = FieldTable(
     },
     NEUTRAL,
 )
+FIM = FieldTable(
+    {
+        **_REFUSED,
+        "best_of": _ONE,
+        **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("use /v1/completions")),
+    },
+    NEUTRAL,
+)
 # Fields by which other APIs choose an adapter.
 _ADAPTER = dict.fromkeys(("adapters", "lora"), Refused("send the adapter's name as model"))
 MESSAGES = FieldTable(

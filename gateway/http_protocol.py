@@ -95,6 +95,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         self._between = 0
+        _, absolute, rest = self.url.partition(b"://")
+        if absolute and not self.url.startswith(b"/"):  # this host counts (RFC 9112, 3.2.2)
+            host = re.split(rb"[/?]", rest)[0]
+            # Their number stays, because other numbers than one are refused.
+            self.headers[:] = [(n, host if n == b"host" else value) for n, value in self.headers]
         super().on_headers_complete()
         if len(self.pipeline) > MOST_WAITING:
             self.transport.abort()

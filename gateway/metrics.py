@@ -119,9 +119,9 @@ class Metrics:
 
 
 class AnswerTimes:
-    """The arrival times of the parts of one answer, for the histograms of its model.
+    """The arrival times of the parts of a request's answers, for the histograms of its model.
 
-    since: when its request began, by `time.monotonic`.
+    since: when the request began, by `time.monotonic`.
     """
 
     def __init__(self, metrics: Metrics, model: str, since: float) -> None:
@@ -129,20 +129,20 @@ class AnswerTimes:
         self._between = metrics.inter_token.labels(model)
         self._queue = metrics.queue.labels(model)
         self._since = since
-        self._waited: float | None = None  # before the first part
-        self._latest = since
+        self._waited: dict[int, float] = {}  # before the first part, by answer
+        self._latest: dict[int, float] = {}
 
-    def take(self, event: Event) -> None:
+    def take(self, answer: int, event: Event) -> None:
         if isinstance(event, Piece):
             now = time.monotonic()
-            if self._waited is None:
-                self._waited = now - self._since
-                self._first.observe(self._waited)
+            if answer in self._latest:
+                self._between.observe(now - self._latest[answer])
             else:
-                self._between.observe(now - self._latest)
-            self._latest = now
-        elif isinstance(event, Done) and self._waited is not None:
-            self._queue.observe(max(self._waited - event.usage.prefill_ms / 1000, 0.0))
+                self._waited[answer] = now - self._since
+                self._first.observe(self._waited[answer])
+            self._latest[answer] = now
+        elif isinstance(event, Done) and answer in self._waited:
+            self._queue.observe(max(self._waited[answer] - event.usage.prefill_ms / 1000, 0.0))
 
 
 async def collect(supervisor: Supervisor) -> list[ModelNow]:

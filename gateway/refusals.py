@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ _WORDS = {
     "float_type": "Input should be a number",
     "bool_type": "Input should be true or false",
     "too_short": "Input should have at least one entry",
+    "too_long": "Input should have at most {max_length} entries",
     "string_pattern_mismatch": "Input should be a token id",  # of `logit_bias`, the only pattern
     "string_too_short": "Input should not be empty",
 }
@@ -185,8 +187,7 @@ def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
     If a value matches none of the types accepted at its position, one message lists them.
     """
     cleaned = [
-        dict(problem, loc=place_of(problem["loc"]), msg=_WORDS.get(problem["type"], problem["msg"]))
-        for problem in problems
+        dict(problem, loc=place_of(problem["loc"]), msg=_words(problem)) for problem in problems
     ]
     deepest = max(cleaned, key=lambda problem: _rank(problem, cleaned[0]["loc"]))
     words = [p["msg"] for p in cleaned if p["loc"] == deepest["loc"]]
@@ -194,6 +195,11 @@ def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
         kinds = dict.fromkeys(word.removeprefix(_EXPECTED) for word in words)
         deepest["msg"] = _EXPECTED + " or ".join(kinds)
     return deepest
+
+
+def _words(problem: Problem) -> str:
+    known = _WORDS.get(problem["type"])
+    return problem["msg"] if known is None else known.format_map(problem.get("ctx", {}))
 
 
 def place_of(place: Place) -> Place:
@@ -206,9 +212,13 @@ def place_of(place: Place) -> Place:
 
 
 def _rank(problem: Problem, first: Place) -> int:
-    """Return the depth of a problem about the same field as `first`; -1 for other fields."""
+    """Return the depth of a problem about the same field as `first`; -1 for other fields.
+
+    A list that is only too long is the deepest, because its type and its entries are right.
+    """
     place: Place = problem["loc"]
-    return len(place) if _own(place) == _own(first) else -1
+    depth = sys.maxsize if problem["type"] == "too_long" else len(place)
+    return depth if _own(place) == _own(first) else -1
 
 
 def _own(place: Place) -> Place:

@@ -144,7 +144,7 @@ def events_of(
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:
             options.ModelIdentity = lease.identity
-        times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
+        times = AnswerTimes(gateway.metrics, lease.config.name, since)
         limit = gateway.settings.request_timeout
         names = functools.partial(names_of_choice, request, await offload(names_of, request))
         answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
@@ -154,7 +154,7 @@ def events_of(
                 if not noted:  # the backend has accepted the prompt
                     gateway.prompts.note(lease.config.name, wanted[0])
                     noted = True
-                times[index].take(event)
+                times.take(index, event)
                 yield index, event
 
     return ask(lend, send, request)

@@ -167,45 +167,50 @@ async def wire_messages(
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages, settings)
-    turns = await offload(_turns, messages)
+    for turn, fields in await offload(_turns, messages):
+        await found.pause()
+        found.kinds.clear()
+        if turn.message.role == "user":
+            found.give_to_user()
+        content = await found.content_of(turn)
+        options.Messages.add(content=content, **fields)
+    return found
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[tuple[Turn, dict[str, str]]]:
+    """Return the turns, each with the fields of its message but the content.
+
+    Raises ApiError with the path at fault, also if there are more URLs than may be fetched.
+    """
+    found: list[tuple[Turn, dict[str, str]]] = []
     names: dict[str, str] = {}  # names of the called functions so far, by call id
     open_calls = _OpenCalls(())
-    for index, turn in enumerate(turns):
-        await found.pause()
+    remote = 0
+    for index, turn in enumerate(turns_of(messages)):
         message = _fitting(turn.message, turn.place)
-        found.kinds.clear()
-        if message.role == "user":
-            found.give_to_user()
-        calls = _calls(message, index)
+        calls = calls_of(message, index)
         if calls:
             open_calls = _OpenCalls(calls)
             names |= {call.id: call.function.name for call in calls}
         answered = open_calls.answered_by(message)
-        content = await found.content_of(turn)
-        options.Messages.add(
-            role=_ROLES.get(message.role, message.role),
-            content=content,
-            name=message.name or names.get(answered, ""),
-            tool_call_id=answered,
-            reasoning_content=message.thought,
-            tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
-        )
+        fields = {
+            "role": _ROLES.get(message.role, message.role),
+            "name": message.name or names.get(answered, ""),
+            "tool_call_id": answered,
+            "reasoning_content": message.thought,
+            "tool_calls": json.dumps([_call(call) for call in calls]) if calls else "",
+        }
+        found.append((turn, fields))
+        for path, part in turn.parts:
+            if not isinstance(part, ContentPart) or part.url is None:
+                continue
+            remote += images.is_remote(part.url)
+            if remote > images.MOST_REMOTE:
+                raise bad_field(
+                    f"{named(f'{path}.{part.field}')}: at most {images.MOST_REMOTE} images and"
+                    " videos are fetched: send the others as data URIs"
+                )
     return found
-
-
-def _turns(messages: Sequence[ChatMessage]) -> list[Turn]:
-    """Return the turns. Raises ApiError if they have more URLs than may be fetched."""
-    turns, remote = [*turns_of(messages)], 0
-    for path, part in (each for turn in turns for each in turn.parts):
-        if not isinstance(part, ContentPart) or part.url is None:
-            continue
-        remote += images.is_remote(part.url)
-        if remote > images.MOST_REMOTE:
-            raise bad_field(
-                f"{named(f'{path}.{part.field}')}: at most {images.MOST_REMOTE} images and videos"
-                " are fetched: send the others as data URIs"
-            )
-    return turns
 
 
 def _fitting(message: ChatMessage, place: str) -> ChatMessage:
@@ -239,7 +244,7 @@ def _require_one_kind(part: ContentPart, place: str) -> None:
             )
 
 
-def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
+def calls_of(message: ChatMessage, index: int) -> list[ToolCall]:
     legacy = [] if message.function_call is None else [ToolCall(function=message.function_call)]
     return [
         call

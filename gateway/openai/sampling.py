@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from common.field_names import named
 from gateway.described import about
@@ -87,7 +87,8 @@ class CommonSampling(Strict):
     presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
     frequency_penalty: Penalty | None = about("As presence_penalty, times occurrences.")
     seed: Seed | None = about(
-        "The same seed and request give the same answer; choice i uses seed + i. -1: random."
+        "The same seed and request give the same answer; choice i uses seed + i. -1: random.",
+        validation_alias=AliasChoices("seed", "random_seed"),  # the latter is Mistral's
     )
     stop: str | Annotated[list[str], _MANY] | None = about(
         f"Up to {MOST_STOPS} texts that end the answer."

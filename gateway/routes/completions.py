@@ -1,4 +1,4 @@
-"""`/completions`, and llama.cpp's `/completion` and `/infill`: the text after or between others."""
+"""The text after another or between two: OpenAI's, llama.cpp's and Mistral's endpoints."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.fields import Strict
 from gateway.json_route import JsonRoute
-from gateway.openai.answer import completion_answer, head_of, progress_of
+from gateway.openai.answer import chat_answer, completion_answer, head_of, progress_of
 from gateway.openai.answering import events_of
+from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion import CompletionRequest, Tokens, completion_plan
 from gateway.openapi import streamed
 from gateway.sse import Answer, respond
@@ -33,6 +34,18 @@ class ExtraFile(Strict):
 
     filename: str = "tmp"
     text: str
+
+
+class FimRequest(CompletionRequest):
+    """Mistral's request for the text between two others."""
+
+    others = fields.FIM
+    most_by_default = 0
+
+    prompt: str = about("The text before the gap.", ...)
+
+    def infill(self) -> Json | None:
+        return None if self.suffix is None else {"suffix": self.suffix, "files": []}
 
 
 class NativeRequest(CompletionRequest):
@@ -69,6 +82,19 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
     answer = completion_answer(head, plan)
+    return await respond(events, answer, gateway.settings, streams=body.stream is True)
+
+
+@router.post("/fim/completions", responses=streamed("A `chat.completion`.", "Its chunks."))
+async def fim(body: FimRequest, gateway: GatewayDep) -> Response:
+    """Return the text between `prompt` and `suffix` as the message of a chat, as Mistral does."""
+    config = gateway.supervisor.resolve(body.model)
+    plan = await offload(completion_plan, body, config)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    shown = {name: getattr(body, name) for name in ("n", "stream_options", "return_progress")}
+    chat = ChatCompletionRequest.model_construct(messages=[], **shown)
+    answer = chat_answer(head_of("fim", kind, body.model, config), chat)
+    events = events_of(body, plan.wanted, gateway)
     return await respond(events, answer, gateway.settings, streams=body.stream is True)
 
 

@@ -69,6 +69,7 @@ REFUSING = {
     "`/chat/completions`": fields.CHAT,
     "`/completions`": fields.COMPLETION,
     "`/infill`, `/completion`": fields.INFILL,
+    "`/fim/completions`": fields.FIM,
     "`/messages`": fields.MESSAGES,
     "`/responses`": fields.RESPONSES,
     "`/audio/transcriptions`": fields.TRANSCRIPTS,

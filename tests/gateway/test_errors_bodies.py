@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.types import Message
 
+from common.rerank_limits import MOST_DOCUMENTS
 from gateway import json_route
 from gateway.bodies import Arriving, read_body
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.json_route import DEEPEST, MOST_OBJECTS
+from gateway.openai.completion import MOST_PROMPTS
 from gateway.settings import GatewaySettings
+from gateway.tagged import MOST_ENTRIES
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 from tests.gateway.requests_begun import begun
 
@@ -70,6 +73,14 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
             "logit_bias.a should be a token id",
         ),
         ("/v1/rerank", {"query": "", "documents": ["x"]}, "query should not be empty"),
+        *(
+            (path, body | {name: ["x"] * (most + 1)}, f"{name} should have at most {most} entries")
+            for path, body, name, most in (
+                ("/v1/completions", {}, "prompt", MOST_PROMPTS),
+                ("/v1/completions", {"prompt": "x"}, "stop", MOST_ENTRIES),
+                ("/v1/rerank", {"query": "x"}, "documents", MOST_DOCUMENTS),
+            )
+        ),
         (
             "/v1/completion",
             {"prompt": "x", "suffix": "y"},

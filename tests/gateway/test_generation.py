@@ -126,3 +126,24 @@ async def test_a_closed_channel_is_not_taken_for_a_disconnect(answers: int) -> N
         assert raised.value.code == BACKEND_GONE
     finally:
         await server.stop(None)
+
+
+async def test_thousands_of_answers_are_not_all_begun_at_once() -> None:
+    """Beginning a task for each would hold the event loop, and every other stream."""
+    answers = 1000
+    server = grpc.aio.server()
+    backend_pb2_grpc.add_BackendServicer_to_server(Backend([FIRST]), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = backend_pb2_grpc.BackendStub(channel)
+            ended, most = [], 0
+            async for index, event in generate_all(stub, [pb.PredictOptions()] * answers):
+                most = max(most, len(asyncio.all_tasks()))
+                if isinstance(event, Done):
+                    ended.append(index)
+    finally:
+        await server.stop(None)
+    assert sorted(ended) == [*range(answers)]
+    assert most < answers // 2

@@ -20,7 +20,7 @@ from gateway.anthropic.request import MessagesRequest
 from gateway.app import create_app
 from gateway.exchange import Traffic
 from gateway.models.reading import ModelFolder
-from gateway.openai import answering, chat_request
+from gateway.openai import answering, chat_request, messages_to_wire
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.field_names import names_of
 from gateway.openai.thinking import write_template_arguments
@@ -58,6 +58,7 @@ PATHS = (
     *("/api/chat", "/api/embed", "/api/generate", "/v1/chat/completions", "/v1/completion"),
     *("/v1/completions", "/v1/detokenize", "/v1/embeddings", "/v1/infill", "/v1/lora-adapters"),
     *(
+        "/v1/fim/completions",
         "/v1/messages",
         "/v1/rerank",
         "/v1/responses",
@@ -307,6 +308,22 @@ async def test_the_fields_of_a_long_chat_are_written_on_a_thread(
         body = {**chat, "chat_template_kwargs": {"long": long}}
         assert await gateway.post("/v1/chat/completions", _bytes(body)) == 200
     assert places == [True, False]
+
+
+async def test_the_calls_of_a_long_chat_are_written_on_a_thread(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single message may have thousands of them."""
+    places = _on_the_loop(monkeypatch, messages_to_wire, messages_to_wire.calls_of)
+    for long in ("{}", json.dumps({"long": "x" * (1 << 16)})):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": long}}
+        messages = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "x"},
+        ]
+        body = _bytes({"model": MODEL, "messages": messages})
+        assert await gateway.post("/v1/chat/completions", body) == 200
+    assert places == [True, True, False, False]
 
 
 async def test_stored_items_are_validated_on_a_thread(

@@ -73,6 +73,19 @@ def test_a_request_has_one_host_header(locked: GatewayProcess, count: int) -> No
         assert f"the request has {count} Host headers" in answer.read().decode()
 
 
+@pytest.mark.parametrize("target", ["http://evil.example", "http://evil.example:80", "x://evil"])
+def test_a_host_in_the_request_target_counts_instead_of_the_header(
+    gateway: GatewayProcess, target: str
+) -> None:
+    place = urlsplit(gateway.url)
+    for origin, status in ((f"{target}/v1/models", 403), (f"http://{place.netloc}/v1/models", 200)):
+        with closing(HTTPConnection(place.hostname or "", place.port)) as link:
+            link.request("GET", origin, headers={"host": place.netloc})
+            answer = link.getresponse()
+            assert answer.status == status
+            assert (b"is not allowed" in answer.read()) == (status == 403)
+
+
 def test_a_key_with_non_ascii_bytes_is_wrong(locked: GatewayProcess) -> None:
     headers = {b"x-api-key": "schlüssel".encode()}
     assert locked.client.get("/v1/models", headers=headers).status_code == 401

@@ -85,6 +85,25 @@ def test_infill_is_the_same_completion_in_llama_cpp_s_format(gateway: GatewayPro
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_mistral_s_form_of_it_is_answered_as_a_chat(gateway: GatewayProcess) -> None:
+    asked = {"prompt": "Count to", "suffix": " 5", "max_tokens": 6, "random_seed": 7}
+    (choice,) = post(gateway, "/v1/completions", **asked)["choices"]
+    whole = post(gateway, "/v1/fim/completions", **asked)
+    assert (whole["object"], whole["usage"]["completion_tokens"]) == ("chat.completion", 6)
+    (found,) = whole["choices"]
+    assert found["message"]["content"] == choice["text"]
+    assert found["finish_reason"] == "length"
+    body = {"model": "filling", "temperature": 0, "stream": True, **asked}
+    with gateway.client.stream("POST", "/v1/fim/completions", json=body) as answer:
+        assert "x-ignored-fields" not in answer.headers
+        *events, last = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    deltas = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
+    assert ("".join(deltas), last) == (choice["text"], "[DONE]")
+    (bare,) = post(gateway, "/v1/fim/completions", prompt="Count to", max_tokens=6)["choices"]
+    plain = post(gateway, "/v1/completions", prompt="Count to", max_tokens=6)["choices"][0]
+    assert bare["message"]["content"] == plain["text"]
+
+
 def test_llama_cpp_s_own_completion_continues_a_text(gateway: GatewayProcess) -> None:
     (choice,) = post(gateway, "/completions", prompt="Count to", max_tokens=2)["choices"]
     for prompt in ("Count to", post(gateway, "/tokenize", content="Count to")["tokens"]):
@@ -133,6 +152,7 @@ def test_a_time_limit_ends_the_answer(gateway: GatewayProcess) -> None:
     ("path", "fields", "param"),
     [
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/v1/fim/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
     ],
 )
