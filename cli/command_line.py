@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from cli.options import MODEL_OPTIONS, Grouped, gateway_flags, model_options, model_settings
-from common.user_path import user_path
 from common.version import VERSION
 from gateway.arguments import gateway_options
 
@@ -262,9 +261,7 @@ def rm(reference: str, yes: bool) -> None:
     from cli import local_models
 
     model = local_models.named(reference)
-    if user_path(reference).exists() and model.name not in {
-        each.name for each in local_models.found()
-    }:
+    if model not in local_models.found():
         raise click.ClickException(f"{reference} was not downloaded: delete the folder yourself")
     if not yes:
         size = local_models.size(model.nbytes)

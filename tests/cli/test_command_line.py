@@ -17,6 +17,7 @@ import click
 import pytest
 
 from cli.command_line import COMMAND
+from cli.default_model import CONVERSION, CONVERSION_FILE, NAME
 from common.version import VERSION
 from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
@@ -192,6 +193,19 @@ def test_a_folder_of_the_users_own_is_never_deleted(tmp_path: Path) -> None:
     assert ended.code == 1
     assert "delete the folder yourself" in ended.err
     assert (mine / "config.json").exists()
+
+
+def test_a_folder_that_is_named_like_the_default_model_is_never_deleted(tmp_path: Path) -> None:
+    mine, downloaded = tmp_path / NAME, tmp_path / "cache" / "models" / NAME
+    for folder in (mine, downloaded):
+        shutil.copytree(TINY, folder)
+    (downloaded / CONVERSION_FILE).write_text(CONVERSION)
+    environ = {"HF_HOME": str(tmp_path), "MLX_BACKEND_CACHE": str(tmp_path / "cache")}
+    ended = mlx_backend("rm", "--yes", str(mine), **environ)
+    assert (ended.code, "delete the folder yourself" in ended.err) == (1, True)
+    assert (mine / "config.json").exists()
+    assert mlx_backend("rm", "--yes", NAME, **environ).code == 0
+    assert not downloaded.exists()
 
 
 @pytest.fixture(scope="module")
