@@ -89,7 +89,9 @@ def test_an_agent_gets_the_model_the_address_and_the_window(
     last = max((call.split("\0")[:-1] for call in calls.values()), key=lambda call: "exec" in call)
     assert last[-3:] == ["exec", "--json", "two words"]
     cache = programs.parent / "cache" / "agents"
-    written = [path.read_text() for path in cache.glob("*")] if cache.exists() else []
+    paths = list(cache.glob("*"))
+    assert {path.stat().st_mode & 0o777 for path in paths} <= {0o600}  # one contains the key
+    written = [path.read_text() for path in paths]
     told = "\n".join([environment, *calls.values(), *written])
     assert gateway.url in told
     assert KEY in told
