@@ -167,7 +167,7 @@ def pull(reference: str) -> str:
                 last.append(line.strip())
     if downloading.wait() != 0:
         raise click.ClickException(last[0] if last else "the download ended")
-    return f"{named(reference).name} is in {last[0]}"
+    return f"{reference} is in {last[0]}"
 
 
 def remove(model: LocalModel) -> int:
