@@ -142,7 +142,7 @@ def serve(reference: str, **given: Any) -> None:
         if given["model"]:
             both = f"both {reference} and --model {given['model']} say what to serve"
             raise click.UsageError(both)
-        flags.insert(0, f"--model={serving.reference_of(reference)}")
+        flags.insert(0, f"--model={_fetching(lambda: serving.reference_of(reference))}")
     arguments = _fetching(lambda: serving.arguments_for(flags, os.environ))
     serving.become_gateway([*arguments, *model_settings(given)])
 

