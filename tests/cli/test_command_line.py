@@ -122,6 +122,14 @@ def test_a_failure_exits_with_1_and_one_line(
     assert words in line
 
 
+@pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000])
+def test_a_broken_configuration_is_described_in_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(content)
+    (line,) = mlx_backend("show", str(tmp_path)).err.splitlines()
+    assert line.startswith(f"Error: the file config.json of {tmp_path.name} is not a JSON object")
+
+
 def test_a_default_model_that_cannot_be_downloaded_is_a_message(tmp_path: Path) -> None:
     ended = mlx_backend("serve", NAME, PIP_NO_INDEX="1", MLX_BACKEND_CACHE=str(tmp_path))
     *_, line = ended.err.splitlines()
