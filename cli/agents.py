@@ -1,8 +1,8 @@
 """Lists the coding agents that `mlx-backend launch` starts, and how each is configured for a model.
 
 An agent that assumes a larger context window than the model has shortens its conversation too
-late. So the context window is set in every agent that has a setting for it. The table in
-docs/agents.md is generated from this list by `python -m cli.agents`.
+late. So the context window is set in every agent that has a setting for it. docs/agents.md has a
+table of this list (`tests/cli/test_agents.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ _MOST_OUTPUT = 16_384  # tokens
 # a larger window unused: of 40,960 it uses only 17,960, hardly more than its own prompt. Only from
 # 54,000 tokens on does it use more than of a window of 33,000.
 _QWEN_WHOLE, _QWEN_LARGE = 33_000, 54_000
-_DOCUMENT = Path(__file__).parents[1] / "docs" / "agents.md"
-_BEGIN, _END = "<!-- launch -->\n", "<!-- end of launch -->\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,29 +300,3 @@ def _toml(value: str | int | Mapping[str, str]) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
-
-
-def sections() -> str:
-    """Return the table of agents and their sections in docs/agents.md."""
-    served = Served("http://127.0.0.1:8080", "NAME", 40_960)
-    parts = ["| agent | starts with | smallest context | version that was run |\n|---|---|---|---|"]
-    for word, agent in AGENTS.items():
-        anchor = agent.name.lower().replace(" ", "-")
-        least = f"{agent.least:,}" if agent.least else ""
-        tested = agent.tested or "none: set up from its documentation"
-        parts[0] += f"\n| [{agent.name}](#{anchor}) | `launch {word}` | {least} | {tested} |"
-        setup = placed(agent.setup(served), Path("~/.cache/mlx-backend/agents"))
-        shown = "\n".join(f"    {line}".rstrip() for line in script(agent, setup).splitlines())
-        note = f"\n{agent.note}\n" if agent.note else ""
-        parts.append(f"### {agent.name}\n{note}\n{shown}")
-    return "\n\n".join(parts) + "\n"
-
-
-def document(text: str) -> str:
-    """Return docs/agents.md with new sections."""
-    before, _, rest = text.partition(_BEGIN)
-    return before + _BEGIN + "\n" + sections() + "\n" + _END + rest.partition(_END)[2]
-
-
-if __name__ == "__main__":
-    _DOCUMENT.write_text(document(_DOCUMENT.read_text("utf-8")), "utf-8")

@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from cli.options import MODEL_OPTIONS, Grouped, gateway_flags, model_options, model_settings
-from common.user_path import user_path
 from common.version import VERSION
 from gateway.arguments import gateway_options
 
@@ -143,7 +142,7 @@ def serve(reference: str, **given: Any) -> None:
         if given["model"]:
             both = f"both {reference} and --model {given['model']} say what to serve"
             raise click.UsageError(both)
-        flags.insert(0, f"--model={serving.reference_of(reference)}")
+        flags.insert(0, f"--model={_fetching(lambda: serving.reference_of(reference))}")
     arguments = _fetching(lambda: serving.arguments_for(flags, os.environ))
     serving.become_gateway([*arguments, *model_settings(given)])
 
@@ -262,9 +261,7 @@ def rm(reference: str, yes: bool) -> None:
     from cli import local_models
 
     model = local_models.named(reference)
-    if user_path(reference).exists() and model.name not in {
-        each.name for each in local_models.found()
-    }:
+    if model not in local_models.found():
         raise click.ClickException(f"{reference} was not downloaded: delete the folder yourself")
     if not yes:
         size = local_models.size(model.nbytes)

@@ -60,8 +60,11 @@ def start(
 
 def _run(program: str, setup: Setup, arguments: tuple[str, ...], *, replace: bool) -> int:
     for path, content in setup.files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(content, "utf-8")
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(0o600)  # the content may include the key
+        file.chmod(0o600)
+        file.write_text(content, "utf-8")
     environ = backend_environ(os.environ, setup.environ)
     if setup.before:
         code = subprocess.run([program, *setup.before], env=environ, check=False).returncode

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -117,12 +118,13 @@ def description(model: LocalModel) -> dict[str, str]:
     Raises NoSuchModel.
     """
     config, checkpoints = config_of(model), Checkpoints(Path.cwd())
-    try:
+    content: Any = None
+    with suppress(ValueError, RecursionError):
         content = json.loads((model.folder / "config.json").read_bytes())
-    except ValueError:
+    if not isinstance(content, dict):
         raise NoSuchModel(
-            f"the file config.json of {model.name} is not valid JSON: download the model again"
-        ) from None
+            f"the file config.json of {model.name} is not a JSON object: download the model again"
+        )
     context = checkpoints.context_size(config)
     found = content.get("quantization") or content.get("quantization_config")
     quantised = found if isinstance(found, dict) else {}
@@ -167,7 +169,7 @@ def pull(reference: str) -> str:
                 last.append(line.strip())
     if downloading.wait() != 0:
         raise click.ClickException(last[0] if last else "the download ended")
-    return f"{named(reference).name} is in {last[0]}"
+    return f"{reference} is in {last[0]}"
 
 
 def remove(model: LocalModel) -> int:

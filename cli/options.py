@@ -67,7 +67,7 @@ MODEL_OPTIONS = (
     ),
     ModelOption(
         *("--adapter", "lora_adapter", "ADAPTER"),
-        "An mlx-lm adapter: a folder or a hub id. [default: none]",
+        "A LoRA adapter of mlx-lm or PEFT: a folder or a hub id. [default: none]",
     ),
 )
 

@@ -7,7 +7,7 @@ completion. The names of the abilities are Ollama's.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +17,10 @@ from common.chat_format import ChatFormat
 from common.infill_tokens import FAMILIES
 from common.media_parts import has_audio, has_media, has_vision
 from common.model_kind import ModelKind, kind_of, with_model_type
+from common.template_files import IN_TEXT, OF_PROCESSORS, OF_TOKENIZER, template_in
 
 _INDEX = "model.safetensors.index.json"
-_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja", _INDEX)
+_FILES = ("config.json", "tokenizer.json", OF_TOKENIZER, *OF_PROCESSORS, IN_TEXT[0], _INDEX)
 _LARGEST = 64 << 20  # maximum number of bytes that are read of one file
 _HEAD = 1 << 20  # bytes of tokenizer.json that hold its added tokens
 _ADDED = '"added_tokens":'
@@ -105,9 +106,8 @@ def _abilities(folder: Path, wanted: str, _stamps: tuple[int, ...]) -> tuple[str
         if kind is not ModelKind.TEXT:
             return _OF_KIND.get(kind, ())
         tensors = () if wanted == "text" else _tensors(folder)
-        settings = _json(folder / "tokenizer_config.json")
         added = _added_tokens(folder / "tokenizer.json")
-        template = _template(folder, settings)
+        template = _template(folder)
         can = {
             "tools": bool(template) or "tekken.json" in names,
             "insert": any({each.prefix, each.suffix} <= added for each in FAMILIES),
@@ -148,10 +148,12 @@ def _added_tokens(path: Path) -> frozenset[str]:
     return frozenset()
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str:
+def _template(folder: Path) -> str:
     """Return the text of all chat templates of a checkpoint."""
     with suppress(OSError, ValueError):
-        return (folder / "chat_template.jinja").read_text("utf-8")
-    given = settings.get("chat_template") or ""
-    named = given if isinstance(given, list) else [{"template": given}]
-    return "\n".join(str(each.get("template", "")) for each in named if isinstance(each, dict))
+        files = (file for pattern in IN_TEXT for file in folder.glob(pattern))
+        if texts := [file.read_text("utf-8") for file in files]:
+            return "\n".join(texts)
+    stated = (template_in(_json(folder / name)) for name in (OF_TOKENIZER, *OF_PROCESSORS))
+    found = next(filter(None, stated), "")
+    return found if isinstance(found, str) else "\n".join(found.values())

@@ -24,6 +24,7 @@ COVERED = {
     """,
     "cli/test_default_model.py": "common/cache_folder",
     "cli/test_serve.py": "gateway/greeting",
+    "common/test_abilities.py": "common/template_files",
     "common/test_chat_corpus.py": "common/formats",
     "common/test_gbnf_language.py": "common/gbnf",
     "common/test_pdf_text.py": "common/pdf_process",

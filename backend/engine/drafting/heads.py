@@ -5,7 +5,6 @@ This module also loads the tensors of a checkpoint into heads.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +17,9 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, quantize
 from mlx.utils import tree_flatten
 
 from backend.engine.loading.shards import read_shards
+from backend.engine.loading.untied_head import IS_EMBEDDING
 
 Weights = dict[str, mx.array]
-
-# The names of token embeddings in models.
-_EMBEDDING = re.compile(
-    r"(.+\.)?(embed_tokens|embed_in|embeddings?|tok_embeddings|word_embeddings|wte)"
-)
 
 
 class HeadError(Exception):
@@ -125,7 +120,7 @@ def embedding_of(model: Any, vocabulary: int) -> Any:
     """Return a model's embedding of tokens. Raises HeadError."""
     for path, layer in model.named_modules():
         if (
-            _EMBEDDING.fullmatch(path)
+            IS_EMBEDDING.fullmatch(path)
             and isinstance(layer, (Embedding, QuantizedEmbedding))
             and layer.weight.shape[0] >= vocabulary
         ):

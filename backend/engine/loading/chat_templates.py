@@ -12,14 +12,13 @@ from typing import Any
 
 from backend.engine.errors import Unusable
 from backend.engine.loading.json_files import read_object
+from common.template_files import OF_PROCESSORS, OF_TOKENIZER, template_in
 
 # Settings that name a module of mlx-lm, and the package of that module.
 _MODULES = {
     "chat_template_type": "mlx_lm.chat_templates",
     "tool_parser_type": "mlx_lm.tool_parsers",
 }
-_OF_TOKENIZER = "tokenizer_config.json"
-_OF_PROCESSORS = ("chat_template.json", "processor_config.json")
 # PaliGemma has no roles. GOT-OCR was trained with one question after its system message.
 _TEMPLATES = Path(__file__).parent / "templates"
 _OF_FAMILIES = ("got", "paligemma")
@@ -27,7 +26,7 @@ _OF_FAMILIES = ("got", "paligemma")
 
 def has_template(path: Path) -> bool:
     """Return whether a folder has a chat template."""
-    stated = _template_in(path / _OF_TOKENIZER) or _template_of_processor(path)
+    stated = template_in(_object_in(path / OF_TOKENIZER)) or _template_of_processor(path)
     return _in_a_file(path) or bool(stated)
 
 
@@ -37,13 +36,13 @@ def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
     A module that a checkpoint names is ignored if the installed mlx-lm does not have it.
     """
     arguments: dict[str, Any] = {}
-    stated = _object_in(path / _OF_TOKENIZER)
+    stated = _object_in(path / OF_TOKENIZER)
     for key, package in _MODULES.items():
         name = stated.get(key)
         if name and not (str(name).isidentifier() and find_spec(f"{package}.{name}")):
             arguments[key] = None
     if not _in_a_file(path):
-        own = _template_in(path / _OF_TOKENIZER)
+        own = template_in(stated)
         template = own or _template_of_processor(path)
         if not template and model_type.lower() in _OF_FAMILIES:
             template = (_TEMPLATES / f"{model_type.lower()}.jinja").read_text().strip()
@@ -57,18 +56,8 @@ def _in_a_file(path: Path) -> bool:
 
 
 def _template_of_processor(path: Path) -> Any:
-    return next(filter(None, (_template_in(path / name) for name in _OF_PROCESSORS)), None)
-
-
-def _template_in(file: Path) -> Any:
-    """Return the template, or templates by name, in a file; None for values of other types."""
-    template = _object_in(file).get("chat_template")
-    if isinstance(template, list):
-        named = (item for item in template if isinstance(item, dict))
-        template = {str(item.get("name")): item.get("template") for item in named}
-    if isinstance(template, dict):
-        return {name: text for name, text in template.items() if isinstance(text, str)}
-    return template if isinstance(template, str) else None
+    stated = (template_in(_object_in(path / name)) for name in OF_PROCESSORS)
+    return next(filter(None, stated), None)
 
 
 def _object_in(file: Path) -> dict[str, Any]:

@@ -82,13 +82,10 @@ class Checkpoint:
         return self.media or (unknown and not self.config.get("model_file"))
 
 
-def inspect(
-    path: Path, name: str, settings: Settings, *, drafts: bool = False, complete: bool = False
-) -> Checkpoint:
+def inspect(path: Path, name: str, settings: Settings, *, drafts: bool = False) -> Checkpoint:
     """Do all checks that need no MLX. Raises ModelRejected.
 
     drafts: whether the checkpoint may be a drafter.
-    complete: whether missing weight files are refused even if the model may not need them.
     """
     with naming(name), readable(path):
         files = frozenset(entry.name for entry in path.iterdir())
@@ -99,7 +96,7 @@ def inspect(
         drafter = drafter_kind(config)
         kind = ModelKind.TEXT if drafter else _kind(config, files, settings)
         # A model that generates text may not need the contents of a missing file.
-        if shards.missing and (complete or drafter or kind is not ModelKind.TEXT):
+        if shards.missing and (drafter or kind is not ModelKind.TEXT):
             raise missing_files(shards.missing)
         _require_buildable(config, len(shards.tensors))
         if drafter:

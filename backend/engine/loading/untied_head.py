@@ -19,7 +19,7 @@ from mlx.utils import tree_unflatten
 
 _EMBEDDING = r"embed_tokens|wte|word_embeddings|embed_in|embeddings?|tok_embeddings"
 _HEAD = r"lm_head|embed_out"
-_IS_EMBEDDING = re.compile(rf"(?:.+\.)?(?:{_EMBEDDING})")
+IS_EMBEDDING = re.compile(rf"(?:.+\.)?(?:{_EMBEDDING})")
 # A weight of an embedding or a head in an adapter, unless it is one of single tokens.
 _OF_EMBEDDING = re.compile(rf"(?:^|\.)(?:{_EMBEDDING})\.(?!token_adapter\.)")
 _OF_HEAD = re.compile(rf"(?:^|\.)(?:{_HEAD})\.")
@@ -64,7 +64,7 @@ def untie(model: Any) -> None:
     paths = [
         path
         for path, layer in modules.items()
-        if type(layer) in (Embedding, QuantizedEmbedding) and _IS_EMBEDDING.fullmatch(path)
+        if type(layer) in (Embedding, QuantizedEmbedding) and IS_EMBEDDING.fullmatch(path)
     ]
     if len(paths) == 1 and not any(map(_IS_HEAD.fullmatch, modules)):
         changed = UntiedEmbedding(modules[paths[0]])

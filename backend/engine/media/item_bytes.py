@@ -11,7 +11,6 @@ import binascii
 import os
 import re
 import stat
-from urllib.parse import unquote_to_bytes
 
 from backend.engine.media.items import BadItem
 from backend.engine.media.kinds import kind_of
@@ -22,6 +21,7 @@ _TO_STANDARD = str.maketrans("-_", "+/")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _NO_DIGIT = re.compile(r"[^A-Za-z0-9+/]")
 _SLICE = 1 << 20  # characters
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 _LONGEST_PATH = 4096
 _HEADER = 64  # characters of base64 that are enough to recognise a file format
@@ -60,11 +60,17 @@ def _of_data_uri(text: str, most: int) -> bytes:
     if not comma:
         raise BadItem("is a data URI without a comma before its data")
     if not label.rstrip().lower().endswith(";base64"):
-        _require_size(len(payload) - 2 * payload.count("%"), most)
-        return unquote_to_bytes(payload)
+        content = _unquoted(payload)
+        _require_size(len(content), most)
+        return content
     if "%" in payload:
-        payload = unquote_to_bytes(payload).decode("latin-1")
+        payload = _unquoted(payload).decode("latin-1")
     return _of_base64(payload, most)
+
+
+def _unquoted(text: str) -> bytes:
+    """Decode escapes such as `%2B`; `urllib` would take a microsecond for every other `%` too."""
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), text.encode())
 
 
 def _of_base64(text: str, most: int) -> bytes:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from backend.engine.media.items import BadItem
 
-_SVG = re.compile(
-    rb"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*|<!DOCTYPE[^>]*>\s*)*<svg[\s>]", re.S | re.I
-)
+# Atomic, because the time to try all ways of dividing a text into comments is exponential.
+_SVG = re.compile(rb"(?:\s|<\?xml[^>]*>|<!DOCTYPE[^>]*>|(?><!--.*?-->))*+<svg[\s>]", re.S | re.I)
 _HTML = re.compile(rb"\s*<(?:!doctype html|html)", re.I)
 _LOOKED_AT = 1024
 

@@ -168,6 +168,7 @@ def _refused() -> Iterator[Bad]:
         "MP4": b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isommp41",
         "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><rect/></svg>',
         "SVG ": b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg width="9"/>',
+        "SVG  ": b"<!---->" * 99 + b" <!DOCTYPE svg>\n<svg>",
         "PDF": b"%PDF-1.7\n%\xe2\xe3",
         "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n(a) run",
         "JPEG XL": b"\xff\x0a\xfa\x1f",
@@ -183,7 +184,9 @@ def _refused() -> Iterator[Bad]:
         yield Bad(
             name, content, rf"is in the format {name.strip()}, which this backend does not decode"
         )
-    for name, content in {"text": b"hello", "one byte": b"\x00", "a riff": b"RIFF1234ABCD"}.items():
+    unknown = {"text": b"hello", "one byte": b"\x00", "a riff": b"RIFF1234ABCD"}
+    unknown |= {"comments": b"<!---->" * 200, "a comment of SVG": b"<!-- <svg> -->"}
+    for name, content in unknown.items():
         yield Bad(name, content, "is not in a known image format")
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.media import item_bytes as module
 from backend.engine.media.decoding import decode
 from backend.engine.media.item_bytes import item_bytes
-from backend.engine.media.items import Media
+from backend.engine.media.items import BadItem, Media
 from backend.engine.media.limits import DEFAULT_COUNT, MediaLimits, media_limits
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
@@ -162,6 +162,14 @@ def test_only_regular_files_within_the_limit_are_read(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match=says) as caught:
             decode([path], [], limits)
         assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("payload", ["%" * 100, "%zz" * 34, "%41" * 100, "é" * 50])
+def test_no_data_uri_is_larger_than_the_load_allows(payload: str) -> None:
+    size = len(unquote_to_bytes(payload))
+    assert item_bytes(f"data:,{payload}", size, allow_paths=False) == unquote_to_bytes(payload)
+    with pytest.raises(BadItem, match=f"has {size} bytes, but at most {size - 1} are allowed"):
+        item_bytes(f"data:,{payload}", size - 1, allow_paths=False)
 
 
 def test_no_item_is_larger_than_the_load_allows() -> None:
