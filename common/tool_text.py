@@ -67,8 +67,8 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
     - Only the first message may be a system message; later ones become user messages.
     - User and assistant messages alternate: consecutive messages of one role are joined, and user
       text after results is joined to the last result.
-    - An interrupted call gets an empty result. A conversation that begins with an answer or a
-      result gets an empty user message before it.
+    - An interrupted call gets an empty result. An empty user message is written before a result
+      without a call, and before an answer or a result that begins a conversation.
     - Ids of calls have nine letters and digits, which older Mistral templates require. Arguments
       are an object, which other templates require.
 
@@ -87,9 +87,11 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
         else:
             strict += missing
             missing = [_result_of(call, empty) for call in message.get("tool_calls") or ()]
-        if begins and role not in ("system", "user"):
-            strict.append({"role": "user", "content": empty})
         last = strict[-1] if strict else {"role": ""}
+        uncalled = role in _RESULTS and last["role"] == "assistant" and not last.get("tool_calls")
+        if uncalled or (begins and role not in ("system", "user")):
+            last = {"role": "user", "content": empty}
+            strict.append(last)
         answered = role == "user" and last["role"] in _RESULTS
         alone = role in _RESULTS or last.get("tool_calls")
         if answered or (role == last["role"] and not alone):

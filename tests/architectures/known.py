@@ -55,13 +55,15 @@ are read, with the logits of PyTorch (`tests/architectures/test_saved_by_transfo
 that were saved with `save_original_format=False`. Exceptions:
 
 - MiniMax-Text-01 (`minimax`) is refused: mlx-lm's family of this name is MiniMax-M2.
-- With `save_original_format=False`, Kimi K2.5 needs the option `type:text`, and MiniMax-M3,
-  Molmo 2, Qwen4-Exp and Step 3.7 are refused.
+- With `save_original_format=False`, Qwen4-Exp and Step 3.7 are refused, and MiniMax-M3 is refused
+  with the option `type:text`.
 - InternVL with a text part of Qwen2 is refused, because mlx-vlm has only Qwen3 in this family.
 - mlx-lm computes four families a little differently from transformers, whoever saved the model.
   It rounds the limits of YaRN, which `truncate` in gpt-oss turns off; it has a fixed epsilon of
   10⁻⁵ in NanoChat; it leaves out the bias of routers in ERNIE 4.5; and it does not scale the logits
   of MiniCPM3 if the embeddings are tied.
+- mlx-vlm computes MiniMax-M3 differently in contexts of more than 2,048 tokens: all heads attend to
+  the same blocks. With the option `type:text`, mlx-lm selects blocks as transformers does.
 """
 _SEEING = """
 ## With images

@@ -30,7 +30,16 @@ _ONLY_OF_VLM = VLM_ARCHITECTURES if TEST_LONG else ["minimax_m3"]
 # Windows, recurrent state, latent KV, shared KV, compressed KV, a convolution beside attention, and
 # attention to blocks of keys.
 _KINDS = (
-    *("baichuan_m1", "deepseek_v41", "falcon_h1", "gemma3n", "lfm2", "mamba2", "minimax_m3_vl"),
+    *(
+        "afm7",
+        "baichuan_m1",
+        "deepseek_v41",
+        "falcon_h1",
+        "gemma3n",
+        "lfm2",
+        "mamba2",
+        "minimax_m3_vl",
+    ),
     "qwen3_5",
 )
 _COSTLY = ("phi3small",)  # its vocabulary cannot be small

@@ -100,6 +100,8 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
         weights = _own_experts(weights, own)
         if hasattr(family, "sanitize"):
             weights = family.sanitize(self, weights)
+            if model_type == "kimi_vl":
+                weights = _with_latent_parts(self.language_model, weights)
             own = _own_weights(self)  # some families give up their head
         head = next((name for name in own if name.endswith("lm_head.weight")), "")
         if tied and head not in weights:  # most families without a choice have a head
@@ -111,6 +113,16 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
 
     members = {"sanitize": sanitize, "__module__": family.__module__}
     return type(family.__name__, (family,), members)
+
+
+def _with_latent_parts(language: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights as layers of DeepSeek-V3 read them, which mlx-lm's Kimi VL omits to do."""
+    from mlx_lm.models import deepseek_v3
+
+    prefix = "language_model."
+    inner = {name.removeprefix(prefix): each for name, each in weights.items()}
+    sanitized = deepseek_v3.Model.sanitize(language, inner)
+    return {f"{prefix}{name}": each for name, each in sanitized.items()}
 
 
 def _own_weights(model: Any) -> dict[str, mx.array]:

@@ -9,7 +9,7 @@ decides by names which weights it changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,12 +55,66 @@ _RENAMED: Mapping[str, Rules] = {
         (r"^vit\.patch_merger\.", "vit.perceive."),
     ],
     "internvl": PARTS_FIRST,
-    "kimi_k25": KIMI,
+    "kimi_k25": [
+        *KIMI,
+        (r"^mm_projector\.in_proj\.", "mm_projector.proj.0."),
+        (r"^mm_projector\.out_proj\.", "mm_projector.proj.2."),
+        (r"^(vision_tower\.layers\..*\.(?:mlp\.fc|norm))1\.", r"\g<1>0."),
+        (r"^(vision_tower\.layers\..*\.(?:mlp\.fc|norm))2\.", r"\g<1>1."),
+        (r"^(vision_tower\.layers\..*\.attn)\.proj\.", r"\1.wo."),
+        (r"^vision_tower\.layers\.", "vision_tower.blocks."),
+        (r"\.pos_emb\.position_embeddings$", ".pos_emb.weight"),
+    ],
     "llava": [*PARTS_FIRST, *_TOWER],
+    "minimax_m3_vl": [
+        *PARTS_FIRST,
+        (r"^multi_modal_projector\.merge_", "patch_merge_mlp."),
+        (r"^(vision_tower\.)embeddings\.proj\.", r"\1vision_model.embeddings.patch_embedding."),
+        (r"^(vision_tower\.)(?=layers\.)", r"\1vision_model.encoder."),
+        (r"^(vision_tower\.)(?=pre_layrnorm\.)", r"\1vision_model."),
+        (r"\.mlp\.gate\.(?=e_score_)", ".block_sparse_moe."),
+        (r"\.mlp\.(?=experts\.|gate\.|shared_experts\.)", ".block_sparse_moe."),
+        (r"(\.experts\.\d+)\.gate_proj\.", r"\1.w1."),
+        (r"(\.experts\.\d+)\.down_proj\.", r"\1.w2."),
+        (r"(\.experts\.\d+)\.up_proj\.", r"\1.w3."),
+        (r"\.indexer\.", ".index_"),
+    ],
+    "molmo2": [
+        (r"^model\.vision_tower\.layers\.", "model.vision_tower.transformer.resblocks."),
+        (r"^model\.vision_tower\.", "model.vision_backbone.image_vit."),
+        (r"^model\.multi_modal_projector\.", "model.vision_backbone."),
+        (r"(image_vit\..*)\.self_attn\.([qkvo])_proj\.", r"\1.attention.w\2."),
+        (r"(image_vit\..*)\.mlp\.fc", r"\1.feed_forward.w"),
+        (r"(image_vit\..*)\.layer_norm1\.", r"\1.attention_norm."),
+        (r"(image_vit\..*)\.layer_norm2\.", r"\1.ffn_norm."),
+        (r"(image_pooling_2d\.)([qkvo])_proj\.", r"\1w\2."),
+        (r"(image_projector\.)gate_proj\.", r"\1w1."),
+        (r"(image_projector\.)down_proj\.", r"\1w2."),
+        (r"(image_projector\.)up_proj\.", r"\1w3."),
+        (r"^model\.language_model\.layers\.", "model.transformer.blocks."),
+        (r"^model\.language_model\.norm\.", "model.transformer.ln_f."),
+        (r"^model\.language_model\.embed_tokens\.weight$", "model.transformer.wte.embedding"),
+        (r"\.input_layernorm\.", ".attn_norm."),
+        (r"\.post_attention_layernorm\.", ".ff_norm."),
+        (r"\.self_attn\.o_proj\.", ".self_attn.attn_out."),
+        (r"\.mlp\.down_proj\.", ".mlp.ff_out."),
+    ],
     "paddleocr_vl": [*_TEXT_FIRST, (r"^model\.projector\.", "mlp_AR.")],
     "paligemma": [*PARTS_FIRST, *_TOWER],
     "qwen2_5_vl": _TEXT_FIRST,
     "qwen2_vl": _TEXT_FIRST,
+}
+_SINGLE_EXPERTS = ("glm4v_moe", "kimi_k25", "minimax_m3_vl")
+_GATES = "gate_up_proj.weight"  # of dense layers and shared experts
+_QKV = tuple(f".{part}_proj." for part in "qkv")
+# Model type → matrices that are published as one: the parts of their names that differ, and the
+# published part.
+_JOINED: Mapping[str, Sequence[tuple[tuple[str, ...], str]]] = {
+    "kimi_k25": [(tuple(f".attn{part}" for part in _QKV), ".attn.wqkv.")],
+    "molmo2": [
+        (tuple(f".self_attn{part}" for part in _QKV), ".self_attn.att_proj."),
+        ((".mlp.up_proj.", ".mlp.gate_proj."), ".mlp.ff_proj."),
+    ],
 }
 _COMPUTED = (".rotary_emb.inv_freq", ".position_ids")  # tables in checkpoints of earlier versions
 _EMBEDDING, _HEAD = "language_model.model.embed_tokens.", "language_model.lm_head."
@@ -94,24 +148,43 @@ def published(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
     """Return weights under their published names and in the published layouts."""
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
     found = dict(weights)
+    if model_type in _SINGLE_EXPERTS:
+        found = single_experts(found)
+    if model_type == "minimax_m3_vl":
+        for name in [name for name in found if name.endswith(_GATES)]:
+            base = name.removesuffix(_GATES)
+            halves = found.pop(name).split(2)
+            found[f"{base}gate_proj.weight"], found[f"{base}up_proj.weight"] = halves
     for pattern, replacement in _RENAMED.get(model_type, ()):
         found = {re.sub(pattern, replacement, name): each for name, each in found.items()}
+    for marks, mark in _JOINED.get(model_type, ()):
+        for name in [name for name in found if marks[0] in name]:
+            parts = [found.pop(name.replace(marks[0], other)) for other in marks]
+            if model_type == "kimi_k25":
+                heads = model.config.vision_config.num_heads
+                parts[:2] = [_in_pairs(part, heads) for part in parts[:2]]
+            found[name.replace(marks[0], mark)] = mx.concatenate(parts)
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    if not any(".vision_model.head." in name for name in own):  # of SigLIP, which nothing reads
-        found = {name: each for name, each in found.items() if ".vision_model.head." not in name}
+    for head in (".vision_model.head.", "vision_tower.head."):  # of SigLIP, which nothing reads
+        if not any(head in name for name in own):
+            found = {name: each for name, each in found.items() if head not in name}
     if model_type == "qwen3_vl_moe":
         transpose_experts(found, own)
-    elif model_type == "glm4v_moe":
-        found = single_experts(found)
     elif model_type == "molmo2":
         # transformers joins both parts, and divides the whole into halves.
-        names = {name.rpartition("wte.")[2]: name for name in found if ".wte." in name}
-        first, second = names.get("embedding"), names.get("new_embedding")
-        if first and second:
+        first, second = "model.transformer.wte.embedding", "model.transformer.wte.new_embedding"
+        parts = [found[name] for name in (first, second) if name in found]
+        if parts:
             rows = own["language_model.model.wte.embedding"].shape[0]
-            whole = mx.concatenate([found[first], found[second]])
+            whole = mx.concatenate(parts)
             found[first], found[second] = whole[:rows], whole[rows:]
     return found
+
+
+def _in_pairs(rows: mx.array, heads: int) -> mx.array:
+    """Return a projection whose rows that rotate together are neighbours, not in halves."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _complete(

@@ -269,16 +269,25 @@ def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
 
 
 def _state_image_token(config: Any, stated: Mapping[str, Any], processor: Any) -> None:
-    """Let a model know the image's token of the processor if config.json does not state it.
+    """Let the model and its processor have the same token for the image.
 
-    config: the model's configuration, in which the token has the family's default.
+    The model gets the processor's token if config.json states none. The processor gets the stated
+    token if the vocabulary lacks its own, which is the family's default.
+
+    config: the model's configuration, in which a token that is not stated has the family's default.
     stated: the contents of config.json.
     """
     token = getattr(processor, "image_token_id", None)
-    if isinstance(token, int) and not any(name in stated for name in IMAGE_TOKEN):
+    own = next((stated[name] for name in IMAGE_TOKEN if stated.get(name) is not None), None)
+    if own is None and isinstance(token, int):
         for name in IMAGE_TOKEN:
             if hasattr(config, name):
                 setattr(config, name, token)
+    elif own is not None and hasattr(processor, "image_token_id"):
+        tokenizer = processor.tokenizer
+        if token in (None, tokenizer.unk_token_id) and 0 <= own < len(tokenizer):
+            processor.image_token_id = own
+            processor.image_token = tokenizer.convert_ids_to_tokens(own)
 
 
 def _joined(messages: Sequence[Any]) -> str:

@@ -33,6 +33,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 LATE = {"role": "system", "content": "It is late."}
 HI = {"role": "user", "content": "Hi"}
 HELLO = {"role": "assistant", "content": "Hello."}
+DONE = {"role": "assistant", "content": "Done."}
 SO = {"role": "user", "content": "So?"}
 THEN = {"role": "user", "content": "Then?"}
 TWICE = {**HISTORY[1], "tool_calls": [CALL, {**CALL, "id": "c2"}]}
@@ -53,6 +54,7 @@ TWICE = {**HISTORY[1], "tool_calls": [CALL, {**CALL, "id": "c2"}]}
         (ALTERNATING, [HI, TWICE, HISTORY[2], SO], ["-3°", "tool\nSo?"]),
         (ALTERNATING, [HELLO, SO], ["Hello.", "So?"]),
         (ALTERNATING, [HISTORY[2], HELLO, SO], ["tool\n-3°", "Hello.", "So?"]),
+        (ALTERNATING, [HELLO, HISTORY[2], DONE, SO], ["Hello.", "tool\n-3°", "Done.", "So?"]),
         (ALTERNATING, [SYSTEM, HELLO, SO], ["system\nBe brief.", "Hello.", "So?"]),
         (NO_SYSTEM + ALTERNATING, [SYSTEM, HELLO, SO], ["user\nBe brief.", "Hello.", "So?"]),
         (NO_SYSTEM, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.\n\nHi", "Hello.", "late.\n\nSo"]),

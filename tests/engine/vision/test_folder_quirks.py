@@ -72,6 +72,16 @@ def one_processor_file(path: Path) -> None:
     put("processor_config.json", whole | {"processor_class": "Qwen3VLProcessor"})(path)
 
 
+def renamed_token(old: str, new: str) -> Change:
+    """Give a token another text in the tokenizer and the template."""
+
+    def change(path: Path) -> None:
+        for file in [*path.glob("*.json"), *path.glob("*.jinja")]:
+            file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
 def indexed(*names: str) -> Change:
     """Files with these names, and an index of them."""
 
@@ -157,6 +167,7 @@ MORE: dict[str, Change] = {
         model__language_model__layers__0__self_attn__rotary_emb__inv_freq=mx.zeros(4),
         model__visual__position_ids=mx.zeros((1, 4), dtype=mx.int64),
     ),
+    "another text of the image's token": renamed_token("<|image_pad|>", "<|picture|>"),
     "no token for the image": without("config.json", "image_token_id"),
     "a name with brackets": lambda path: path.rename(path.with_name("model [8bit]")),
     "named templates in another file": all_of(
@@ -182,7 +193,7 @@ async def test_what_other_programs_load_is_loaded(name: str, folder: Path) -> No
     await require_same(MORE[name](folder) or folder, plain)
 
 
-@pytest.mark.parametrize("family", ["dots_ocr", "internvl"])
+@pytest.mark.parametrize("family", ["dots_ocr", "internvl", "kimi_vl"])
 async def test_the_weights_of_the_text_part_are_enough(family: str, tmp_path: Path) -> None:
     path = write_family(tmp_path / family, family)
     held = read_weights(path)
