@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.window_kv import WindowKV
+from backend.engine.caching.layer_kv import LayerKV, WindowKV
 from backend.engine.cpu_kernels import functions_of_mlx
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling

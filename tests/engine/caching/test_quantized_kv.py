@@ -15,11 +15,16 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import ArraysCache
 
-from backend.engine.caching import kv, quantized_attention
+from backend.engine.caching import kv, quantized_kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind, cache_kind
-from backend.engine.caching.quantized_attention import attend
-from backend.engine.caching.quantized_kv import Bits, Packing, QuantizedKV, QuantizedWindowKV
+from backend.engine.caching.quantized_kv import (
+    Bits,
+    Packing,
+    QuantizedKV,
+    QuantizedWindowKV,
+    attend,
+)
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import TextDelta
@@ -249,7 +254,7 @@ def test_attention_equals_that_over_the_dequantised(
     expected = mx.fast.scaled_dot_product_attention(queries, *dense, scale=0.125, mask=hiding)
     # Of these columns, or of buffers with further columns, which it must not see.
     for views, more in ((False, 0), (True, 0), (False, 6)):
-        monkeypatch.setattr(quantized_attention, "reads_views", lambda views=views: views)
+        monkeypatch.setattr(quantized_kv, "reads_views", lambda views=views: views)
         keys, values = tree_map(lambda part, more=more: _with_columns(part, more), given)
         seen = (*bits, columns) if more else bits
         found = attend(queries, keys, values, scale=0.125, mask=hiding, group_size=32, bits=seen)
