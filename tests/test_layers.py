@@ -30,7 +30,7 @@ LAYERS = {
         {ENGINE}.units {ENGINE}.load_request {ENGINE}.patching {ENGINE}.setting_rule
         {ENGINE}.settings {ENGINE}.threads
         {ENGINE}.blas_threads {ENGINE}.engine_state {ENGINE}.heartbeat
-        {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition {ENGINE}.recent
+        {ENGINE}.token_text {ENGINE}.recent
         {ENGINE}.constraints.spec {ENGINE}.disk_cache.use {ENGINE}.embedding.encoding
         {ENGINE}.executing.score_plan {ENGINE}.media.limits {ENGINE}.speech.transcript
         {ENGINE}.vision.media_plan

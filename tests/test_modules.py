@@ -35,7 +35,6 @@ COVERED = {
     "engine/constraints/test_trial.py": """
         backend/engine/constraints/reading backend/engine/constraints/trial_process
     """,
-    "engine/disk_cache/test_cache.py": "backend/engine/executing/prefix_files",
     "engine/drafting/test_loading.py": "common/drafter_kind",
     "engine/drafting/test_state_drafters.py": """
         backend/engine/drafting/trained_heads backend/engine/drafting/heads
@@ -52,7 +51,6 @@ COVERED = {
     "engine/media/test_sounds.py": "backend/engine/media/audio_process",
     "engine/media/test_videos.py": "backend/engine/media/child backend/engine/media/video_process",
     "engine/planning/test_planner.py": """
-        backend/engine/planning/prefix_source
         backend/engine/planning/stored_entries backend/engine/planning/text_turn
     """,
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",

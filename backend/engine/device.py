@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar, cast, get_args
 
 from backend.engine.errors import EngineFailed
+from backend.engine.heartbeat import StepTimeout
 from backend.engine.settings import Settings
-from backend.engine.step_limits import StepTimeout
 from backend.engine.units import GIB, MIB
 from common.machine_memory import (
     free_addresses,

@@ -31,7 +31,7 @@ from backend.engine.errors import (
 from backend.engine.events import Finished, TokenLogprob
 from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
-from backend.engine.heartbeat import Heartbeat
+from backend.engine.heartbeat import Heartbeat, StepLimits
 from backend.engine.load_request import LoadRequest
 from backend.engine.outbox import Publication
 from backend.engine.preparing import Preparer, Work
@@ -39,7 +39,6 @@ from backend.engine.prompting.text_calls import TextCalls
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
 from backend.engine.speech.transcript import Speech
-from backend.engine.step_limits import StepLimits
 from backend.engine.threads import require_threads, reserved_threads
 from backend.engine.units import MIB
 from backend.engine.worker import Worker

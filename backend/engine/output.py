@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from backend.engine.events import (
     Finished,
     FinishReason,
@@ -17,9 +19,10 @@ from backend.engine.events import (
     Usage,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.repetition import RepetitionGuard
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher
+
+_LONGEST_STRETCH = 256  # tokens
 
 
 @dataclass(eq=False, slots=True)
@@ -187,3 +190,24 @@ class Output:
         if self.sequence.request.prompt_logprobs is None:
             return None
         return PromptLogprobs(self.sequence.prompt[0], tuple(self.sequence.prompt_logprobs))
+
+
+class RepetitionGuard:
+    """Detects that the answer of one sequence repeats the same tokens without end.
+
+    A sequence repeats with period n while every token equals the token n positions earlier. One
+    counter for each n is enough, so a token costs one comparison of two short arrays.
+    limit: number of repeated tokens in a row at which the sequence should end.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._latest = np.full(_LONGEST_STRETCH, -1, dtype=np.int64)  # the newest token first
+        self._repeated = np.zeros(_LONGEST_STRETCH, dtype=np.int64)
+
+    def repeats(self, token: int) -> bool:
+        """Add a token; returns whether the last `limit` tokens repeat those before them."""
+        self._repeated = np.where(self._latest == token, self._repeated + 1, 0)
+        self._latest[1:] = self._latest[:-1]
+        self._latest[0] = token
+        return bool(self._repeated.max() >= self._limit)

@@ -32,7 +32,7 @@ from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence, Failure
 from backend.engine.executing.scoring import Scoring
 from backend.engine.model import EngineModel
-from backend.engine.output import Output
+from backend.engine.output import Output, RepetitionGuard
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
@@ -49,7 +49,6 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
-from backend.engine.repetition import RepetitionGuard
 from backend.engine.request import MOST_DRAFT_TOKENS
 from backend.engine.sampling.filters import search_all
 from backend.engine.units import MIB

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backend.engine.heartbeat import StepTimeout
 from backend.engine.load_request import LoadRequest
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import ChatPrompt, Extras
 from backend.engine.speech.transcript import SpeechAbilities
-from backend.engine.step_limits import StepTimeout
 from common.model_kind import ModelKind
 
 if TYPE_CHECKING:

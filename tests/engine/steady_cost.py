@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -9,8 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from backend.engine.loading.pass_cost import pass_cost
 from backend.engine.planning.plan import PassCost
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return the bytes at the peak of a computation, without those that it leaves."""
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    run()
+    mx.synchronize()
+    return mx.get_peak_memory() - max(mx.get_active_memory(), held)
 
 
 def steady_cost(model: Any, vocabulary: int, *, bounded: bool = False) -> PassCost:

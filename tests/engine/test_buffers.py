@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.caching import kv, quantized_attention, quantized_kv
+from backend.engine.caching import kv, quantized_kv
 from backend.engine.caching.layer_kv import STEP
 from tests.engine.kv_models import kv_model
 from tests.engine.rounds import Rounds, engine_model
@@ -65,8 +65,7 @@ def test_decode_passes_have_whole_steps_of_columns(kind: str) -> None:
 @pytest.fixture(params=[True])
 def views(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose quantised products take slices, so that unused columns cost nothing."""
-    for module in (quantized_kv, quantized_attention):
-        monkeypatch.setattr(module, "reads_views", lambda: request.param)
+    monkeypatch.setattr(quantized_kv, "reads_views", lambda: request.param)
 
 
 @pytest.mark.usefixtures("views")

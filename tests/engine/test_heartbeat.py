@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.heartbeat import BYTES, Heartbeat, Standstill, counted
-from backend.engine.step_limits import StepLimits, StepTimeout
+from backend.engine.heartbeat import BYTES, Heartbeat, Standstill, StepLimits, StepTimeout, counted
 
 LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 5)), max_size=40)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -27,7 +26,7 @@ from backend.engine.sampling.sampler import BatchSampler
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB
-from tests.engine.steady_cost import steady_cost
+from tests.engine.steady_cost import peak_bytes, steady_cost
 from tests.engine.test_memory import WIDE
 
 
@@ -107,7 +106,7 @@ def _peak(model: Any, tokens: int, before: int) -> int:
         model(mx.zeros((1, tokens), mx.int32), cache=row)
         kv.evaluate(row)
 
-    return _measured(run)
+    return peak_bytes(run)
 
 
 def _row(model: Any, length: int) -> kv.RowCache:
@@ -116,18 +115,6 @@ def _row(model: Any, length: int) -> kv.RowCache:
         model(mx.zeros((1, min(256, length - start)), mx.int32), cache=row)
         kv.evaluate(row)
     return row
-
-
-def _measured(run: Callable[[], None]) -> int:
-    """Bytes at the peak of a computation, without those that it leaves."""
-    gc.collect()
-    mx.synchronize()
-    mx.clear_cache()
-    held = mx.get_active_memory()
-    mx.reset_peak_memory()
-    run()
-    mx.synchronize()
-    return mx.get_peak_memory() - max(mx.get_active_memory(), held)
 
 
 # Attention as on CUDA: fused, but an array mask becomes a number for each head in a first step.
@@ -178,7 +165,7 @@ def test_masks_of_rows_with_different_lengths_are_charged(
         model(mx.zeros((len(lengths), tokens), mx.int32), cache=layers)
         kv.evaluate(layers)
 
-    peak = _measured(run)
+    peak = peak_bytes(run)
     charged = _charge(pass_cost(model, VOCABULARY), tokens, len(lengths), max(lengths) + tokens)
     assert peak <= 1.5 * charged <= 18 * peak + MIB
 
@@ -291,4 +278,4 @@ def test_choosing_tokens_takes_no_more_than_the_estimated_memory(
         mx.eval(tokens, sampler.checked(logits, tokens), logprobs)
 
     charged = passes.per_choice + search_all(row, vocabulary) * passes.per_filter
-    assert max(_measured(run) for _ in range(3)) <= rows * charged
+    assert max(peak_bytes(run) for _ in range(3)) <= rows * charged

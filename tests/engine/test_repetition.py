@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.events import Finished
-from backend.engine.repetition import RepetitionGuard
+from backend.engine.output import RepetitionGuard
 from tests.engine.random_models import random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.step_limits import StepLimits, StepTimeout
+from backend.engine.heartbeat import StepLimits, StepTimeout
 
 CPU, GPU = StepTimeout(60, 3600), StepTimeout(60, 600, compiles=True)
 

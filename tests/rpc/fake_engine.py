@@ -24,12 +24,11 @@ from backend.engine.engine_state import (
 from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
-from backend.engine.heartbeat import Heartbeat
+from backend.engine.heartbeat import Heartbeat, StepTimeout
 from backend.engine.load_request import LoadRequest
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
-from backend.engine.step_limits import StepTimeout
 from backend.engine.token_text import ByteStream
 from common.chat_format import ChatFormat
 

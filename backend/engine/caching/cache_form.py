@@ -14,14 +14,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
-from backend.engine.caching import quantized_attention
 from backend.engine.caching.cache_kind import CacheKind, group_size_for
 from backend.engine.caching.gather import keeps_state
 from backend.engine.caching.kv import BatchCache, can_batch, leaves, new_row
-from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.quantized_kv import Bits, Packing, QuantizedKV, QuantizedWindowKV
-from backend.engine.caching.row_shift import RowShift
-from backend.engine.caching.window_kv import WindowKV
+from backend.engine.caching.layer_kv import LayerKV, RowShift, WindowKV
+from backend.engine.caching.quantized_kv import (
+    Bits,
+    Packing,
+    QuantizedKV,
+    QuantizedWindowKV,
+    install_attention,
+)
 from backend.engine.errors import InvalidRequest
 from common.field_names import named
 
@@ -56,7 +59,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     kind = dataclasses.replace(kind, group_size=group_size_for(kind, heads))
     bits = Bits(kind.key_bits, kind.value_bits)
     eight = Bits(*(8 if own else 0 for own in bits))
-    quantized_attention.install()
+    install_attention()
     for dense in (False, True):
         tried = Packing(eight, kind.group_size, dense)
         why = _fault(model, new_row(model), [_quantized(layer, tried) for layer in empty])

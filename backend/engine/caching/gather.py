@@ -15,9 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
-from backend.engine.caching.layer_kv import LayerKV, Member
-from backend.engine.caching.row_shift import RowShift
-from backend.engine.caching.window_kv import WindowKV
+from backend.engine.caching.layer_kv import LayerKV, Member, RowShift, WindowKV
 
 
 def of_rows(layer: Any) -> Any:

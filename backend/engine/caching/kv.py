@@ -26,10 +26,8 @@ from backend.engine.caching.gather import (
     of_rows,
     rearranged,
 )
-from backend.engine.caching.layer_kv import LayerKV
+from backend.engine.caching.layer_kv import LayerKV, RowShift, WindowKV
 from backend.engine.caching.quantized_kv import QuantizedKV, QuantizedWindowKV
-from backend.engine.caching.row_shift import RowShift
-from backend.engine.caching.window_kv import WindowKV
 from backend.engine.planning.plan import CacheCost
 
 RowCache = list[Any]
@@ -74,12 +72,8 @@ def can_remove_tokens(cache: RowCache) -> bool:
     )
 
 
-def snapshot(cache: RowCache) -> Snapshot:
-    """Return copies of the layers that cannot be truncated to any length."""
-    return _snapshot(cache, 0)
-
-
-def _snapshot(layers: Sequence[Any], row: int) -> Snapshot:
+def snapshot(layers: Sequence[Any], row: int = 0) -> Snapshot:
+    """Return copies of the layers that cannot be truncated to any length, for one row."""
     return [None if _keeps_all(layer) else extracted((layer, row)) for layer in layers]
 
 
@@ -183,7 +177,7 @@ def _arrays(layer: Any) -> list[mx.array]:
 class BatchCache:
     """The KV of sequences that are processed together; methods name a sequence by its index.
 
-    The sequences share buffers (`layer_kv`, `window_kv`), with a mask only if their lengths differ.
+    The sequences share buffers (`layer_kv`), with a mask only if their lengths differ.
     `join` copies the sequences that stay and those that join once, into buffers that end at the
     next whole step. `leave` copies nothing until the layers are used again, so all leaves and joins
     between two steps cost one copy. A batch that is taken over as a whole is not copied.
@@ -426,7 +420,7 @@ class BatchCache:
         return alone
 
     def snapshot(self, index: int) -> Snapshot:
-        return _snapshot(self._layers, self._rows[index])
+        return snapshot(self._layers, self._rows[index])
 
     def own_states(self) -> None:
         """Copy recurrent states, because some are views that keep a whole pass's results alive."""
@@ -589,7 +583,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     """
     if row is None:
         row = new_row(model)
-        feed(model, row, 1)
+        feed_tokens(model, row, [[0]])
     per_token = fixed = largest = state = 0
     windowed: list[tuple[int, int]] = []
     # What a pass dequantises, for each layer: of all tokens, and of a window.
@@ -618,9 +612,9 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     if unknown:
         row = new_row(model)
         layers = [layer for layer in leaves(row) if not _is_measured(layer)]
-        feed(model, row, _SETTLED - 1)
+        feed_tokens(model, row, [[0] * (_SETTLED - 1)])
         before = nbytes(layers)
-        feed(model, row, _SETTLED)
+        feed_tokens(model, row, [[0] * _SETTLED])
         grown = -(-(nbytes(layers) - before) // _SETTLED)
         per_token += grown
         fixed += max(before - grown * (_SETTLED - 1), 0)
@@ -638,10 +632,6 @@ def _is_measured(layer: Any) -> bool:
 def _keeps_all(layer: Any) -> bool:
     """Return whether a layer stores every token, so that it can be truncated to any length."""
     return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
-
-
-def feed(model: Any, row: RowCache, tokens: int) -> None:
-    feed_tokens(model, row, [[0] * tokens])
 
 
 def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> mx.array:

@@ -15,8 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from backend.engine.caching import kv
-from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.row_shift import RowShift
+from backend.engine.caching.layer_kv import LayerKV, RowShift
 
 # Classes of caches, of this project and of mlx-lm.
 _WHOLE = frozenset({"LayerKV", "QuantizedKV"})  # these store every token

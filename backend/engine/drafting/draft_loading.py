@@ -62,9 +62,7 @@ class Drafting:
     weights_bytes: int = 0  # size of the draft model's or head's weights
     # Memory of the drafter's KV and of unread hidden states; None if there are none.
     cost: CacheCost | None = None
-    # Temporary memory of a draft model's passes. A head's passes are not charged: they need little
-    # more than one of the model's layers, and the model's own pass is charged at the same time.
-    passes: PassCost = field(default_factory=PassCost)
+    passes: PassCost = field(default_factory=PassCost)  # temporary memory of the drafter's passes
     # Collects hidden states for the drafter; None if it reads none.
     states: StateSource | None = None
     names: str = ""  # the drafters' names, for logs
@@ -177,8 +175,8 @@ def _drafter(
 
 def _open(
     order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
-) -> tuple[Head, Drafting]:
-    """Return a head with lazy weights, and how it drafts. Raises HeadError."""
+) -> tuple[Head, Choices, Drafting]:
+    """Return a head with lazy weights, its choices, and how it drafts. Raises HeadError."""
     model, vocabulary = main.model, projection.vocabulary
     kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
@@ -206,11 +204,15 @@ def _open(
                 f"it needs the states before layers {positions}, which this backend cannot read"
                 f" from a model of type {main.model_type} with {len(model.layers)} layers"
             )
-    return head, Drafting(
-        order.settings.n_draft,
-        lambda: [new_drafter(head, choices)],
-        states=states,
-        names=kind.value,
+    return (
+        head,
+        choices,
+        Drafting(
+            order.settings.n_draft,
+            lambda: [new_drafter(head, choices)],
+            states=states,
+            names=kind.value,
+        ),
     )
 
 
@@ -223,16 +225,29 @@ def _with_head(
 ) -> Stages[Drafting]:
     """Build a head, load its weights and measure its memory. Raises HeadError, ModelRejected."""
     with _describing(main):
-        head, drafting = _open(order, main, projection, checkpoint)
+        head, choices, drafting = _open(order, main, projection, checkpoint)
         cast(head, main.dtype)
     nbytes = bytes_of(head)
     _refuse_when_full(main, nbytes, order.settings, device)
     with _describing(main):
         yield from evaluate(head, nbytes)
         cost = kv.cost(head)
-    unread = MOST_STATES * head.size * getattr(mx, main.dtype).size
+        passes = _passes_of(head, choices.vocabulary)
+    unread = 2 * MOST_STATES * head.size * getattr(mx, main.dtype).size
     cost = replace(cost, fixed=cost.fixed + unread)
-    return replace(drafting, weights_bytes=nbytes, cost=cost)
+    return replace(drafting, weights_bytes=nbytes, cost=cost, passes=passes)
+
+
+def _passes_of(head: Head, vocabulary: int) -> PassCost:
+    """Measure the memory of a head's passes, including that of choosing all tokens of a pass."""
+
+    def run(tokens: mx.array, cache: list[Any]) -> mx.array:
+        found = head(tokens, cache=cache)
+        mx.eval(found)  # a head may have a single layer, of which most comes after its KV
+        return found
+
+    found = pass_cost(run, vocabulary, FirstPass(head))
+    return replace(found, per_choice=head.longest * found.per_choice)
 
 
 def _describing(main: LoadedModel) -> AbstractContextManager[None]:

@@ -31,10 +31,12 @@ class Head(Module, ABC):
 
     embed: returns the vectors of tokens.
     size: length of the states that the head reads.
+    longest: number of tokens for each sequence that one pass drafts.
     """
 
     inner: Any
     embed: Callable[[mx.array], mx.array]
+    longest = 1
 
     def __init__(self, inner: Any, embedding: Callable[[mx.array], mx.array], size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from backend.engine.patching import patch
 from backend.engine.planning.draft_width import CATCH_UP
 from backend.engine.sampling.logits_head import StateSource
 
-MOST = CATCH_UP  # tokens whose states are stored; more if they are in the same array
+MOST = CATCH_UP  # tokens whose states a drafter gets; fewer than twice as many are stored
 _TOGETHER = 16  # passes whose states are divided together, which costs little more than one pass
 _TRIAL = (1, 2, 3)
 
@@ -81,9 +81,11 @@ class UnreadStates:
             self._tokens -= self._parts.popleft().shape[0]
 
     def take(self) -> mx.array | None:
-        """Return and drop all states, [tokens, size]; return None if there are none."""
-        parts = list(self._parts)
+        """Drop all states; return those of the latest MOST tokens, [tokens, size], or None."""
+        parts, excess = list(self._parts), max(self._tokens - MOST, 0)
         self.clear()
+        if excess:
+            parts[0] = parts[0][excess:]
         if len(parts) < 2:
             return parts[0] if parts else None
         return mx.concatenate(parts)

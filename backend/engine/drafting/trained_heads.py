@@ -168,7 +168,7 @@ def _rope_scaling(config: Mapping[str, Any]) -> dict[str, Any] | None:
 class BlockHead(Head):
     """The layers of a DFlash checkpoint. The KV contains states of the model.
 
-    longest: maximum number of tokens that one pass fills in.
+    longest: number of tokens that one pass fills in.
     """
 
     def __init__(self, drafter: Any, embedding: Any) -> None:
@@ -177,9 +177,9 @@ class BlockHead(Head):
         self._mask = int(drafter.config.mask_token_id)
 
     def read(self, embedded: mx.array, states: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Append the model's states to the KV. A token has no state before `fill`."""
+        """Append the model's states to the KV, and return the states of the longest block."""
         self.append(states, cache)
-        return embedded
+        return self.fill([0] * len(embedded), self.longest, cache)
 
     def append(self, states: mx.array, cache: Sequence[Any]) -> None:
         """Append the model's states, [rows, tokens, size], to the KV."""

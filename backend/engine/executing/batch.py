@@ -47,8 +47,7 @@ from backend.engine.executing.choosing import (
     read_early,
     sampled_of,
 )
-from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
-from backend.engine.executing.rows import Rows
+from backend.engine.executing.executor_sequence import ExecutorSequence, Rows, adapted
 from backend.engine.executing.speculation import Speculation
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import Drafted

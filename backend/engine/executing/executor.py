@@ -18,11 +18,15 @@ from backend.engine.caching import kv
 from backend.engine.errors import NotFinite
 from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Sampled
-from backend.engine.executing.executor_sequence import GRAMMAR, ExecutorSequence, Failure
-from backend.engine.executing.kept_entries import KeptEntries, KeptEntry
+from backend.engine.executing.executor_sequence import (
+    GRAMMAR,
+    ExecutorSequence,
+    Failure,
+    Rows,
+    start_copies,
+)
+from backend.engine.executing.kept_entries import KeptEntries, KeptEntry, PrefixFiles
 from backend.engine.executing.prefill_passes import PrefillPass, PrefillPasses
-from backend.engine.executing.prefix_files import PrefixFiles
-from backend.engine.executing.rows import Rows, start_copies
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import (
@@ -428,8 +432,6 @@ class Executor:
 
     def release(self) -> list[Sampled]:
         """Return the first tokens that were withheld."""
-        if not self._withheld:
-            return []
         withheld, self._withheld = self._withheld, []
         return [sampled for launched in withheld for sampled in launched.read_first()]
 

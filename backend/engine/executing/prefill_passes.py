@@ -18,9 +18,8 @@ from backend.engine.executing.choosing import (
     first_tokens,
     read_early,
 )
-from backend.engine.executing.executor_sequence import ExecutorSequence, adapted
-from backend.engine.executing.prefix_files import PrefixFiles
-from backend.engine.executing.rows import Rows
+from backend.engine.executing.executor_sequence import ExecutorSequence, Rows, adapted
+from backend.engine.executing.kept_entries import PrefixFiles
 from backend.engine.executing.scoring import longest_chunk, prompt_logprobs
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.window_kv import WindowKV
+from backend.engine.caching.layer_kv import LayerKV, WindowKV
 from backend.engine.cpu_kernels import functions_of_mlx
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
@@ -52,9 +51,13 @@ _FILTERED = replace(_CHOICE, typical_p=0.5, top_p=0.5, xtc_probability=1.0)
 
 
 class _Attention(NamedTuple):
-    """The form of a layer's attention."""
+    """The form of a layer's attention in the first pass.
+
+    columns: number of tokens to which the pass attends.
+    """
 
     heads: int
+    columns: int
     kv_heads: int
     size: int
     value_size: int
@@ -84,8 +87,9 @@ class FirstPass:
         layers = [*kv.leaves(self.row)]
         if any(type(layer) not in (LayerKV, WindowKV) for layer in layers):
             return False
-        stored = [(*layer.keys.shape[1::2], layer.values.shape[3]) for layer in layers]
-        return stored == [form[1:4] for form in self.attention]
+        known = len(FIRST_TOKENS)
+        stored = [(known, *layer.keys.shape[1::2], layer.values.shape[3]) for layer in layers]
+        return stored == [form[1:5] for form in self.attention]
 
 
 @contextmanager
@@ -95,8 +99,9 @@ def _noted_attention() -> Iterator[list[_Attention]]:
     forms: list[_Attention] = []
 
     def noting(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
-        sizes = queries.shape[3], values.shape[3]
-        forms.append(_Attention(queries.shape[1], keys.shape[1], *sizes, queries.dtype))
+        kv_heads, columns, size = keys.shape[1:]
+        heads, value_size = queries.shape[1], values.shape[3]
+        forms.append(_Attention(heads, columns, kv_heads, size, value_size, queries.dtype))
         return attend(queries, keys, values, **rest)
 
     mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
@@ -116,6 +121,7 @@ def pass_cost(
 ) -> PassCost:
     """Measure the memory cost of a model's passes. Raises what the model raises.
 
+    model: called with tokens and a cache; what it returns is not computed.
     vocabulary: number of logits.
     first: the first pass; more tokens are added to its row.
     all_logits: whether the last pass of a prompt computes the logits of all its tokens.
@@ -243,7 +249,7 @@ def _peak_bytes(run: Callable[[], None], *, busy: bool = False) -> int:
 def _mask_bytes(forms: Iterable[_Attention]) -> int:
     """Return the peak bytes that an array as mask adds to attention to `_SEEN` tokens."""
     most = 0
-    for heads, kv_heads, size, value_size, dtype in set(forms):
+    for heads, _, kv_heads, size, value_size, dtype in set(forms):
         queries = mx.zeros((1, heads, _TOKENS, size), dtype)
         keys = mx.zeros((1, kv_heads, _SEEN, size), dtype)
         values = mx.zeros((1, kv_heads, _SEEN, value_size), dtype)

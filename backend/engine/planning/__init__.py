@@ -3,7 +3,7 @@
 The package is plain Python without MLX. Each question has a module that answers it:
 
 - How many bytes does a sequence, a pass or a cached prefix need? `charges`
-- From where is the KV of a prompt's first tokens copied? `prefix_source`
+- From where is the KV of a prompt's first tokens copied? `stored_entries`
 - Which prompts does a step prefill, and how many tokens of each? `prefill_turns`
 - How long does a pass take, and how long may it take? `pace`
 - When do completed prompts wait for others, before they decode? `burst`

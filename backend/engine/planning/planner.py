@@ -41,7 +41,6 @@ from backend.engine.planning.plan import (
     Stored,
 )
 from backend.engine.planning.prefill_turns import UNEVEN, PrefillTurns
-from backend.engine.planning.prefix_source import PrefixSource
 from backend.engine.planning.sequence_state import SequenceState, SequenceTable
 from backend.engine.planning.stored_entries import StoredEntries
 from backend.engine.planning.text_turn import TextTurn
@@ -77,8 +76,7 @@ class Planner:
         self.pace = pace or Pace(limits.prefill_chunk, limits.stall_ms)
         self.sequences = SequenceTable()
         self._charges = Charges(limits)
-        self.entries = StoredEntries(limits, self._charges, self.sequences)
-        self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
+        self.entries = StoredEntries(limits, self._charges, self.sequences, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
         self._burst = Burst(self.pace)
         self.widths = DraftWidth(limits.draft_tokens)
@@ -357,10 +355,8 @@ class Planner:
                 if sequence.least > 1:
                     sequence.least = 1
                     continue
-                if soon_free:
-                    refused.append(self._refuse(sequence, used))
-                    continue
-                if used - self._charges.snapshots(admitted.values()) > self.limits.budget:
+                snapshots = self._charges.snapshots(admitted.values())
+                if soon_free or used - snapshots > self.limits.budget:
                     refused.append(self._refuse(sequence, used))
                     continue
             computed.append((sequence, sequence.storable))
@@ -474,8 +470,8 @@ class Planner:
                 if now - sequence.since > _PATIENCE:
                     break
                 continue
-            source = self._sources.choose(sequence)
-            if self._sources.expects(sequence, source, self._budget - used):
+            source = self.entries.choose(sequence)
+            if self.entries.expects(sequence, source, self._budget - used):
                 expecting += 1
                 used = self._used() + storing  # the sequence may now need a snapshot
                 continue
@@ -522,12 +518,12 @@ class Planner:
         if steps * self._step_seconds * free / self.limits.slots >= self.pace.fixed_seconds:
             return False
         return all(
-            sequence.target - self._sources.match(sequence).length < self.pace.width
+            sequence.target - self.entries.match(sequence).length < self.pace.width
             for sequence in waiting[: free + 1]
         )
 
     def _urgency(self, sequence: SequenceState, now: float) -> float:
-        left = sequence.target - self._sources.match(sequence).length
+        left = sequence.target - self.entries.match(sequence).length
         return self.pace.urgency(left, now - sequence.since)
 
     def _start(self, sequence: SequenceState, source: Source | None, left: int) -> Start:
@@ -547,7 +543,7 @@ class Planner:
         else:
             self._shrink(left)
         sequence.filled = source.length if source else 0
-        known = self._sources.positions_of(source)
+        known = self.entries.positions_of(source)
         if source is not None and source.kind == "entry":
             self.entries.serve(source)
         if not self.limits.trims:
@@ -579,7 +575,7 @@ class Planner:
         most = min(fair, share, fitting, _MOST_SNAPSHOTS)
         sequence.positions, sequence.snapshots = set(), set()
         if self.limits.prompt_cache and sequence.arrived.keep:
-            last, shared = sequence.prompt - 1, self._sources.match(sequence).shared
+            last, shared = sequence.prompt - 1, self.entries.match(sequence).shared
             likely = sequence.arrived.positions
             expected = [*likely[:1], last, shared, *likely[1:]]
             sequence.positions, sequence.snapshots = checkpoint_positions(

@@ -29,9 +29,15 @@ import numpy as np
 from backend.engine.constraints.constraint import masked
 from backend.engine.device import compiled
 from backend.engine.request import Sampling
-from backend.engine.sampling.filters import columns, filtered, likelihood, reach, steepness
+from backend.engine.sampling.filters import (
+    columns,
+    filtered,
+    in_blocks,
+    likelihood,
+    reach,
+    steepness,
+)
 from backend.engine.sampling.penalties import BatchPenalties, Past
-from backend.engine.sampling.ranking import in_blocks
 from backend.engine.sampling.subset import Subset
 
 _NEVER = float("-inf")

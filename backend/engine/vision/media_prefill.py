@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.caching import kv
-from backend.engine.caching.row_shift import RowShift
+from backend.engine.caching.layer_kv import RowShift
 from backend.engine.recent import Recent
 from backend.engine.vision.features import Features, encode, of_text, outputs
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span

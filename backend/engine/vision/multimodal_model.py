@@ -19,7 +19,7 @@ from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 from mlx_vlm.models.base import create_attention_mask
 
-from backend.engine.caching.row_shift import RowShift
+from backend.engine.caching.layer_kv import RowShift
 from backend.engine.loading.recurrent_layers import use_chunks
 from backend.engine.vision import patches
 from backend.engine.vision.families import family_of

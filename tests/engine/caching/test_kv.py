@@ -19,9 +19,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from backend.engine.caching import kv
 from backend.engine.caching.gather import gathered
-from backend.engine.caching.layer_kv import LayerKV
+from backend.engine.caching.layer_kv import LayerKV, WindowKV
 from backend.engine.caching.quantized_kv import Bits, Packing, QuantizedKV
-from backend.engine.caching.window_kv import WindowKV
 from tests.engine.kv_models import MODELS, kv_model, words
 from tests.long import TEST_LONG
 

@@ -15,11 +15,16 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import ArraysCache
 
-from backend.engine.caching import kv, quantized_attention
+from backend.engine.caching import kv, quantized_kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind, cache_kind
-from backend.engine.caching.quantized_attention import attend
-from backend.engine.caching.quantized_kv import Bits, Packing, QuantizedKV, QuantizedWindowKV
+from backend.engine.caching.quantized_kv import (
+    Bits,
+    Packing,
+    QuantizedKV,
+    QuantizedWindowKV,
+    attend,
+)
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import TextDelta
@@ -41,6 +46,7 @@ pytestmark = pytest.mark.usefixtures("small_grammars")
 EIGHT = CacheKind(8, 8, 32)
 FOUR = CacheKind(4, 4, 32)
 LAYERS = 2
+MOST_ERROR = 0.01  # of the logits with 8 bits, as a share of their standard deviation
 
 
 @cache
@@ -110,8 +116,13 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: CacheKind, schedules: int
     model = engine_model(model_of(kind))
     schedules = schedules if TEST_LONG else (schedules + 1) // 2
     seen: Counter[str] = Counter()
+    # A value that rounding moves by a step of the quantisation moves logits by less than all values
+    # together do. With kernels for AVX-512 that decides between two nearly equal tokens, seldom.
+    rounding = MOST_ERROR * 2 ** (8 - kind.key_bits)
     for seed in range(schedules):
-        seen += check_schedule(model, seed)
+        seen += check_schedule(model, seed, rounding=rounding)
+    assert seen["answers that rounding has changed"] <= schedules // 2
+    assert seen["tokens compared"] > 20 * schedules
     assert seen["rows served from the prefix cache"] > schedules
     assert seen["rows preempted"] > 0
 
@@ -125,7 +136,7 @@ def test_eight_bits_are_close_to_none_and_four_less_so() -> None:
         model = model_of(kind)
         difference = model(tokens, cache=kv.new_row(model)) - exact
         errors.append(difference.square().mean().sqrt().item() / exact.std().item())
-    assert 0 < errors[0] < 0.01
+    assert 0 < errors[0] < MOST_ERROR
     assert 8 < errors[1] / errors[0] < 34
 
 
@@ -249,7 +260,7 @@ def test_attention_equals_that_over_the_dequantised(
     expected = mx.fast.scaled_dot_product_attention(queries, *dense, scale=0.125, mask=hiding)
     # Of these columns, or of buffers with further columns, which it must not see.
     for views, more in ((False, 0), (True, 0), (False, 6)):
-        monkeypatch.setattr(quantized_attention, "reads_views", lambda views=views: views)
+        monkeypatch.setattr(quantized_kv, "reads_views", lambda views=views: views)
         keys, values = tree_map(lambda part, more=more: _with_columns(part, more), given)
         seen = (*bits, columns) if more else bits
         found = attend(queries, keys, values, scale=0.125, mask=hiding, group_size=32, bits=seen)

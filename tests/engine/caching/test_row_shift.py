@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.caching import kv
-from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.row_shift import RowShift
+from backend.engine.caching.layer_kv import LayerKV, RowShift
 from tests.long import examples
 
 SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.base import create_causal_mask
 
-from backend.engine.caching.window_kv import WindowKV
+from backend.engine.caching.layer_kv import WindowKV
 from tests.long import examples
 
 _ROWS, _HEADS, _SIZE = 2, 2, 4

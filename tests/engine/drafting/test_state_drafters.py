@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.device import detect
 from backend.engine.drafting.draft_loading import Drafting, load_drafting
 from backend.engine.drafting.drafter import DraftRequest
-from backend.engine.drafting.hidden_states import UnreadStates
+from backend.engine.drafting.hidden_states import MOST, UnreadStates
 from backend.engine.drafting.state_drafter import StateDrafter
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected
@@ -29,17 +30,20 @@ from backend.engine.loading.early_layers import start_layers_early
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import at_once
 from backend.engine.loading.weights import LoadedModel
-from backend.engine.planning.draft_width import DraftWidth
+from backend.engine.planning.charges import Charges
+from backend.engine.planning.draft_width import NEAR, DraftWidth
+from backend.engine.planning.plan import CacheCost, Limits
 from backend.engine.request import Sampling, TokenPrompt
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from common.prefixes import common_prefix
 from tests.engine.drafting.drafters import DRAFT_VOCABULARY, FORMS, drafter_of
-from tests.engine.drafting.heads import text
+from tests.engine.drafting.heads import main_model, text, write_checkpoint
 from tests.engine.drafting.tiny import MODELS
 from tests.engine.loading_models import read_weights, write_weights
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model
+from tests.engine.steady_cost import peak_bytes
 from tests.engine.test_parity import check_schedule
 from tests.engine.vision.seeing import answer_to, asking
 from tests.long import TEST_LONG
@@ -204,6 +208,51 @@ def test_steps_without_guesses_do_no_work_for_each_row(monkeypatch: pytest.Monke
     rounds.drain()
     assert sum(added) >= 4 * (8 + 62)
     assert len(added) < 4 * 64 / 8
+
+
+ROWS = 6
+
+
+@pytest.mark.parametrize("form", ["eagle", "dflash", "qwen3_5", "deepseek_v3"])
+def test_the_passes_of_a_head_take_no_more_memory_than_is_charged(
+    form: str, tmp_path: Path
+) -> None:
+    """For sequences that catch up with as many states as are stored, and for those that did."""
+    if form in FORMS:
+        drafter = drafter_of(next(kind for kind, other in SAMPLE if other == form), form)
+        network, drafting = _drafting(drafter, drafter.parent / "model")
+    else:
+        checkpoint = write_checkpoint(tmp_path / form, form, steps=0)
+        network = main_model(checkpoint)
+        found = _drafting_of(network, LogitsHead(network, VOCABULARY), checkpoint.path, None)
+        assert found is not None
+        drafting = found
+    (drafter_of_batch,) = drafting.new_drafters()
+    assert drafting.states is not None
+    assert drafting.cost is not None
+    prompt = [token % VOCABULARY for token in range(1, 2 * MOST)]
+    with drafting.states.watched() as seen:
+        network(mx.array([prompt]), cache=kv.new_row(network))
+    states = mx.contiguous(seen[-1][0])
+    limits = Limits(
+        CacheCost(0, 0), 8, 1 << 40, 0, 0, 512, 250, True, True, draft_passes=drafting.passes
+    )
+    unread = [UnreadStates() for _ in range(ROWS)]
+    taken: list[int] = []
+    for parts in ((MOST - 1, MOST), (1,), (NEAR,), (3,)):
+        for count in parts:
+            prompt += [1] * count
+            for own in unread:
+                own.add(mx.contiguous(states[-count:]))
+                mx.eval(list(own._parts))
+        assert unread[0].nbytes <= drafting.cost.fixed
+        asked = [DraftRequest(at, prompt, 8, own) for at, own in enumerate(unread)]
+        taken.append(peak_bytes(partial(drafter_of_batch.propose, asked)))
+    cost, longest = drafting.cost, len(prompt)
+    copies = ROWS * (cost.copied(longest) - cost.of(longest))
+    charged = Charges(limits).draft_tokens(ROWS, 1, longest)
+    assert max(taken) <= copies + charged, taken
+    assert charged < 12 * max(taken)
 
 
 def _changed(drafter: Path, directory: Path, config: dict[str, Any], **tensors: Any) -> Path:

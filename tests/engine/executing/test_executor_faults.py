@@ -31,7 +31,7 @@ from backend.engine.executing import batch as decode_batch
 from backend.engine.executing import choosing, prefill_passes
 from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Chooser, Chosen
-from backend.engine.executing.rows import Rows
+from backend.engine.executing.executor_sequence import Rows
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.executing.scoring import Scoring
 from backend.engine.model import EngineModel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.sampling.ranking import best
+from backend.engine.sampling.filters import best
 
 
 @given(
