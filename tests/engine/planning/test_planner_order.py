@@ -137,7 +137,8 @@ def test_short_prompts_share_a_pass_even_if_one_alone_exceeds_the_stall_limit() 
     planner = Planner(Limits(CacheCost(1, 0), 8, 1 << 40, 0, 0, prefill_chunk=2048, stall_ms=250))
     plan = planner.plan(0.0, [PrefillTimed(32, 0.8), _arrived(1, 8)])
     plan = planner.plan(1.0, [Started(1, 0), Prefilled(1, 8), PrefillTimed(8, 0.5), DecodeTimed(9)])
-    plan = planner.plan(2.0, [Generated({1: (1,) * 5}), *(_arrived(each, 8) for each in range(2, 7))])
+    arriving = [_arrived(each, 8) for each in range(2, 7)]
+    plan = planner.plan(2.0, [Generated({1: (1,) * 5}), *arriving])
     assert sorted(map(len, plan.prefill)) == [4]
 
 
