@@ -214,7 +214,7 @@ def place_of(place: Place) -> Place:
 def _rank(problem: Problem, first: Place) -> int:
     """Return the depth of a problem about the same field as `first`; -1 for other fields.
 
-    A list that is only too long is the deepest, because its type and its entries are right.
+    A list that is only too long is the deepest, because its type and its items are right.
     """
     place: Place = problem["loc"]
     depth = sys.maxsize if problem["type"] == "too_long" else len(place)

@@ -421,7 +421,7 @@ async def test_a_model_without_a_head_is_loaded_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What only a head needs, such as the model's embedding, may then have any name."""
-    monkeypatch.setattr(heads, "_EMBEDDING", re.compile("another name"))
+    monkeypatch.setattr(heads, "IS_EMBEDDING", re.compile("another name"))
     await answers(write_model(tmp_path / "model"))
     assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
 
