@@ -166,7 +166,7 @@ async def test_answers_with_adapters_and_files_are_those_without_guesses(
         | {
             "prompt_cache_dir": str(tmp_path / "files"),
             "prompt_cache_mib": 1,
-            "memory_limit_mib": 2,
+            "memory_limit_mib": 3,
             "parallel": 4,
         }
     )
