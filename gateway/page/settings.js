@@ -76,6 +76,7 @@ export function wire({ shown, changed, closed }) {
     showWrong();
   });
   form.addEventListener("input", took);
+  form.addEventListener("change", took); // Chromium's headless shell sends no input for a list
   form.addEventListener("submit", (event) => {
     if (wrongTools(current().tools)) event.preventDefault();
   });

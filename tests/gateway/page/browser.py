@@ -15,7 +15,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from common.child_environment import backend_environ
 from tests.clients.environments import Browser, packaged_browser
@@ -113,6 +113,10 @@ class Page:
             self.driver, WAIT, 0.05, ignored_exceptions=[StaleElementReferenceException]
         )
         return waiting.until(lambda _: condition())
+
+    def choose(self, selector: str, value: str) -> None:
+        """Choose a value of a list; Chromium's headless shell does not let a user type it."""
+        Select(self.find(selector)).select_by_value(value)
 
     def find(self, selector: str) -> WebElement:
         """The one element of a CSS selector."""

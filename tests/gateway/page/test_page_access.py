@@ -171,7 +171,7 @@ def edges(page: Page) -> list[int]:
 def test_a_wide_table_shows_on_which_side_there_is_more(page: Page, theme: str) -> None:
     page.open(390, 844, model="tiny", temperature="0")
     page.find("#open-settings").click()
-    page.find("[name=theme]").send_keys(theme)
+    page.choose("[name=theme]", theme)
     page.find("#settings .solid").click()
     page.ask("What is 3 + 4?")
     page.answered()

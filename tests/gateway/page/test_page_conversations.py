@@ -233,7 +233,7 @@ def test_an_invalid_file_is_refused_with_a_message(page: Page, tmp_path: Path) -
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_theme_can_be_chosen(page: Page, theme: str) -> None:
     page.find("#open-settings").click()
-    page.find("[name=theme]").send_keys(theme)
+    page.choose("[name=theme]", theme)
     page.find("#settings .solid").click()
     page.reload()
     shade = page.run("return getComputedStyle(document.body).backgroundColor")
