@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backend.engine import device
+from backend.engine.caching.shared_numbers import shared_numbers
 from backend.engine.mlx_lm_import import import_mlx_lm
 from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
@@ -80,6 +81,15 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_shared_arrays() -> None:
+    """Drop the arrays that earlier tests shared between layers.
+
+    Some were never computed, and an engine's thread cannot compute what another thread has begun.
+    """
+    shared_numbers.clear()
 
 
 @pytest.fixture(scope="module", autouse=True)
