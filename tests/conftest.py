@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backend.engine import device
-from backend.engine.caching.shared_numbers import shared_numbers
 from backend.engine.mlx_lm_import import import_mlx_lm
 from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
@@ -85,11 +84,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_shared_arrays() -> None:
-    """Drop the arrays that earlier tests shared between layers.
-
-    Some were never computed, and an engine's thread cannot compute what another thread has begun.
-    """
-    shared_numbers.clear()
+    """Drop the arrays that passes of earlier tests shared; another thread may have begun them."""
+    device.drop_shared_arrays()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -328,18 +328,28 @@ def release_memory() -> None:
     """
     import mlx.core as mx
 
+    drop_shared_arrays()
+    gc.collect()
+    mx.random.seed(0)
+    mx.clear_cache()
+
+
+def drop_shared_arrays() -> None:
+    """Drop the small arrays that passes share. For the engine thread.
+
+    Some were never computed, and no other thread can compute them.
+    """
     if "backend.engine.caching.shared_numbers" in sys.modules:
         from backend.engine.caching.shared_numbers import shared_numbers
 
         shared_numbers.clear()
     if "backend.engine.rotary_angles" in sys.modules:
+        import mlx.core as mx
+
         from backend.engine.rotary_angles import SharedAngles
 
         if isinstance(mx.fast.rope, SharedAngles):
             mx.fast.rope.clear()
-    gc.collect()
-    mx.random.seed(0)
-    mx.clear_cache()
 
 
 def prefill_chunk(device: Device, settings: Settings, *, selects: bool = False) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, MeasureMemory, Stop, Submit
-from backend.engine.device import release_memory
+from backend.engine.device import drop_shared_arrays, release_memory
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import Cancelled, EngineError, EngineFailed, NotLoaded, ShuttingDown
 from backend.engine.outbox import Outbox, Publication
@@ -105,6 +105,7 @@ class Worker:
 
     def _main(self) -> None:
         heartbeat = self.gauges.heartbeat
+        drop_shared_arrays()  # of an earlier engine in this process
         try:
             while not self._stopping:
                 self._take_commands()

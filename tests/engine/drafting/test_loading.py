@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import pytest_asyncio
 
+from backend.engine.caching.kv import new_row
 from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.load_request import LoadRequest
-from tests.engine.drafting.tiny import MODELS
+from backend.engine.loading.early_layers import only_building
+from tests.engine.drafting.tiny import MODELS, load
 from tests.engine.kv_models import COMPRESSED
 from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS
@@ -57,6 +60,18 @@ async def test_its_weights_are_reported_with_the_models() -> None:
         alone = (await engine.status()).breakdown["weights"]
         await engine.load(_load(draft_model=DRAFT))
         assert (await engine.status()).breakdown["weights"] == alone + 4 * 127_424
+    finally:
+        await engine.stop(10)
+
+
+async def test_arrays_of_an_earlier_thread_are_not_used() -> None:
+    model, _ = load("tiny_draft")
+    with only_building():
+        model(mx.array([[0]]), cache=new_row(model))  # leaves angles that are not computed
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(_load(draft_model=DRAFT))
     finally:
         await engine.stop(10)
 
