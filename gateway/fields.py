@@ -20,21 +20,19 @@ from gateway.repairs import NEUTRAL, checked
 
 _ONE = Refused("ask once for each answer", empty_or(1))
 _WHOLE = Refused("a grammar applies from the start of the answer")
-_SEND_FORMAT = Refused("send response_format, or a grammar")
 _REFUSED = {
     "stop_regex": Refused("send strings as stop"),
     "bad_words": Refused("use logit_bias with -100"),
     "allowed_token_ids": Refused("constrain the answer by guided_choice or a grammar"),
     **dict.fromkeys(("grammar_lazy", "grammar_triggers"), _WHOLE),
-    "regex": Refused("send guided_regex"),
-    **dict.fromkeys(("ebnf", "structural_tag"), _SEND_FORMAT),
+    "structural_tag": Refused("send response_format, or a grammar"),
     "image_data": Refused("send images as image_url parts of a message"),
     "t_max_predict_ms": Refused("limit an answer by max_tokens", empty_or(-1)),
     "truncate_prompt_tokens": Refused("shorten the prompt", empty_or(-1)),
 }
 _FORMATS = (
     "response_format grammar structured_outputs json_schema guided_json guided_regex guided_choice"
-    " guided_grammar".split()
+    " guided_grammar regex ebnf".split()
 )
 
 COMPLETION = FieldTable(_REFUSED, NEUTRAL)

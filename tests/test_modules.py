@@ -28,7 +28,7 @@ COVERED = {
     "common/test_chat_corpus.py": "common/formats",
     "common/test_gbnf_language.py": "common/gbnf",
     "common/test_pdf_text.py": "common/pdf_process",
-    "engine/constraints/test_calls.py": "common/call_grammar common/null_keywords",
+    "engine/constraints/test_calls.py": "common/call_grammar",
     "engine/constraints/test_grammars.py": """
         backend/engine/recent backend/engine/constraints/special_tokens
     """,

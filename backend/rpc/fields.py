@@ -88,8 +88,10 @@ PREDICT_OPTIONS = FieldTable(
         "PresencePenalty": "OpenAI's, once per token seen in the output; 0 is off",
         "LogitBias": "JSON object, token id → value added to its logit; an id that the model does"
         " not have is an error",
-        "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; a"
-        " reasoning model may think before it. If Tools has a `strict` tool, a GBNF grammar is"
+        "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; objects"
+        " whose `properties` are listed have no others unless the schema sets"
+        " `additionalProperties` or combines schemas; a reasoning model may think before it. If"
+        " Tools has a `strict` tool, a GBNF grammar is"
         " ignored: it is the host's own call format, and calls are enforced in the model's format"
         " instead",
         "PromptCachePath": "absolute path of a folder that stores the KV of a conversation;"

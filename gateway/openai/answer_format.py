@@ -58,6 +58,8 @@ class FormatFields(Strict):
     guided_regex: str | None = about("vLLM: a regular expression.")
     guided_choice: list[str] | None = about("vLLM: one of these texts.", max_length=MOST_ENTRIES)
     guided_grammar: str | None = about("vLLM: a grammar, GBNF or Lark.")
+    regex: str | None = about("SGLang: a regular expression.")
+    ebnf: str | None = about("SGLang: a grammar in GBNF.")
     structured_outputs: StructuredOutputs | None = about("vLLM: one format, in one object.")
 
 
@@ -164,6 +166,8 @@ _FIELDS: Mapping[str, _Reader] = {
     "guided_regex": _of("regex"),
     "guided_choice": _choice,
     "guided_grammar": _grammar,
+    "regex": _of("regex"),
+    "ebnf": _of("gbnf"),
 }
 _STRUCTURED: Mapping[str, _Reader] = {
     "json_": _schema,

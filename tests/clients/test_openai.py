@@ -57,7 +57,7 @@ def test_errors_are_the_sdks_own(results: Any) -> None:
     assert results["timeout"] == "APITimeoutError"
     assert results["unknown_model"][:3] == ["NotFoundError", 404, "model"]
     assert results["bad_temperature"][:3] == ["BadRequestError", 400, "temperature"]
-    assert results["unserved_form"][:3] == ["BadRequestError", 400, "ebnf"]
+    assert results["unserved_form"][:3] == ["BadRequestError", 400, "structural_tag"]
 
 
 def test_responses(results: Any) -> None:

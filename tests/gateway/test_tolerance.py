@@ -408,7 +408,7 @@ def test_an_unknown_word_is_left_out_and_null_means_absent(
             "structured_outputs.structural_tag",
         ),
         (CHAT, {"allowed_token_ids": [2]}, "allowed_token_ids"),
-        (CHAT, {"ebnf": "root ::= 'a'"}, "ebnf"),
+        (CHAT, {"structural_tag": "{}"}, "structural_tag"),
         (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"tools": [NESTED], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         (CHAT, {"max_tokens": "4"}, "max_tokens"),

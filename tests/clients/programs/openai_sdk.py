@@ -137,7 +137,7 @@ for name, call_it in {
         model="nobody", messages=[{"role": "user", "content": "Hi"}]
     ),
     "bad_temperature": lambda: ask("Hi", extra_body={"temperature": -1}),
-    "unserved_form": lambda: ask("Hi", extra_body={"ebnf": "root ::= [a]"}),
+    "unserved_form": lambda: ask("Hi", extra_body={"structural_tag": "{}"}),
 }.items():
     try:
         call_it()

@@ -38,6 +38,17 @@ def test_random_walks_are_valid(part: int) -> None:
         assert "\n" not in text
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_property_is_invented(seed: int) -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    listed = {"type": "array", "items": inner, "maxItems": 2}
+    schema = {"type": "object", "properties": {"b": inner, "c": listed}, "required": ["b", "c"]}
+    constraint = COMPILER.compile(spec_of_grammar(json.dumps(schema)))
+    answer = json.loads(byte_walk(BYTES, seed).text(constraint, patience=120))
+    assert answer.keys() == {"b", "c"}
+    assert all(part.keys() == {"a"} for part in [answer["b"], *answer["c"]])
+
+
 def test_the_tiny_model_at_a_high_temperature() -> None:
     loaded = mlx_lm.load(str(TINY))
     model, tokenizer = loaded[0], loaded[1]

@@ -246,6 +246,8 @@ def test_an_answer_satisfies_its_schema(gateway: GatewayProcess, fields: dict[st
         ({"structured_outputs": {"choice": ["aye"]}}, {"aye"}),
         ({"guided_regex": "[xy]"}, {"x", "y"}),
         ({"structured_outputs": {"regex": "[xy]"}}, {"x", "y"}),
+        ({"regex": "[xy]"}, {"x", "y"}),
+        ({"ebnf": 'root ::= "x" | "y"'}, {"x", "y"}),
         ({"grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
         ({"guided_grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
         ({"guided_grammar": 'start: "x" | "y"'}, {"x", "y"}),
