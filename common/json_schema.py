@@ -11,6 +11,8 @@ _PARTS = frozenset("properties $ref allOf anyOf oneOf".split())
 _OPEN = frozenset(
     "additionalProperties unevaluatedProperties patternProperties minProperties".split()
 )
+_MOST = 10**18 - 1
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def without_nulls(schema: Any, *, named: bool = False) -> Any:
@@ -33,15 +35,15 @@ def without_nulls(schema: Any, *, named: bool = False) -> Any:
     }
 
 
-def closed(schema: Any) -> Any:
-    """Return the schema with additional properties forbidden in objects that list their properties.
+def bounded(schema: Any) -> Any:
+    """Return the schema without values in which a model could go on until its token limit.
 
-    JSON Schema allows them unless the schema says otherwise, but then a model can invent properties
-    until its token limit. llama.cpp, xgrammar (vLLM, SGLang) and Outlines forbid them as well. An
-    object that says which other properties it has is left unchanged. So is a whole schema that
-    combines schemas for one object, because each of them may list only a part of the properties.
+    Objects that list their properties have no others, unless the schema says which. JSON Schema
+    allows them, but llama.cpp, xgrammar (vLLM, SGLang) and Outlines forbid them as well. They stay
+    allowed in a schema that combines schemas for one object, because each of them may list only a
+    part of the properties. Integers have at most 18 digits.
     """
-    return schema if _joins(schema, named=False) else _closed(schema, named=False)
+    return _bounded(schema, named=False, closes=not _joins(schema, named=False))
 
 
 def _joins(schema: Any, *, named: bool) -> bool:
@@ -60,22 +62,47 @@ def _joins(schema: Any, *, named: bool) -> bool:
     )
 
 
-def _closed(schema: Any, *, named: bool) -> Any:
+def _bounded(schema: Any, *, named: bool, closes: bool) -> Any:
     if isinstance(schema, list):
-        return [_closed(inner, named=False) for inner in schema]
+        return [_bounded(inner, named=False, closes=closes) for inner in schema]
     if not isinstance(schema, Mapping):
         return schema
     result = {
         key: inner
         if key in _VALUES and not named
-        else _closed(inner, named=not named and key in _NAMED)
+        else _bounded(inner, named=not named and key in _NAMED, closes=closes)
         for key, inner in schema.items()
     }
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if named or not isinstance(properties, Mapping) or _OPEN & schema.keys():
+    if named:
         return result
-    if isinstance(required, list) and all(
-        isinstance(name, str) and name in properties for name in required
-    ):
+    if _is_integer(schema):
+        if not schema.keys() & set(_LOWER):
+            result["minimum"] = -_MOST
+        if not schema.keys() & set(_UPPER):
+            result["maximum"] = _MOST
+    if closes and not _OPEN & schema.keys() and _lists_all(schema):
         result["additionalProperties"] = False
     return result
+
+
+def _is_integer(schema: Mapping[str, Any]) -> bool:
+    """Return whether the schema is one of integers, with no limit above 18 digits."""
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    limits = [schema[keyword] for keyword in (*_LOWER, *_UPPER) if keyword in schema]
+    return (
+        "integer" in kinds
+        and "number" not in kinds
+        and not _VALUES & schema.keys()
+        and all(isinstance(limit, int | float) and abs(limit) <= _MOST for limit in limits)
+    )
+
+
+def _lists_all(schema: Mapping[str, Any]) -> bool:
+    """Return whether the schema lists the properties of an object, with all that are required."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    return (
+        isinstance(properties, Mapping)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )

@@ -90,8 +90,8 @@ PREDICT_OPTIONS = FieldTable(
         " not have is an error",
         "Grammar": "GBNF, or a JSON schema as a JSON object, that the answer must match; objects"
         " whose `properties` are listed have no others unless the schema sets"
-        " `additionalProperties` or combines schemas; a reasoning model may think before it. If"
-        " Tools has a `strict` tool, a GBNF grammar is"
+        " `additionalProperties` or combines schemas, and integers have at most 18 digits; a"
+        " reasoning model may think before it. If Tools has a `strict` tool, a GBNF grammar is"
         " ignored: it is the host's own call format, and calls are enforced in the model's format"
         " instead",
         "PromptCachePath": "absolute path of a folder that stores the KV of a conversation;"

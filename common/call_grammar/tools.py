@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.formats.tool_schema import referenced
-from common.json_schema import closed, without_nulls
+from common.json_schema import bounded, without_nulls
 from common.wording import shown
 
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
@@ -39,7 +39,7 @@ class CallableTool:
             raise ValueError(
                 f"the parameters of the tool {shown(name)} are not the schema of an object"
             )
-        whole = {"type": "object", **closed(without_nulls(schema))}
+        whole = {"type": "object", **bounded(without_nulls(schema))}
         if "properties" in whole and not _COMPOSED & whole.keys():
             whole.setdefault("additionalProperties", False)
         return cls(name, whole)

@@ -1,4 +1,4 @@
-"""Objects of a schema are closed, unless that would change which properties they may have."""
+"""What is unbounded in a schema is bounded, unless the schema would then exclude what it names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.json_schema import closed
+from common.json_schema import bounded
 
 Schema = dict[str, Any]
 
@@ -15,7 +15,8 @@ def _object(**properties: Any) -> Schema:
     return {"type": "object", "properties": properties}
 
 
-NUMBER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+MOST = 10**18 - 1
 OPEN = [
     {"type": "object"},
     NUMBER,
@@ -35,7 +36,7 @@ OPEN = [
 
 @pytest.mark.parametrize("schema", OPEN)
 def test_what_may_have_other_properties_is_unchanged(schema: Schema) -> None:
-    assert closed(schema) == schema
+    assert bounded(schema) == schema
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,26 @@ def test_what_may_have_other_properties_is_unchanged(schema: Schema) -> None:
         lambda inner: _object(allOf=inner, enum=inner) | {"additionalProperties": True},
     ],
 )
-def test_an_object_that_lists_its_properties_is_closed(holder: Any) -> None:
+def test_an_object_that_lists_its_properties_is_bounded(holder: Any) -> None:
     listed = _object(a=NUMBER) | {"required": ["a"]}
-    assert closed(holder(listed)) == holder(listed | {"additionalProperties": False})
+    assert bounded(holder(listed)) == holder(listed | {"additionalProperties": False})
+
+
+@pytest.mark.parametrize(
+    ("schema", "added"),
+    [
+        ({"type": "integer"}, {"minimum": -MOST, "maximum": MOST}),
+        ({"type": ["integer", "null"]}, {"minimum": -MOST, "maximum": MOST}),
+        ({"type": "integer", "minimum": 3}, {"maximum": MOST}),
+        ({"type": "integer", "exclusiveMaximum": 3}, {"minimum": -MOST}),
+        ({"type": "integer", "maximum": 10**20, "minimum": 0}, {}),
+        ({"type": "integer", "minimum": 10**20}, {}),
+        ({"type": "integer", "enum": [10**20]}, {}),
+        ({"type": ["integer", "number"]}, {}),
+        ({"type": "string"}, {}),
+    ],
+)
+def test_an_integer_has_at_most_18_digits(schema: Schema, added: Schema) -> None:
+    inside = {"allOf": [_object(a=schema), _object(b=NUMBER)]}
+    assert bounded(schema) == schema | added
+    assert bounded(inside) == {"allOf": [_object(a=schema | added), _object(b=NUMBER)]}

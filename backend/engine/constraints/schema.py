@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
-from common.json_schema import closed, without_nulls
+from common.json_schema import bounded, without_nulls
 from common.wording import shown
 
 MAX_DEPTH = 60
@@ -80,7 +80,7 @@ def read_schema(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"the JSON schema must be a JSON object, but it is {shown(text)}")
     if (deep := _too_deep(schema)) is not None:
         raise InvalidRequest(f"{_DEEP}{_at(deep)}")
-    return enforceable(closed(without_nulls(schema)))
+    return enforceable(bounded(without_nulls(schema)))
 
 
 def _too_deep(schema: Any) -> Pointer | None:

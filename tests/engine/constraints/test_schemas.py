@@ -20,7 +20,7 @@ from backend.engine.errors import InvalidRequest
 from common.chat_format import ChatFormat
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.schemas import random_schema
-from tests.engine.constraints.walks import byte_walk, compiler_for
+from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for
 from tests.long import TEST_LONG
 
 TINY = Path(__file__).parents[2] / "models" / "tiny_text"
@@ -47,6 +47,14 @@ def test_no_property_is_invented(seed: int) -> None:
     answer = json.loads(byte_walk(BYTES, seed).text(constraint, patience=120))
     assert answer.keys() == {"b", "c"}
     assert all(part.keys() == {"a"} for part in [answer["b"], *answer["c"]])
+
+
+def test_an_integer_ends() -> None:
+    constraint = COMPILER.compile(spec_of_grammar('{"type": "integer", "minimum": 1}'))
+    for _ in range(18):
+        assert ord("7") in allowed_ids(constraint, BYTES.size)
+        constraint.accept(ord("7"))
+    assert allowed_ids(constraint, BYTES.size) == [BYTES.end]
 
 
 def test_the_tiny_model_at_a_high_temperature() -> None:
