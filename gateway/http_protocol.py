@@ -98,6 +98,8 @@ class BoundedProtocol(HttpToolsProtocol):
         _, absolute, rest = self.url.partition(b"://")
         if absolute and not self.url.startswith(b"/"):  # this host counts (RFC 9112, 3.2.2)
             host = re.split(rb"[/?]", rest)[0]
+            if host and not rest.startswith(host + b"/"):  # no path, which the parser refuses
+                self.url = b"/" + rest[len(host) :]
             # Their number stays, because other numbers than one are refused.
             self.headers[:] = [(n, host if n == b"host" else value) for n, value in self.headers]
         super().on_headers_complete()

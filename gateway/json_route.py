@@ -6,6 +6,7 @@ finite numbers and valid text passes, which every layer below can encode.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Coroutine
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from common.wording import shown
 from gateway import exchange
 from gateway.bodies import pop_body
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_field
 from gateway.refusals import invalid
 from gateway.threads import offload, on_thread
 
@@ -31,7 +32,8 @@ MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 _THREADED = 32 << 10  # bytes of a body whose check may take 10 ms
 _MARK = b"\xef\xbb\xbf"  # which editors and shells of Windows put before UTF-8
-_NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
+_NO_MARKS = bytes(set(range(256)) - set(b'":[{'))
+_SPACED = re.compile(rb'"\s+:')
 # The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
 _UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
 _KINDS = {list: "a list", str: "a string", NoneType: "null"}
@@ -118,16 +120,18 @@ def _parsed(body: bytes | bytearray) -> dict[str, Any]:
             if exchange.current().strict:
                 raise
             # An agent cuts a tool's output in the middle of an emoji, and then sends it for ever.
-            parsed = from_json(_HALVES.sub(_whole, body), allow_inf_nan=False)
+            body = _HALVES.sub(_whole, body)
+            parsed = from_json(body, allow_inf_nan=False)
+        if not isinstance(parsed, dict):
+            kind = _KINDS.get(type(parsed), "a number, true or false")
+            raise ApiError(400, f"the body is {kind}: send a JSON object")
+        if _has_more_fields(body, _finite_fields(parsed)):
+            json.loads(body, object_pairs_hook=_agreeing)
     except ValueError as error:
         if str(error).startswith("recursion limit"):
             message = f"the body nests deeper than {DEEPEST} levels: flatten it"
             raise ApiError(400, message) from None
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(parsed, dict):
-        kind = _KINDS.get(type(parsed), "a number, true or false")
-        raise ApiError(400, f"the body is {kind}: send a JSON object")
-    _require_finite(parsed)
     return parsed
 
 
@@ -144,17 +148,52 @@ def _objects(body: bytes | bytearray) -> int:
     count = body.count(b"[") + body.count(b"{")
     if count <= MOST_OBJECTS or count * _FAR_APART < len(body):
         return 0
-    # Brackets inside strings, such as code, cost nothing.
+    marks = _marks(body)  # brackets inside strings, such as code, cost nothing
+    return marks.count(b"[") + marks.count(b"{")
+
+
+def _marks(body: bytes | bytearray) -> bytes:
+    """Return the brackets and colons outside strings."""
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    return sum(map(len, bare.split(b'"')[::2]))
+    return b"".join(bare.split(b'"')[::2])
 
 
-def _require_finite(parsed: dict[str, Any]) -> None:
-    """Refuse numbers such as 1e999, which are parsed as infinite and cannot be written as JSON."""
+def _has_more_fields(body: bytes | bytearray, count: int) -> bool:
+    """Return whether a body has more fields than `count`, so that an object has one of them twice.
+
+    All colons outside strings are counted only if those behind a quote may not be the same.
+    """
+    usual = body.count(b'":') - body.count(b'\\":')
+    if usual == count and b'\\\\":' not in body and not _SPACED.search(body):
+        return False
+    return _marks(body).count(b":") > count
+
+
+def _agreeing(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises ApiError for a field that it has twice, with different values."""
+    found: dict[str, Any] = {}
+    for name, value in fields:
+        if found.setdefault(name, value) != value:
+            raise bad_field(
+                f"{shown(name)} is in the same object twice, with different values: send it once",
+                param=name[:64],
+            )
+    return found
+
+
+def _finite_fields(parsed: dict[str, Any]) -> int:
+    """Return how many fields all objects have together, where a repeated field counts once.
+
+    Raises ApiError for a number such as 1e999, which is parsed as infinite and cannot be written as
+    JSON.
+    """
+    count = 0
     inner: list[Any] = [parsed]
     while inner:
         node = inner.pop()
-        values = node.values() if isinstance(node, dict) else node
+        values = node
+        if isinstance(node, dict):
+            count, values = count + len(node), node.values()
         kinds = set(map(type, values))  # a list may have millions of numbers
         if float in kinds and (math.inf in values or -math.inf in values):
             raise ApiError(
@@ -162,3 +201,4 @@ def _require_finite(parsed: dict[str, Any]) -> None:
             )
         if dict in kinds or list in kinds:
             inner += [value for value in values if isinstance(value, dict | list)]
+    return count

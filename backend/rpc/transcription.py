@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from backend.rpc.answer import Answer
 from backend.rpc.call_log import note_usage
 from backend.rpc.checks import require_most
 from common.chat_events import Content
-from common.field_names import named
+from common.field_names import named, renamed
 from common.model_kind import SPEECH_FAMILIES
 from common.wording import shown
 from wire import backend_pb2 as pb
@@ -128,16 +128,29 @@ async def _by_prompts(
         )
         _require_unchanged(engine, served)
         text = ""
-        async with aclosing(Answer(engine, options, served).events()) as events:
-            async for _, parts in events:
-                for part in parts:
-                    if isinstance(part, Content) and part.text:
-                        delta = part.text if text or not start else f" {part.text.lstrip()}"
-                        text += delta
-                        yield delta
+        with _naming_the_recording():
+            async with aclosing(Answer(engine, options, served).events()) as events:
+                async for _, parts in events:
+                    for part in parts:
+                        if isinstance(part, Content) and part.text:
+                            delta = part.text if text or not start else f" {part.text.lstrip()}"
+                            text += delta
+                            yield delta
         yield Transcribed(
             (Segment(start / AUDIO_RATE, end / AUDIO_RATE, text),) if text.strip() else ()
         )
+
+
+@contextmanager
+def _naming_the_recording() -> Iterator[None]:
+    """Name `dst` in an error about the audio of a request that this module has made."""
+    try:
+        yield
+    except InvalidRequest as error:
+        names = {"Audios[0]": "dst"}
+        error.message = renamed(error.message, lambda name: names.get(name, name))
+        error.fields = tuple(names.get(name, name) for name in error.fields)
+        raise
 
 
 def _require_unchanged(engine: Engine, served: ServedModel) -> None:

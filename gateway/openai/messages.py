@@ -249,7 +249,9 @@ class ChatMessage(Strict):
         if plain := self.reasoning_content or self.reasoning:
             return plain
         pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]
-        pieces = pieces or [piece.get("text") for piece in self.reasoning_details or ()]
+        pieces = pieces or [
+            piece.get("text") or piece.get("summary") for piece in self.reasoning_details or ()
+        ]
         if not pieces and self.role == "assistant" and isinstance(self.content, list):
             pieces = [part.thought for part in self.content if isinstance(part, ThoughtPart)]
         return "".join(piece for piece in pieces if isinstance(piece, str))

@@ -185,9 +185,11 @@ def _turns(messages: Sequence[ChatMessage]) -> list[tuple[Turn, dict[str, str]]]
     found: list[tuple[Turn, dict[str, str]]] = []
     names: dict[str, str] = {}  # names of the called functions so far, by call id
     open_calls = _OpenCalls(())
-    remote = 0
+    remote, last = 0, f"messages[{len(messages) - 1}]"
     for index, turn in enumerate(turns_of(messages)):
         message = _fitting(turn.message, turn.place)
+        if message.prefix and turn.place != last:
+            exchange.current().ignore(f"{turn.place}.prefix")
         calls = calls_of(message, index)
         if calls:
             open_calls = _OpenCalls(calls)
@@ -214,7 +216,7 @@ def _turns(messages: Sequence[ChatMessage]) -> list[tuple[Turn, dict[str, str]]]
 
 
 def _fitting(message: ChatMessage, place: str) -> ChatMessage:
-    """Return the message without fields that its role does not have.
+    """Return the message without fields that its role does not have, or that another replaces.
 
     Calls of other roles are refused.
     """
@@ -228,6 +230,15 @@ def _fitting(message: ChatMessage, place: str) -> ChatMessage:
                 )
             here.ignore(f"{place}.{name}")
             message = message.model_copy(update={name: None})
+    for name, first in (("refusal", "content"), ("reasoning", "reasoning_content")):
+        values = getattr(message, first), getattr(message, name)
+        if all(values) and values[0] != values[1]:
+            if here.strict:
+                raise bad_field(
+                    f"{named(f'{place}.{name}')} differs from {first}, which replaces it: leave"
+                    " one of them out"
+                )
+            here.ignore(f"{place}.{name}")
     if message.content is None and message.role in ("system", "developer", "user"):
         raise bad_field(f"{named(f'{place}.content')} is missing: send a text or a list of parts")
     return message

@@ -208,6 +208,14 @@ def test_a_longer_recording_is_asked_about_in_pieces(omni: Backend) -> None:
     assert "".join(part.delta for part in parts) == result.text
 
 
+def test_a_recording_that_is_too_short_for_the_model_is_named_as_the_host_sent_it(
+    omni: Backend,
+) -> None:
+    code, details = refusal(omni, asked(recording(0.0005)))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("dst cannot be prepared")
+
+
 def test_a_model_without_audio_says_what_serves_it(served: Backend) -> None:
     code, details = refusal(served.holding(TINY_TEXT), asked(recording(1.0)))
     assert code == grpc.StatusCode.UNIMPLEMENTED

@@ -187,6 +187,31 @@ def test_a_body_of_brackets_is_refused_before_it_is_parsed(each: bytes) -> None:
         parse(JSON, body)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"t": 0, "t": 5',
+        '"t":0,"t" :5',
+        '"t": {"u": 0, "u": 5}',
+        '"m": [{"t": ":", "t": "\\":"}]',
+        '"a\\\\":1,"t":0,"t":5',
+        '"t": 0, "\\u0074": 5',
+        '"t": "\\ud83d", "t": 5',
+        f'"t": "{"x" * 50_000}", "t": 5',
+    ],
+)
+def test_a_field_with_two_values_is_refused(fields: str) -> None:
+    """A parser would use the last one, and the client would not learn which."""
+    with pytest.raises(ApiError, match="is in the same object twice, with different") as refused:
+        parse(JSON, f"{{{fields}}}".encode())
+    assert refused.value.status == 400
+    assert refused.value.param in ("t", "u")
+
+
+def test_a_field_that_is_sent_twice_with_one_value_has_that_value() -> None:
+    assert parse(JSON, b'{"a": [1], "b": {"a" : 2}, "a": [1]}') == {"a": [1], "b": {"a": 2}}
+
+
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists))
 def test_serialised_json_is_read_back(value: Any) -> None:
     assert parse(JSON, json.dumps({"a": value}).encode()) == {"a": value}

@@ -78,7 +78,10 @@ def test_a_host_in_the_request_target_counts_instead_of_the_header(
     gateway: GatewayProcess, target: str
 ) -> None:
     place = urlsplit(gateway.url)
-    for origin, status in ((f"{target}/v1/models", 403), (f"http://{place.netloc}/v1/models", 200)):
+    for origin, status in (
+        *((f"{target}{end}", 403) for end in ("/v1/models", "", "?x", "?x=/y")),
+        *((f"http://{place.netloc}{end}", 200) for end in ("/v1/models", "", "?x=/y")),
+    ):
         with closing(HTTPConnection(place.hostname or "", place.port)) as link:
             link.request("GET", origin, headers={"host": place.netloc})
             answer = link.getresponse()

@@ -12,6 +12,9 @@ from common.json_schema import bounded, without_nulls
 from common.wording import shown
 
 MAX_DEPTH = 60
+MOST_PROPERTIES = 5_000  # in one schema; llguidance's time grows with their square
+MOST_OPTIONAL = 1_200  # in one object: each has four Earley items in a row (matching.LIMITS)
+MOST_PATTERNS = 100  # in one object, because each pair is intersected
 _LONGEST_POINTER = 500  # characters
 _DEEP = f"the JSON schema is nested more than {MAX_DEPTH} deep"
 
@@ -102,27 +105,61 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises InvalidRequest for a keyword that cannot be enforced; its message has the JSON pointer
     (RFC 6901) to the keyword.
     """
-    cleaned: dict[str, Any] = _checked((), schema)
+    sizes: list[int] = []
+    cleaned: dict[str, Any] = _checked((), schema, sizes)
+    if sum(sizes) > MOST_PROPERTIES:
+        raise _too_many(sum(sizes), "properties", MOST_PROPERTIES, ())
     return {**cleaned, "x-guidance": dict(OPTIONS)}
 
 
-def _checked(at: Pointer, schema: Any) -> Any:
-    """Return a subschema as `enforceable` does."""
+def _checked(at: Pointer, schema: Any, sizes: list[int]) -> Any:
+    """Return a subschema as `enforceable` does, and add the sizes of its objects to `sizes`."""
     if not isinstance(schema, Mapping):
         return schema
+    sizes.append(_properties_in(at, schema))
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         here = (*at, keyword)
         _require_enforceable(here, keyword, value)
         if keyword in _SCHEMAS and isinstance(value, list):
-            value = [_checked((*here, index), inner) for index, inner in enumerate(value)]
+            value = [_checked((*here, index), inner, sizes) for index, inner in enumerate(value)]
         elif keyword in _NAMED and isinstance(value, Mapping):
-            value = {name: _checked((*here, name), inner) for name, inner in value.items()}
+            value = {name: _checked((*here, name), each, sizes) for name, each in value.items()}
         elif keyword in _SCHEMA:
-            value = _checked(here, value)
+            value = _checked(here, value, sizes)
         if keyword not in _REFUSED and keyword != "x-guidance":
             kept[keyword] = value
     return kept
+
+
+def _properties_in(at: Pointer, schema: Mapping[str, Any]) -> int:
+    """Return how many properties one object has. Raises InvalidRequest if there are too many."""
+    properties, patterns, required = (
+        value if isinstance(value := schema.get(name), kind) else ()
+        for name, kind in (("properties", dict), ("patternProperties", dict), ("required", list))
+    )
+    needed = {name for name in required if isinstance(name, str)}
+    counts = (
+        (len(patterns), "patternProperties", MOST_PATTERNS),
+        (len(properties), "properties", MOST_PROPERTIES),
+        (
+            len(properties) - len(needed.intersection(properties)),
+            "optional properties",
+            MOST_OPTIONAL,
+        ),
+    )
+    for count, what, most in counts:
+        if count > most:
+            raise _too_many(count, what, most, at)
+    return len(properties)
+
+
+def _too_many(count: int, what: str, most: int, at: Pointer) -> InvalidRequest:
+    advice = "list more of them in required, or use fewer" if what.startswith("o") else "use fewer"
+    return InvalidRequest(
+        f"the JSON schema has {count} {what}{_at(at) if at else ''}, but at most {most} can be"
+        f" enforced: {advice}"
+    )
 
 
 def _require_enforceable(pointer: Pointer, keyword: str, value: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import mlx.core as mx
@@ -14,7 +16,7 @@ import pytest
 
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import masked, words
-from backend.engine.constraints.schema import read_schema
+from backend.engine.constraints.schema import MOST_OPTIONAL, MOST_PATTERNS, enforceable, read_schema
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.errors import InvalidRequest
 from common.chat_format import ChatFormat
@@ -131,6 +133,48 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
 def test_a_schema_that_cannot_be_enforced_is_named(text: str, sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         COMPILER.compile(ConstraintSpec("json_schema", text))
+
+
+def _object(keyword: str, count: int, required: int = 0) -> dict[str, Any]:
+    names = [f"^a{at}$" for at in range(count)]
+    entries: dict[str, Any] = {name: {} for name in names}
+    return {"type": "object", keyword: entries, "required": names[:required]}
+
+
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (_object("properties", 1200), ""),
+        (_object("properties", 5000, 3800), ""),
+        (_object("patternProperties", 100), ""),
+        (_object("properties", 1201), "has 1201 optional properties, but at most 1200 can"),
+        (_object("properties", 5001, 5001), "has 5001 properties, but at most 5000 can"),
+        (
+            {"items": {"anyOf": [_object("properties", 6000)]}},
+            "has 6000 properties at #/items/anyOf/0, but at most 5000",
+        ),
+        (
+            {"prefixItems": [_object("properties", 2501, 2501)] * 2},
+            "has 5002 properties, but at most 5000",
+        ),
+        (_object("patternProperties", 101), "has 101 patternProperties, but at most 100"),
+    ],
+)
+def test_a_schema_of_many_properties_is_refused_before_it_is_compiled(
+    most: dict[str, Any], message: str
+) -> None:
+    """llguidance needs seconds to minutes to refuse such a schema, without a word for users."""
+    with pytest.raises(InvalidRequest, match=message) if message else nullcontext():
+        enforceable(most)
+
+
+@pytest.mark.parametrize("keyword", ["properties", "patternProperties"])
+def test_a_schema_at_the_limit_compiles(keyword: str) -> None:
+    count = {"properties": MOST_OPTIONAL, "patternProperties": MOST_PATTERNS}[keyword]
+    constraint = COMPILER.compile(
+        ConstraintSpec("json_schema", json.dumps(_object(keyword, count)))
+    )
+    assert byte_walk(BYTES, 1).text(constraint, patience=120).startswith("{")
 
 
 def test_a_value_of_a_schema_is_not_mistaken_for_a_field() -> None:

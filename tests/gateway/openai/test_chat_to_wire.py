@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -870,6 +871,44 @@ def test_reasoning_among_the_parts_of_a_users_message_is_left_out_and_listed() -
     (message,) = options.Messages
     assert (message.content, message.reasoning_content) == ("5", "")
     assert list(running.ignored) == ["messages[].content[][thinking]"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "listed"),
+    [
+        ({"content": "5", "refusal": "No."}, "refusal"),
+        ({"content": [{"type": "text", "text": "5"}], "refusal": "No."}, "refusal"),
+        ({"content": "5", "reasoning": "I add.", "reasoning_content": "I count."}, "reasoning"),
+        ({"content": "5", "reasoning": "I count.", "reasoning_content": "I count."}, ""),
+        ({"content": "", "refusal": "No."}, ""),
+    ],
+)
+def test_a_field_that_another_replaces_is_listed(fields: dict[str, Any], listed: str) -> None:
+    messages = [*user_message("?"), {"role": "assistant", **fields}, *user_message("?")]
+    running = begun()
+    translated({"messages": messages})
+    assert list(running.ignored) == [f"messages[].{listed}"] * bool(listed)
+    begun(strict=True)
+    with pytest.raises(ApiError, match=f"{listed} differs from") if listed else nullcontext():
+        translated({"messages": messages})
+
+
+def test_a_prefix_that_is_not_the_last_message_is_listed() -> None:
+    """Only the last message can be continued."""
+    running = begun()
+    start = {"role": "assistant", "content": "5", "prefix": True}
+    translated({"messages": [*user_message("?"), start, *user_message("?")]})
+    assert list(running.ignored) == ["messages[].prefix"]
+    running = begun()
+    translated({"messages": [*user_message("?"), start]})
+    assert not running.ignored
+
+
+def test_a_summary_of_reasoning_reaches_the_template() -> None:
+    details = [{"type": "reasoning.summary", "summary": "I count."}]
+    message = {"role": "assistant", "content": "5", "reasoning_details": details}
+    (options,) = translated({"messages": [*user_message("?"), message, *user_message("?")]})
+    assert options.Messages[1].reasoning_content == "I count."
 
 
 def test_a_bool_is_not_a_number_of_alternatives() -> None:
