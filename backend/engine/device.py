@@ -106,6 +106,17 @@ def reads_views() -> bool:
     return mx.metal.is_available() and mx.default_device() != mx.Device(mx.DeviceType.cpu)
 
 
+def multiplies_packed(rows: int) -> bool:
+    """Return whether this many rows are multiplied by quantised numbers without dequantising them.
+
+    On a CPU, MLX's quantised product takes as long for each row as for a single one. For the engine
+    thread.
+    """
+    import mlx.core as mx
+
+    return rows < 16 or mx.default_device() != mx.Device(mx.DeviceType.cpu)
+
+
 def starts_layers_early(device: Device) -> bool:
     """Return whether each layer of a pass is started as soon as its graph is complete.
 

@@ -19,6 +19,7 @@ from backend.engine.device import (
     detect,
     memory_limit,
     memory_plan,
+    multiplies_packed,
     prefill_chunk,
     starts_layers_early,
     step_timeout,
@@ -138,6 +139,11 @@ def test_step_timeout_by_device_unless_set() -> None:
 
 def test_layers_start_early_on_a_cpu_only() -> None:
     assert [starts_layers_early(device) for device in (CPU, METAL, CUDA)] == [True, False, False]
+
+
+@pytest.mark.skipif(mx.default_device() == mx.gpu, reason="for a CPU")
+def test_many_rows_are_not_multiplied_by_packed_values_on_a_cpu() -> None:
+    assert [multiplies_packed(rows) for rows in (1, 15, 16)] == [True, True, False]
 
 
 def test_prefill_chunk_by_device_unless_set() -> None:

@@ -162,6 +162,8 @@ def _whisper_tokenizer(path: Path) -> Any:
     before, first = tokenizer.convert_tokens_to_ids(["<|notimestamps|>", "<|0.00|>"])
     if first != before + 1:
         raise ValueError("its tokenizer does not have <|0.00|> after <|notimestamps|>")
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.get_vocab = lambda: vocabulary  # mlx-audio reads it three times per window
     return tokenizer
 
 

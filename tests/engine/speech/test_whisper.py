@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import pytest
@@ -75,16 +75,16 @@ def written_by(theirs: Any) -> list[tuple[Any, ...]]:
 
 
 def require_equal(model: Any, given: Speech) -> None:
-    expected = reference(model, given)
-    assert written(segments(model, given)) == written_by(expected)
+    expected, found = reference(model, given), heard(model, given)
+    assert written([each for part in found for each in part.segments]) == written_by(expected)
+    if not given.language:
+        assert found[-1].language == expected.language
 
 
 @pytest.mark.usefixtures("greedy")
 @pytest.mark.parametrize("seconds", SECONDS[1:])
 def test_its_tokens_and_times_are_those_of_mlx_audio(several: Any, seconds: float) -> None:
-    given = Speech(speech(seconds))
-    require_equal(several, given)
-    assert heard(several, given)[-1].language == reference(several, given).language
+    require_equal(several, Speech(speech(seconds)))
 
 
 @pytest.mark.usefixtures("greedy")
@@ -196,6 +196,16 @@ def test_a_tokenizer_without_tokens_of_times_gets_them(several: Any, folder: Pat
     given = Speech(speech(35.0), language="en", temperature=0.5)
     other = opened(write_whisper(folder, times=False))
     assert written(segments(other, given)) == written(segments(several, given))
+
+
+def test_no_window_reads_the_whole_vocabulary(
+    several: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_tokenizer: object) -> NoReturn:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(type(several._processor.tokenizer), "get_vocab", fail)
+    assert heard(several, Speech(speech(3), language="en"))
 
 
 def test_a_tokenizer_without_control_tokens_is_refused(folder: Path) -> None:
