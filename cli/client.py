@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    IncompleteRead,
+)
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import click
-import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-_TIMEOUT = httpx.Timeout(10.0, read=None)
+_CONNECT_SECONDS = 10.0
+_HEALTH_SECONDS = 5.0
+_KINDS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
 class Refused(click.ClickException):
@@ -28,18 +38,19 @@ class Client:
     def __post_init__(self) -> None:
         """Raise UsageError if `url` is not an HTTP address."""
         try:
-            if httpx.URL(self.url).scheme in ("http", "https"):
-                return
-        except httpx.InvalidURL:
-            pass
-        raise click.UsageError(f"--url is {self.url!r}: give one such as {DEFAULT_URL}")
+            parts = urlsplit(self.url)
+            usable = parts.scheme in _KINDS and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise click.UsageError(f"--url is {self.url!r}: give one such as {DEFAULT_URL}")
 
     def runs(self) -> bool:
         """Return whether a gateway answers at the address."""
         try:
-            with self._http() as http:
-                return http.get("/health", timeout=5.0).is_success
-        except httpx.HTTPError:
+            with self._sent("GET", "/health", None, _HEALTH_SECONDS):
+                return True
+        except Refused:
             return False
 
     def get(self, path: str) -> Any:
@@ -82,47 +93,66 @@ class Client:
 
     def streamed(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Send a POST request, and yield the server-sent events of the response. Raises Refused."""
-        try:
-            with self._http() as http, http.stream("POST", path, json=body) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise Refused(_reason(answer))
-                for line in answer.iter_lines():
-                    data = line.removeprefix("data: ")
-                    if line != data and data != "[DONE]":
-                        event = json.loads(data)
-                        if "error" in event:
-                            raise Refused(event["error"]["message"])
-                        yield event
-        except httpx.HTTPError as failure:
-            raise self._gone(failure) from None
+        with self._sent("POST", path, body) as answer:
+            for line in answer:
+                data = line.removeprefix(b"data: ").rstrip()
+                if line.startswith(b"data: "):
+                    if data == b"[DONE]":
+                        return
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise Refused(event["error"]["message"])
+                    yield event
+            raise IncompleteRead(b"")
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        with self._sent(method, path, body) as answer:
+            return json.loads(answer.read())
+
+    @contextmanager
+    def _sent(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None = None
+    ) -> Iterator[HTTPResponse]:
+        """Send a request, and yield the response. Raises Refused, also while the block reads it.
+
+        seconds: how long the gateway may be silent.
+        """
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        connecting = seconds or _CONNECT_SECONDS
+        http = _KINDS[parts.scheme](parts.hostname, parts.port, timeout=connecting)
+        headers = {"Authorization": f"Bearer {self.key}".encode()} if self.key else {}
         try:
-            with self._http() as http:
-                answer = http.request(method, path, json=body)
-        except httpx.HTTPError as failure:
-            raise self._gone(failure) from None
-        if not answer.is_success:
-            raise Refused(_reason(answer))
-        return answer.json()
+            try:
+                http.connect()
+            except OSError:
+                raise Refused(
+                    f"no gateway answers at {self.url}: start one with `mlx-backend serve MODEL`,"
+                    " or name another with --url"
+                ) from None
+            http.sock.settimeout(seconds)
+            content = None
+            if body is not None:
+                headers["Content-Type"] = b"application/json"
+                content = json.dumps(body).encode()
+            http.request(method, f"{parts.path.rstrip('/')}{quote(path)}", content, headers)
+            answer = http.getresponse()
+            if not 200 <= answer.status < 300:
+                raise Refused(
+                    _reason(answer) or f"{self.url}{path} answered with the status {answer.status}"
+                )
+            yield answer
+        except (OSError, HTTPException, ValueError) as failure:
+            lost = f"the connection to {self.url} was lost: {type(failure).__name__}"
+            raise Refused(lost) from None
+        finally:
+            http.close()
 
-    def _http(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
-    def _gone(self, failure: httpx.HTTPError) -> Refused:
-        if isinstance(failure, httpx.ConnectError):
-            return Refused(
-                f"no gateway answers at {self.url}: start one with `mlx-backend serve MODEL`, or"
-                " name another with --url"
-            )
-        return Refused(f"the connection to {self.url} was lost: {type(failure).__name__}")
-
-
-def _reason(answer: httpx.Response) -> str:
+def _reason(answer: HTTPResponse) -> str:
+    """Return the message of an error; "" if the response has none."""
     try:
-        error = answer.json()["error"]
+        error = json.loads(answer.read())["error"]
         return str(error if isinstance(error, str) else error["message"])  # Ollama's form, or ours
     except (ValueError, KeyError, TypeError):
-        return f"{answer.url} answered with the status {answer.status_code}"
+        return ""

@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli import default_model
 from common import launch
 from common.hub_cache import NoHome, hub_cache
+from common.progress_bar import DOWNLOAD
 from common.user_path import user_path
 from common.wording import did_you_mean
-from gateway.models.checkpoint import Checkpoints
-from gateway.models.config import ModelConfig
-from gateway.models.reading import single
+
+if TYPE_CHECKING:
+    from gateway.models.config import ModelConfig
 
 
 class NoSuchModel(click.ClickException):
@@ -108,6 +109,9 @@ def named(name: str) -> LocalModel:
 
 def config_of(model: LocalModel) -> ModelConfig:
     """Return the configuration with which the gateway would serve the model."""
+    from gateway.models.checkpoint import Checkpoints
+    from gateway.models.reading import single
+
     (config,) = single(model.reference).models
     return Checkpoints(Path.cwd()).completed(config)
 
@@ -117,6 +121,8 @@ def description(model: LocalModel) -> dict[str, str]:
 
     Raises NoSuchModel.
     """
+    from gateway.models.checkpoint import Checkpoints
+
     config, checkpoints = config_of(model), Checkpoints(Path.cwd())
     content: Any = None
     with suppress(ValueError, RecursionError):
@@ -147,7 +153,6 @@ def pull(reference: str) -> str:
     Returns a message for the user. Raises ClickException, ModelUnavailable, OSError.
     """
     from cli.progress import Progress
-    from gateway.supervisor.process import DOWNLOAD
 
     if reference.casefold() == default_model.NAME.casefold():
         return f"{default_model.NAME} is in {default_model.ensure()}"

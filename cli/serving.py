@@ -22,10 +22,10 @@ from cli.progress import Progress
 from common import launch
 from common.child_environment import SETTINGS, backend_environ
 from common.process_end import wait_or_kill
+from common.progress_bar import DOWNLOAD, DOWNLOADED
 from common.user_path import user_path
 from common.wording import did_you_mean
 from gateway.arguments import BadArgument, settings_from
-from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
 _REASON = re.compile(r"gateway: (.+)")

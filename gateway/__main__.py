@@ -11,12 +11,15 @@ if __name__ == "__main__":  # before the imports, so that an interrupt need not 
 import gc
 import os
 import sys
+import warnings
 
 if __name__ == "__main__":  # imports create no garbage, but collecting takes time
     gc.disable()
 
 # gRPC reads this when it is imported; its own log lines are about sockets.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from common.machine_memory import return_large_blocks
 from gateway import logs
@@ -34,6 +37,8 @@ LEVEL = "MLX_GATEWAY_LOG"
 def main() -> int:
     """Run one gateway. Returns the exit code: 2 for settings that cannot be used."""
     logs.configure(os.environ.get(LEVEL, ""))
+    # FastAPI silences it where it makes a body's schema, but the schema is built at its first use.
+    warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
     try:
         settings = settings_from(sys.argv[1:], os.environ)
         allow_connections()

@@ -110,7 +110,12 @@ class Strict(BaseModel):
     """A section of a model file: unknown keys and values of other types are refused."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic_core import to_json
 
 from common.part_text import text_of
@@ -279,4 +279,4 @@ _Stored = Annotated[Item, OneOf("an item", default="message")]
 Input = Annotated[
     list[_Sent], TextAs(lambda text: {"type": "message", "role": "user", "content": text})
 ]
-ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[_Stored])
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[_Stored], config=ConfigDict(defer_build=True))

@@ -20,6 +20,7 @@ import psutil
 from common.launch import command
 from common.machine_memory import kills_for_memory
 from common.process_end import end_of, tells_fault
+from common.progress_bar import DOWNLOAD, DOWNLOADED
 from common.version import VERSION
 from gateway import logs
 from gateway.supervisor.failures import LoadFailed
@@ -31,10 +32,6 @@ OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has no
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
 _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S+))?")
-# Our own backend's log line about a download, every two seconds
-# (backend/engine/loading/hub_process).
-DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
-DOWNLOADED = "downloaded model "
 # Left out, because the supervisor logs why a backend refused a model. Internal errors have another
 # level, and a traceback.
 _REFUSED_LOAD = re.compile(r" level=info event=call rpc=LoadModel status=(?!OK |CANCELLED )")

