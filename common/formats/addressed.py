@@ -62,7 +62,7 @@ def _read_glimmer(reading: Reading) -> Wait[None]:
 
 GLIMMER_CALLS = (
     CallSyntax(_ATEM.openers, _read_glimmer, _ATEM.closers, no_content_yet),
-    CallSyntax((_TO_TOOL,), _read_glimmer, begins=begins_line),
+    CallSyntax((_TO_TOOL,), _read_glimmer, _ATEM.closers, begins_line),
 )
 _INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>", "<|end_message|>"
 

@@ -119,8 +119,11 @@ class Harmony:
             space, part = (yield from reading.follow(SPACE, _PARTS)) or ("", "")
             if not part and header.marked and (yield from self._skips_junk(reading)):
                 continue
-            bare = part in _BARE_PARTS and not header.marked  # other words may come here
-            if not part or (bare and not (yield from self._is_header(reading, header))):
+            words = part in _BARE_PARTS and not header.marked  # other words may come here
+            if not part or (words and not (yield from self._is_header(reading, header))):
+                break
+            broken = part != _SPELT.get(part, part) and not header.marked  # perhaps text
+            if broken and not (yield from reading.follow(SPACE, part, SPACE, _BARE_PARTS)):
                 break
             reading.take(len(space + part))
             part, header.marked = _SPELT.get(part, part), header.marked or part in _SPELT
@@ -131,7 +134,8 @@ class Harmony:
                 header.channel = part
             elif part in (_RECIPIENT, _FUNCTIONS):
                 yield from reading.space()
-                recipient = (yield from reading.run(_NAME)).strip("\"'")
+                name = (yield from reading.run(_NAME)).strip("\"'")
+                recipient = name if part == _RECIPIENT else part + name
                 header.recipient = "" if recipient in _PEOPLE else recipient
             elif part in _NEXT_PART and not (yield from reading.follow(SPACE, _PARTS)):
                 word = yield from reading.run(_NAME)  # a tool as the author, or another channel
@@ -215,7 +219,7 @@ class Harmony:
 
     def _unaddressed(self, reading: Reading) -> Wait[bool]:
         """Read a message that is a call of an offered tool as JSON; returns whether it is one."""
-        if not reading.tools or not (yield from reading.follow(SPACE, "{")):
+        if not reading.tools or not (yield from reading.follow(SPACE, ("{", "["))):
             return False
         try:
             with reading.attempt():

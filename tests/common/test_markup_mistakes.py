@@ -35,7 +35,7 @@ def _before_all(space: str) -> Callable[[str], str]:
 
 
 def _with_first_token(form: str) -> Callable[[str], str]:
-    return lambda text: re.sub(r"^(<[|｜])([^<>]*)([|｜]>)", form, text)
+    return lambda text: re.sub(r"^<([|｜])([^<>]*)([|｜])>", form, text)
 
 
 def _without_the_last(text: str) -> str:
@@ -64,7 +64,7 @@ MISTAKES: dict[str, Callable[[str], str]] = {
 }
 MISTAKES |= {
     f"the first token as {form}": _with_first_token(form)
-    for form in (r"\1\2", r"\1\2|", r"\1\2>", r"\2\3", r"<\2\3", r"|\2\3")
+    for form in (r"<\1\2", r"<\1\2\3", r"<\1\2>", r"\2\3>", r"<\2\3>", r"\1\2\3>")
 }
 UNREADABLE = {
     "Muse Glimmer": ("a space after every marker", "a line break after every marker"),

@@ -329,6 +329,7 @@ HARMONY = _cases(
         "a call as the message": f"<|channel|>commentary json<|message|>{_OBJECT}<|call|>",
         "a call as the answer": f"<|channel|>final<|message|>{_OBJECT}",
         "a call and nothing else": _OBJECT,
+        "a list as the answer": f"<|channel|>final<|message|>[{_OBJECT}]",
         **{
             f"{wrong} for {mark}": _harmony(f"{_TO} <|constrain|>json").replace(mark, wrong)
             for mark in ("<|channel|>", "<|constrain|>", "<|message|>")
@@ -350,7 +351,9 @@ HARMONY += [
         Case(f"an answer like {text}", text, text)
         for text in (
             f"commentary to=functions.bus_times {_ARGUMENTS}",
-            "final {a}",
+            "functions.ferry_times {a}",
+            "channel|> and text",
+            "message|> and text",
             '{"name": "bus_times", "arguments": {}}',
         )
     ),
