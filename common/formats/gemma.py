@@ -24,6 +24,7 @@ _GEMMA4_CLOSERS = (
     "<|tool_call|>",
     "</call>",
     "<tool_calls|>",
+    "tool_call|>",
 )
 """The tokens, and what the model sometimes writes instead."""
 

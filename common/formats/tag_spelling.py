@@ -45,7 +45,7 @@ def respelt(tag: str) -> tuple[str, ...]:
 
 def closings(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and every other way in which models write it."""
-    return tuple(dict.fromkeys((*forms(tag), *respelt(tag)))) if tag else ()
+    return tuple(dict.fromkeys((*openings(tag), *forms(tag), *respelt(tag)))) if tag else ()
 
 
 def forms(tag: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def forms(tag: str) -> tuple[str, ...]:
 
 
 def openings(tag: str) -> tuple[str, ...]:
-    """Return an opening tag, and its forms after the loss of brackets or of its first token."""
+    """Return a tag, and its forms after the loss of brackets or of its first token."""
     if tag.startswith("[") and tag.endswith("]"):
         return (tag, tag[1:], tag[:-1])
     if not (token := _TOKEN.match(tag)):
