@@ -7,8 +7,9 @@ import re
 from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments, read_json_calls
-from common.formats.reading import CallSyntax, Reading, no_content_yet
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.shapes import invoked
+from common.formats.tag_spelling import closings, openings
 from common.formats.tagged_text import TaggedText
 
 _TO, _ALL = ">>>", "all\n"
@@ -60,20 +61,22 @@ def _read_glimmer(reading: Reading) -> Wait[None]:
 
 
 GLIMMER_CALLS = (
-    CallSyntax((_TO_TOOL, *_ATEM.openers), _read_glimmer, _ATEM.closers, no_content_yet),
+    CallSyntax(_ATEM.openers, _read_glimmer, _ATEM.closers, no_content_yet),
+    CallSyntax((_TO_TOOL,), _read_glimmer, _ATEM.closers, begins_line),
 )
 _INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>", "<|end_message|>"
 
 
 def _read_inkling(reading: Reading) -> Wait[None]:
     """Skip a message's header with the tool's name, and read the call as JSON, which repeats it."""
-    yield from reading.accept(_MODEL)
+    yield from reading.accept(*openings(_MODEL))
     if not (yield from reading.more()):
         return
-    yield from reading.run(_NAME)
-    yield from reading.expect(_INVOKE_JSON)
-    yield from read_json_calls(reading, (_END,))
-    yield from reading.accept_after_space(_END)
+    if not (yield from reading.accept(*openings(_INVOKE_JSON))):
+        yield from reading.run(_NAME)
+        yield from reading.expect(*openings(_INVOKE_JSON))
+    yield from read_json_calls(reading, closings(_END))
+    yield from reading.accept_after_space(*closings(_END))
 
 
 INKLING_SILENT = (

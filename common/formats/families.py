@@ -82,7 +82,6 @@ _DEEPSEEK_INLINE = tuple(
 _MINIMAX = invoked("", "minimax:tool_call", lines="paired")
 _MINIMAX_CALLS = (
     *_MINIMAX.syntaxes,
-    CallSyntax(("invoke name=",), _MINIMAX.tags.read, begins=begins_line),
     CallSyntax(("<minimax:toolcall>",), _MINIMAX.tags.read, ("</minimax:toolcall>",), begins_line),
 )
 _XLAM_CALLS = (

@@ -11,7 +11,7 @@ from common.formats.harmony import Harmony
 from common.formats.json_calls import read_bare_calls
 from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.shapes import JsonShape, Shape, TagShape
-from common.formats.tag_spelling import forms
+from common.formats.tag_spelling import openings
 from common.formats.tagged_text import TaggedText
 
 THINK = Tags("<think>", "</think>")
@@ -68,12 +68,12 @@ class Family:
 
 
 def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
-    """Return the syntax for openers without their first or last bracket, at a line's beginning.
+    """Return the syntax for openers without some of their brackets, at a line's beginning.
 
     A word without any bracket is no opener.
     """
-    openers = [form for opener in syntax.openers if syntax.marked for form in forms(opener)]
-    found = (form for form in openers if form not in syntax.openers and not form[1:].isalnum())
+    openers = [form for opener in syntax.openers if syntax.marked for form in openings(opener)]
+    found = (form for form in openers if form not in syntax.openers and not form.isalnum())
     return replace(syntax, openers=tuple(found), begins=begins_line, by_name=False, broken=True)
 
 

@@ -10,13 +10,13 @@ from common.formats.cursor import SPACE, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import at_named_call, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.tag_spelling import closings, forms
+from common.formats.tag_spelling import closings, openings
 from common.formats.values import GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
 _AROUND_NAME = ('"', "'", "`", "<|channel|>commentary", "<|channel|>")
 _GEMMA4_OPENERS = ("<|tool_call>", "<tool_call>", "<|tool_call|>", "<call>", "<|tool_calls>")
-_HALF_OPENERS = ("tool_call>", "|tool_call>")
+_HALF_OPENERS = ("tool_call>", "|tool_call>", "<|tool_call")
 _GEMMA4_CLOSERS = (
     "<tool_call|>",
     "</tool_call>",
@@ -24,6 +24,7 @@ _GEMMA4_CLOSERS = (
     "<|tool_call|>",
     "</call>",
     "<tool_calls|>",
+    "tool_call|>",
 )
 """The tokens, and what the model sometimes writes instead."""
 
@@ -85,7 +86,7 @@ def _fenced(fence: str, openers: tuple[str, ...], closers: tuple[str, ...]) -> C
 
 def fenced_calls(opener: str, fence: str, closer: str) -> CallSyntax:
     """Return the syntax of calls with such strings, without the mistakes of Gemma's models."""
-    return replace(_fenced(fence, forms(opener), closings(closer)), openers=(opener,))
+    return replace(_fenced(fence, openings(opener), closings(closer)), openers=(opener,))
 
 
 _MARKED = _fenced(GEMMA4.fence, _GEMMA4_OPENERS, _GEMMA4_CLOSERS)

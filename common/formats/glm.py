@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from common.formats.answer import Call
 from common.formats.cursor import SPACE, Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
-from common.formats.reading import CallSyntax, Reading, no_content_yet
-from common.formats.tag_spelling import forms
-from common.formats.tagged_calls import CallTags, Tag
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
+from common.formats.tag_spelling import forms, openings
+from common.formats.tagged_calls import AROUND_ARGUMENTS, NAME_TAG, CallTags, Tag
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import object_of
 
@@ -46,7 +46,7 @@ class KeyValueTags(CallTags):
     """Tags around the type of a value. The type is skipped: the tool's schema determines it."""
 
     def _read_calls(self, reading: Reading, _in_block: bool) -> Wait[None]:
-        yield from reading.accept_all((*forms(self.call), ""), SPACE)
+        yield from reading.accept_all((*openings(self.call), ""), SPACE)
         pairs = yield from reading.follow(_NAME, _SOME_SPACE, _WORD, "=")
         element = yield from self._element(reading)
         if element.name:
@@ -80,7 +80,7 @@ class KeyValueTags(CallTags):
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read space, and line breaks that the model wrote as `\\n`, which vLLM reads as well."""
         yield from cursor.space()
-        while (yield from cursor.accept("\\n")):
+        while (yield from cursor.accept("\\n", *AROUND_ARGUMENTS)):
             yield from cursor.space()
         yield from cursor.drop_cut((self.call_close, "\\n"))
 
@@ -98,7 +98,8 @@ class KeyValueTags(CallTags):
         follow = [self.parameter, self.call_close, "{", self.call + name]
         if reading.tools.meant(name) in reading.tools:
             follow += ["<", "```"]
-            yield from reading.accept(*self._ends)  # of an argument that the call does not have
+            # The end of an argument that the call does not have, or of the name.
+            yield from reading.accept(*self._ends, "</tool_name>", "</name>")
             yield from self._gap(reading)
             ended = not (yield from reading.more())
             if ended and reading.stopped and reading.position > end:
@@ -137,6 +138,8 @@ class KeyValueTags(CallTags):
             yield from cursor.run(_KEY)
             yield from cursor.expect(self.kind[1])
         yield from self._gap(cursor)
+        if (yield from cursor.follow(("=", ":"), SPACE, self.value)):
+            yield from cursor.accept_all(("=", ":"), SPACE)
         opened = yield from cursor.accept(self.value, self.value.removeprefix("<"))
         if not opened:
             ends = (self.parameter, self.key_close, self.value, self.value[1:], self.kind[0])
@@ -146,10 +149,17 @@ class KeyValueTags(CallTags):
         return Tag(key)
 
     @property
-    def unopened(self) -> CallSyntax:
-        """Calls whose first tag is missing, at the beginning of the answer."""
+    def unopened(self) -> tuple[CallSyntax, ...]:
+        """Calls without their first tag: names at the beginning of the answer, or in elements."""
 
         def read(reading: Reading) -> Wait[None]:
             reading.call((yield from self.read_inside(reading, "")))
 
-        return CallSyntax((), read, begins=no_content_yet, by_name=True)
+        def read_elements(reading: Reading) -> Wait[None]:
+            reading.opener = ""
+            yield from self.read(reading)
+
+        return (
+            CallSyntax((), read, begins=no_content_yet, by_name=True),
+            CallSyntax((NAME_TAG,), read_elements, begins=begins_line, broken=True),
+        )

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from common.formats.answer import Call
+from common.formats.answer import Answer, Call
+from common.formats.arguments import arguments_of
 from common.formats.cursor import SPACE, Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import read_arguments
+from common.formats.json_calls import read_arguments, read_bare_calls
 from common.formats.reading import Reading, Tags, is_quoted
+from common.formats.tag_spelling import openings
 from common.formats.tagged_calls import CallTags, Tag
-from common.formats.values import read_value
+from common.formats.values import MODEL_JSON, read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
@@ -23,17 +25,27 @@ _CHANNELS = ("analysis", "commentary", "final")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _NEXT_PART = (_START, _CHANNEL)
 _BODY_ENDS = Markers([*_NEXT_PART, *_ENDS])
-_HEADER_PARTS = (_START, _ROLE, _CHANNEL, *_CHANNELS, _CONSTRAIN, "json", "code", _RECIPIENT)
+_FUNCTIONS = "functions."
+_SPELT = {
+    form: mark for mark in (_START, _CHANNEL, _CONSTRAIN, _MESSAGE) for form in openings(mark)
+}
+"""The marks, also without some of their brackets."""
+_BARE_PARTS = (_ROLE, *_CHANNELS, "json", "code", _RECIPIENT, _FUNCTIONS)
 _AFTER_CHANNEL = (_MESSAGE, _CHANNEL, _CONSTRAIN, _RECIPIENT, "json", "code")
-_PARTS, _MARKS = (*_HEADER_PARTS, _MESSAGE), (_CHANNEL, _MESSAGE, _CONSTRAIN)
-_BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
+_PARTS = (*_SPELT, *_BARE_PARTS)
+_BODY_BEGINS = (*(form for form, mark in _SPELT.items() if mark != _START), "{")
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
-_HEADER_WORDS = re.compile(r"[\w .=-]*")
+_HEADER_WORDS = re.compile(r"[\w .=\"'-]*")
+_TO_FUNCTION = re.compile(
+    r"""\s*(?:assistant)?\s*(?:analysis|commentary|final|)\s*(?:to=|functions\.)["']?([\w.-]+)["']?"""
+    r"\s*(?:json|code)?\s*"
+)
+"""A header without markup."""
+_SURELY_TEXT = re.compile(r'[^{}"<]*')
 _JUNK = re.compile(r"(?:(?![<{\n])[\W\d_])*")
 _FORMAT = re.compile(r"[\w/.+-]*")
 _QUOTED = re.compile(r"[\w .=<|>-]*")
-_FUNCTIONS = "functions."
 _BEGUN_CALL = re.compile(r"\s*(?:assistant)?\s*to=functions\.[\w. -]*(?:<[|\w]*)?")
 """The header of a call, before the markup that shows it to be one."""
 _PEOPLE = frozenset({"assistant", "user", "all"})
@@ -93,7 +105,7 @@ class Harmony:
             if cut and reading.tools and _BEGUN_CALL.fullmatch(rest):
                 answer.edge()
             elif not header.marked or (header.whole and not cut):
-                answer.exact(reasoning=False)
+                _begin(answer, header)
                 reading.write(rest, _BODY_ENDS)
         except Unreadable:
             yield from self._other(reading, header)
@@ -107,18 +119,23 @@ class Harmony:
             space, part = (yield from reading.follow(SPACE, _PARTS)) or ("", "")
             if not part and header.marked and (yield from self._skips_junk(reading)):
                 continue
-            bare = part in _BARE_PARTS and not header.marked  # other words may come here
-            if not part or (bare and not (yield from reading.follow(SPACE, _HEADER_WORDS, _MARKS))):
+            words = part in _BARE_PARTS and not header.marked  # other words may come here
+            if not part or (words and not (yield from self._is_header(reading, header))):
+                break
+            broken = part != _SPELT.get(part, part) and not header.marked  # perhaps text
+            if broken and not (yield from reading.follow(SPACE, part, SPACE, _BARE_PARTS)):
                 break
             reading.take(len(space + part))
-            header.marked = header.marked or part not in _BARE_PARTS
+            part, header.marked = _SPELT.get(part, part), header.marked or part in _SPELT
             if part == _MESSAGE:
                 header.whole = True
                 return
             if part in _CHANNELS:
                 header.channel = part
-            elif part == _RECIPIENT:
-                recipient = yield from reading.run(_NAME)
+            elif part in (_RECIPIENT, _FUNCTIONS):
+                yield from reading.space()
+                name = (yield from reading.run(_NAME)).strip("\"'")
+                recipient = name if part == _RECIPIENT else part + name
                 header.recipient = "" if recipient in _PEOPLE else recipient
             elif part in _NEXT_PART and not (yield from reading.follow(SPACE, _PARTS)):
                 word = yield from reading.run(_NAME)  # a tool as the author, or another channel
@@ -126,12 +143,22 @@ class Harmony:
                     header.recipient = word
             elif part == _CONSTRAIN:
                 yield from reading.space()
-                yield from reading.run(_FORMAT)
+                if not (yield from reading.accept("json")):  # a mark without brackets may follow
+                    yield from reading.run(_FORMAT)
         yield from reading.drop_cut(_PARTS)
         if not header.marked or (yield from reading.is_last()):
             yield from reading.space()
             raise reading.unreadable()
         header.whole = True
+
+    def _is_header(self, reading: Reading, header: _Header) -> Wait[bool]:
+        """Return whether words are a header: markup follows, or a tool's arguments."""
+        found = yield from reading.follow(SPACE, _HEADER_WORDS, _BODY_BEGINS)
+        if not found or found[2] != "{":
+            return bool(found)
+        named = _TO_FUNCTION.fullmatch(found[1])
+        header.marked = named is not None and reading.tools.meant(named[1]) in reading.tools
+        return header.marked
 
     def _skips_junk(self, cursor: Cursor) -> Wait[bool]:
         """Skip signs and digits that mean nothing, before another part of the header.
@@ -154,17 +181,32 @@ class Harmony:
             arguments = (yield from _BEAM.read_body(reading, Tag(name))).arguments
         elif not empty and not (yield from reading.at([*_ENDS, _START])):
             arguments = yield from read_arguments(reading, (*_ENDS, *_NEXT_PART))
-        yield from reading.space()
-        closed = yield from reading.accept(*_ENDS)
-        if not closed and (yield from reading.more()) and not (yield from reading.at(_NEXT_PART)):
-            raise Unreadable
-        reading.call(Call(name, arguments))
+        given = [arguments]
+        while not (yield from reading.accept_after_space(*_ENDS)):
+            if (yield from reading.follow(SPACE, "{")):  # another call of the same tool
+                if len(given) == 1:
+                    reading.call(Call(name, arguments))
+                yield from reading.space()
+                more = arguments_of((yield from read_value(reading, MODEL_JSON, _ENDS)))
+                if more is None:
+                    raise Unreadable
+                if more not in given:
+                    reading.call(Call(name, more))
+                given.append(more)
+            elif (yield from reading.follow(_SURELY_TEXT, ('"', "{", "}"))):
+                raise Unreadable
+            else:
+                break
+        if len(given) == 1:
+            reading.call(Call(name, arguments))
 
     def _body(self, reading: Reading, header: _Header) -> Wait[None]:
         """Read the text of a message that is not a call."""
         answer = reading.answer
         reading.closing = _ENDS[0]
-        answer.exact(reasoning=header.channel == "analysis")
+        _begin(answer, header, reasoning=header.channel == "analysis")
+        if not answer.reasoning and (yield from self._unaddressed(reading)):
+            return
         while marker := (
             yield from reading.until(_BODY_ENDS, lambda text: reading.write(text, _BODY_ENDS))
         ):
@@ -174,6 +216,24 @@ class Harmony:
             reading.take(len(marker) if marker in _ENDS else 0)
             break
         answer.exact(reasoning=False)
+
+    def _unaddressed(self, reading: Reading) -> Wait[bool]:
+        """Read a message that is a call of an offered tool as JSON; returns whether it is one."""
+        if not reading.tools or not (yield from reading.follow(SPACE, ("{", "["))):
+            return False
+        try:
+            with reading.attempt():
+                reading.offered = True
+                yield from reading.space()
+                yield from read_bare_calls(reading, (*_ENDS, *_NEXT_PART))
+                yield from reading.accept_after_space(*_ENDS)
+        except Unreadable:
+            if not (reading.begun and reading.was_cut()):
+                return False
+            reading.rest()
+        finally:
+            reading.offered = False
+        return True
 
     def _quoted(self, reading: Reading, marker: str) -> Wait[int]:
         """Return the length of the quoted text that a marker begins; 0 if the marker is real."""
@@ -225,6 +285,12 @@ class Harmony:
         answer.write((yield from reading.accept(_START)))
         yield from reading.until(_NEXT, answer.write)
         answer.flush()
+
+
+def _begin(answer: Answer, header: _Header, *, reasoning: bool = False) -> None:
+    """Begin a text, which is exact unless it comes behind a call without a header."""
+    begin = answer.edge if answer.called and not header.marked else answer.exact
+    begin(reasoning=reasoning)
 
 
 def _header_in(text: str) -> _Header:

@@ -130,6 +130,7 @@ def read_statements(reading: Reading) -> Wait[None]:
         reading.call(call)
         if printed:
             yield from reading.accept_after_space(")")
+    yield from reading.drop_surplus(_CODE_ENDS)
     yield from reading.accept_after_space(*_CODE_ENDS)
 
 

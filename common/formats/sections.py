@@ -11,7 +11,7 @@ from common.formats.answer import Call
 from common.formats.cursor import SPACE, Cut, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
-from common.formats.tag_spelling import closings, forms
+from common.formats.tag_spelling import closings, openings
 from common.formats.tagged_calls import CallTags
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import parts
@@ -35,8 +35,8 @@ def _nothing(_text: str) -> None:
     pass
 
 
-def _forms(markers: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(form for marker in markers for form in forms(marker))
+def _openings(markers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(form for marker in markers for form in openings(marker))
 
 
 @cache
@@ -105,7 +105,7 @@ class Section:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
-        in_section = bool((yield from reading.accept(*_forms(self.openers))))
+        in_section = bool((yield from reading.accept(*_openings(self.openers))))
         count = 0
         while (yield from self._reaches_call(reading, in_section, count)):
             while (yield from reading.accept(*self.calls)):

@@ -285,8 +285,12 @@ class TagShape:
         tags = self.tags
         if "{name}" in self.call_end:
             return (_elements(tags),)
-        unopened = (tags.unopened,) if isinstance(tags, KeyValueTags) else ()
-        return (tagged(tags), *unopened)
+        found = [tagged(tags), *(tags.unopened if isinstance(tags, KeyValueTags) else ())]
+        word = tags.call.removeprefix("<")
+        if word.isalnum() and f"<{word} {tags.name_key}=" in self.call:  # without its bracket
+            opener = (f"{word} {tags.name_key}=",)
+            found.append(CallSyntax(opener, tags.read, begins=begins_line, broken=True))
+        return tuple(found)
 
     @property
     def alone(self) -> TagShape:

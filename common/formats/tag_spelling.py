@@ -10,6 +10,7 @@ _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
 
+_TOKEN = re.compile(r"(<[|｜]|\]<\])([^<>]*[^<>|｜\[])([|｜]>|\[>\[)(.*)", re.DOTALL)
 _CONFUSED = (
     *("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>"),
     *("<|{}>", "<|/{}>", "/{}>", "{}>"),
@@ -37,18 +38,33 @@ def attributes_of(header: str, key: str) -> dict[str, str]:
 
 def respelt(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and how models write it if they confuse its brackets."""
-    word = tag.strip("<>/|")
-    return (tag, *(form.format(word) for form in _CONFUSED)) if word else ()
+    before, _, last = tag.rpartition("<")
+    word = last.strip(">/|")
+    return (tag, *(before + form.format(word) for form in _CONFUSED)) if word else ()
 
 
 def closings(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and every other way in which models write it."""
-    return tuple(dict.fromkeys((*forms(tag), *respelt(tag)))) if tag else ()
+    return tuple(dict.fromkeys((*openings(tag), *forms(tag), *respelt(tag)))) if tag else ()
 
 
 def forms(tag: str) -> tuple[str, ...]:
     """Return a tag, also without its last or its first bracket."""
     return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
+
+
+def openings(tag: str) -> tuple[str, ...]:
+    """Return a tag, and its forms after the loss of brackets or of its first token."""
+    if tag.startswith("[") and tag.endswith("]"):
+        return (tag, tag[1:], tag[:-1])
+    if not (token := _TOKEN.match(tag)):
+        return forms(tag)
+    first, word, last, rest = token.groups()
+    whole = first + word + last
+    begun = [first + word, whole[:-1], f"{first}{word}>", word + last, f"<{word}{last}"]
+    begun += [whole[1:], *([whole * 2] if rest else [])]
+    begun += [""] if rest and not re.match(r"<\w", rest) else []  # another family's tag
+    return (tag, tag.removesuffix(">"), *(form + rest for form in begun))
 
 
 def bare_forms(tag: str) -> tuple[str, ...]:

@@ -18,7 +18,14 @@ from common.formats.cursor import SPACE, Cursor, Cut, T, Unreadable, Wait, marke
 from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
-from common.formats.tag_spelling import attributes_of, bare_forms, forms, respelt, spellings
+from common.formats.tag_spelling import (
+    attributes_of,
+    bare_forms,
+    forms,
+    openings,
+    respelt,
+    spellings,
+)
 from common.formats.tool_schema import Undeclared
 from common.formats.value_sender import LAST_BREAK, Lines, QuotedMarkup, ValueSender
 from common.formats.values import Pairs, object_of
@@ -31,7 +38,13 @@ _STRAY_CLOSINGS = tuple(
     f"</{word}>" for word in (*_STRAY, "function", "function_invocation", "parameter", "tools")
 )
 """What models write behind a call instead of the closing tag of its block, or before that tag."""
-_AROUND_ARGUMENTS = ("<parameters>", "</parameters>", "<arguments>", "</arguments>")
+NAME_TAG = "<tool_name>"
+"""What GLM-5 writes around a name, perhaps instead of the tag of a call."""
+AROUND_ARGUMENTS = tuple(
+    f"<{end}{word}>"
+    for word in ("parameters", "arguments", "tool_args", "tool_arguments", "tool_input")
+    for end in ("", "/")
+)
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 
 
@@ -77,6 +90,8 @@ class CallTags:
     json_block: str = ""
     """The tags around arguments that are written as one JSON object."""
     json_close: str = ""
+    outer_close: str = ""
+    """What may close the call instead of its own tag, if that is another family's."""
 
     @cached_property
     def _calls(self) -> tuple[str, ...]:
@@ -94,7 +109,7 @@ class CallTags:
 
     @cached_property
     def _call_ends(self) -> tuple[str, ...]:
-        found = (*self._end_forms(self.call_close), *respelt(self.call_close))
+        found = (*self._end_forms(self.call_close), *respelt(self.call_close), self.outer_close)
         return tuple(form for form in found if form not in (*self._calls, self.block))
 
     @cached_property
@@ -125,9 +140,9 @@ class CallTags:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
-        opens_call = reading.opener.startswith((*self._calls, *forms(self.call)))
+        opens_call = reading.opener.startswith((*self._calls, *openings(self.call)))
         respelt_block = "" if opens_call else reading.opener
-        in_block = bool((yield from reading.accept(*forms(self.block), respelt_block)))
+        in_block = bool((yield from reading.accept(*openings(self.block), respelt_block)))
         in_block = in_block or not (self.block or self.call)  # elements with the names of tools
         ends = respelt(self.block_close)
         strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
@@ -262,7 +277,9 @@ class CallTags:
         """Read a call that begins with a tag of another family."""
         reading.take(element.length)
         lines = "paired" if self.lines == "kept" else self.lines
-        tags = replace(self, call_close=element.close or self.call_close, lines=lines)
+        outer = self.call_close if element.close else ""
+        close = element.close or self.call_close
+        tags = replace(self, call_close=close, lines=lines, outer_close=outer)
         return (yield from tags.read_body(reading, element))
 
     def read_call(self, reading: Reading) -> Wait[Call]:
@@ -342,7 +359,7 @@ class CallTags:
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read what may be between two tags, such as tags around all arguments."""
         yield from cursor.space()
-        while (yield from cursor.accept(*_AROUND_ARGUMENTS)):
+        while (yield from cursor.accept(*AROUND_ARGUMENTS)):
             yield from cursor.space()
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
@@ -370,7 +387,7 @@ class CallTags:
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
-        following = filter(None, (*respelt(self.block_close), self.block, *self._calls))
+        following = filter(None, (*respelt(self.block_close), self.block, *self._calls, NAME_TAG))
         return bool((yield from reading.at(following)))
 
     def _read_json(self, reading: Reading) -> Wait[str]:
@@ -380,7 +397,7 @@ class CallTags:
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
         half = self.call_close.removesuffix(">")
-        closings = (self.json_close,), _AROUND_ARGUMENTS, self._ends
+        closings = (self.json_close,), AROUND_ARGUMENTS, self._ends
         for closing in (*closings, (half, *respelt(self.call_close))):  # a stray one too
             yield from reading.accept_after_space(*closing)
         return text
@@ -526,7 +543,7 @@ class CallTags:
                 return True
             following = [self.block]
             if marker in value.ends or marker == self.call_close:
-                following += [self.block_close, *self._calls]
+                following += [self.block_close, *self._calls, NAME_TAG]
             if marker in value.ends:
                 following += [*self._call_ends, *self._parameters]
                 following += [f"<{key}>" for key in value.declared if key not in value.given]

@@ -289,7 +289,7 @@ class TaggedText:
             if (marked and closes) or (reading.was_cut() and (certain or marked)):
                 reading.rest()
                 answer.edge()
-            elif careful:
+            elif careful or syntax.broken:
                 return False
             else:
                 answer.write(reading.rest())

@@ -34,12 +34,16 @@ def _before_all(space: str) -> Callable[[str], str]:
     return lambda text: MARK.sub(lambda mark: space + mark[0], text)
 
 
+def _with_first_token(form: str) -> Callable[[str], str]:
+    return lambda text: re.sub(r"^<([|｜])([^<>]*)([|｜])>", form, text)
+
+
 def _without_the_last(text: str) -> str:
     last = [mark for mark in MARK.finditer(text) if mark.end() == len(text)]
     return text[: last[0].start()] if last else text
 
 
-MISTAKES: Mapping[str, Callable[[str], str]] = {
+MISTAKES: dict[str, Callable[[str], str]] = {
     "carriage returns": lambda text: text.replace("\n", "\r\n"),
     "a space after the first marker": _after_first(" "),
     "a line break after the first marker": _after_first("\n"),
@@ -58,11 +62,11 @@ MISTAKES: Mapping[str, Callable[[str], str]] = {
         f"{text[:-2]}>" if text.endswith("|>") else re.sub(">$", "|>", text)
     ),
 }
+MISTAKES |= {
+    f"the first token as {form}": _with_first_token(form)
+    for form in (r"<\1\2", r"<\1\2\3", r"<\1\2>", r"\2\3>", r"<\2\3>", r"\1\2\3>")
+}
 UNREADABLE = {
-    "gpt-oss, Beam": ("no first bracket",),
-    "MiniCPM 5": ("no first bracket",),
-    "Inkling": ("no first bracket", "a wrong last bracket"),
-    "MiniMax M3": ("a wrong last bracket",),
     "Muse Glimmer": ("a space after every marker", "a line break after every marker"),
 }
 """Mistakes after which a part of the markup is shown as text, or the call is."""

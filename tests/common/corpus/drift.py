@@ -238,6 +238,7 @@ DSML = [
     Case("the prefix as a word", "It is DSML｜tool.", "It is DSML｜tool."),
 ]
 _ANSWER = "<arg_value>Ærø</arg_value>"
+_NAME, _PAIR = "<tool_name>ferry_times</tool_name>", f"<arg_key>harbour</arg_key>{_ANSWER}"
 GLM = _cases(
     {
         "arguments in a code block": _block(f"ferry_times\n{_FENCED}"),
@@ -253,11 +254,31 @@ GLM = _cases(
         "parameters": _block("ferry_times\n<parameter=harbour>Ærø</parameter>"),
         "attributes": _block('ferry_times\n<arg name="harbour">Ærø</arg>'),
         "elements of keys": _block("ferry_times\n<harbour>Ærø</harbour>"),
-        "the name as an element": _block(
-            f"<tool_name>ferry_times</tool_name>\n<arg_key>harbour</arg_key>\n{_ANSWER}"
-        ),
+        "the name as an element": _block(f"{_NAME}\n{_PAIR}"),
+        "an element and no tag": f"{_NAME}{_PAIR}",
+        "an element and the last tag": f"{_NAME}\n{_PAIR}\n</tool_call>",
+        "an open element": _block(f"<tool_name>ferry_times{_PAIR}"),
+        "an element around the call": _block(f"<tool_name>ferry_times\n{_PAIR}</tool_name>"),
+        "the end of an element": _block(f"ferry_times</tool_name>{_PAIR}"),
+        "a sign before the value": _block(f"ferry_times<arg_key>harbour</arg_key>={_ANSWER}"),
+        "an element, and JSON": f"{_NAME}{_ARGUMENTS}",
+        **{
+            f"an element, and JSON in {word}": f"{_NAME}\n<{word}>{_ARGUMENTS}</{word}>"
+            for word in ("arguments", "parameters", "tool_args", "tool_arguments", "tool_input")
+        },
+        "another block with an element": f"<tool_use>{_NAME}{_PAIR}</tool_use>",
     }
 )
+GLM += [
+    Case(
+        "two elements",
+        f"Hm.\n{_NAME}{_PAIR}{_NAME[:11]}tide_now</tool_name>",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("an element in a sentence", f"It is {_NAME}.", f"It is {_NAME}."),
+    Case("an element of no tool", "<tool_name>x</tool_name>", "<tool_name>x</tool_name>"),
+]
 
 
 def _kimi(name: str, arguments: str = _ARGUMENTS) -> str:
@@ -295,8 +316,48 @@ HARMONY = _cases(
         "arguments in arguments": _harmony(_TO, f'{{"arguments": {_ARGUMENTS}}}'),
         "a call in arguments": _harmony(_TO, _OBJECT),
         "arguments in a code block": _harmony(_TO, _FENCED),
+        "arguments twice": _harmony(_TO, _ARGUMENTS * 2),
+        "no functions and no tool's channel": _harmony(
+            "<|channel|>commentary functions.ferry_times"
+        ),
+        "no channel": _harmony("functions.ferry_times <|constrain|>json"),
+        "space before the recipient": _harmony(_TO.replace("to=", "to= ")),
+        "quotes around the recipient": _harmony('<|channel|>commentary to="functions.ferry_times"'),
+        "no markup": f"commentary to=functions.ferry_times {_ARGUMENTS}",
+        "no markup but the end": f"commentary to=functions.ferry_times json{_ARGUMENTS}<|call|>",
+        "carriage returns": _harmony(f"{_TO} json\r\n", f"\r\n{_ARGUMENTS}\r\n") + "\r\n",
+        "a call as the message": f"<|channel|>commentary json<|message|>{_OBJECT}<|call|>",
+        "a call as the answer": f"<|channel|>final<|message|>{_OBJECT}",
+        "a call and nothing else": _OBJECT,
+        "a list as the answer": f"<|channel|>final<|message|>[{_OBJECT}]",
+        **{
+            f"{wrong} for {mark}": _harmony(f"{_TO} <|constrain|>json").replace(mark, wrong)
+            for mark in ("<|channel|>", "<|constrain|>", "<|message|>")
+            for wrong in (mark[1:], mark[2:], mark[:-1], mark[:-2], mark[:-2] + ">")
+        },
     }
 )
+HARMONY += [
+    *(
+        Case(f"text after {end}", _harmony(_TO)[: -len("<|call|>")] + end, "Hm.", calls=[A_FERRY])
+        for end in ("Hm.", "\nHm.<|call|>", "\n\nHm.", "<|call|>\n\nHm.", "<|end|>Hm.<|end|>")
+    ),
+    Case(
+        "two objects",
+        _harmony(_TO, f'{_ARGUMENTS}\n{{"harbour": "Fyn"}}'),
+        calls=[A_FERRY, ("ferry_times", {"harbour": "Fyn"})],
+    ),
+    *(
+        Case(f"an answer like {text}", text, text)
+        for text in (
+            f"commentary to=functions.bus_times {_ARGUMENTS}",
+            "functions.ferry_times {a}",
+            "channel|> and text",
+            "message|> and text",
+            '{"name": "bus_times", "arguments": {}}',
+        )
+    ),
+]
 GEMMA = _cases(
     {
         f"call{sign}": f'<|tool_call>call{sign}ferry_times{{harbour:<|"|>Ærø<|"|>}}<tool_call|>'
