@@ -16,8 +16,7 @@ from backend.engine.drafting.batch_drafter import Choices
 from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.drafting.drafter import Drafter, LookupDrafter
 from backend.engine.drafting.heads import Head, HeadError, hidden_size, read_weights
-from backend.engine.drafting.hidden_states import MOST as MOST_STATES
-from backend.engine.drafting.hidden_states import LayerStates
+from backend.engine.drafting.hidden_states import LayerStates, stored_bytes
 from backend.engine.drafting.prediction_head import NoHeadError, open_head
 from backend.engine.drafting.reference import Converting, naming_draft_model, own_settings
 from backend.engine.drafting.state_drafter import BlockDrafter, HeadDrafter, StateDrafter
@@ -233,7 +232,7 @@ def _with_head(
         yield from evaluate(head, nbytes)
         cost = kv.cost(head)
         passes = _passes_of(head, choices.vocabulary)
-    unread = 2 * MOST_STATES * head.size * getattr(mx, main.dtype).size
+    unread = stored_bytes(head.size * getattr(mx, main.dtype).size)
     cost = replace(cost, fixed=cost.fixed + unread)
     return replace(drafting, weights_bytes=nbytes, cost=cost, passes=passes)
 

@@ -15,7 +15,7 @@ from backend.engine.planning.draft_width import CATCH_UP
 from backend.engine.sampling.logits_head import StateSource
 
 MOST = CATCH_UP  # tokens whose states a drafter gets; fewer than twice as many are stored
-_TOGETHER = 16  # passes whose states are divided together, which costs little more than one pass
+TOGETHER = 16  # passes whose states are divided together, which costs little more than one pass
 _TRIAL = (1, 2, 3)
 
 
@@ -46,11 +46,22 @@ class LayerStates(StateSource):
         if self._seen is not None and args and isinstance(args[0], mx.array):
             if position == min(self._positions):
                 self._at = {}  # an earlier pass may have failed
-            self._at[position] = args[0]
+            self._at[position] = collected = self._collected(args[0])
+            if collected is not args[0]:
+                # Copied before the layer runs, or the states of all tokens would stay in memory.
+                args = (*mx.depends([args[0]], [collected]), *args[1:])
             if position == max(self._positions) and len(self._at) == len(set(self._positions)):
                 self._seen.append(mx.concatenate([self._at[at] for at in self._positions], -1))
                 self._at = {}
         return own(layer, *args, **kwargs)
+
+
+def stored_bytes(state: int) -> int:
+    """Return the most bytes of a sequence's states: unread ones, and those being divided.
+
+    state: bytes of the states of one token.
+    """
+    return 2 * (MOST + TOGETHER) * state
 
 
 def latest(seen: Sequence[mx.array], rows: int) -> mx.array | None:
@@ -115,7 +126,7 @@ class PassedStates:
         rows: where the states of each row are stored, in the order of the pass.
         """
         self._passes.append(passed)
-        if len(self._passes) >= _TOGETHER:
+        if len(self._passes) >= TOGETHER:
             self.flush(rows)
 
     def flush(self, rows: Sequence[UnreadStates]) -> None:

@@ -138,10 +138,6 @@ class DecodeBatch(Rows):
         for sequence in joining:
             sequence.rows, sequence.first, sequence.media_prefill = self, None, None
 
-    def allow(self, rows: int, *, unused: bool) -> None:
-        """Set `rows` and `keeps_unused` of the `BatchCache`."""
-        self.cache.rows, self.cache.keeps_unused = rows, unused
-
     def launch(
         self, width: int | None = None, before_start: Callable[[], None] | None = None
     ) -> None:

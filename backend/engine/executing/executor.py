@@ -286,7 +286,8 @@ class Executor:
 
     def _allow(self, batch: DecodeBatch, number: int, plan: StepPlan) -> None:
         """Allow unused rows while a prompt is prefilled, because that prompt may join in one."""
-        batch.allow(plan.rows.get(number, 0), unused=bool(plan.prefill))
+        batch.cache.rows = plan.rows.get(number, 0)
+        batch.cache.keeps_unused = bool(plan.prefill)
 
     def _start_copies(self) -> None:
         """Start to compute all KV that was copied because sequences start, join or leave."""

@@ -231,23 +231,22 @@ class PrefillPasses:
     ) -> Callable[[], mx.array]:
         """Return a function that calls `run` and stores the hidden states that drafters read.
 
-        Only the states of the prompts' latest tokens are copied, because a pass has many more.
+        Only the states of the prompts' latest tokens are collected, because a pass has many more.
         """
-        drafting = self._model.drafting
-        if drafting is None or drafting.states is None:
+        drafting, sequences = self._model.drafting, launched.sequences
+        wanted = [_wanted_states(*pair) for pair in zip(sequences, counts, strict=True)]
+        if drafting is None or (states := drafting.states) is None or not any(wanted):
             return run
-        states, sequences = drafting.states, launched.sequences
+        most = max(wanted)
 
         def watched() -> mx.array:
-            with states.watched() as seen:
+            columns = mx.array(counts)[:, None] + mx.arange(-most, 0)
+            with states.watched(mx.maximum(columns, 0)) as seen:
                 logits = run()
             passed = latest(seen, len(sequences))
-            if passed is None:
-                return logits
-            for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
-                after = len(sequence.tokens) - len(sequence.history) - count
-                if sequence.media is None and after < MOST_STATES:
-                    kept = mx.contiguous(passed[row, max(count - MOST_STATES, 0) : count])
+            for row, (sequence, count) in enumerate(zip(sequences, wanted, strict=True)):
+                if count and passed is not None:
+                    kept = mx.contiguous(passed[row, most - count :])
                     sequence.states.add(kept)
                     launched.marks.append(kept)
             return logits
@@ -318,3 +317,14 @@ class PrefillPasses:
         if self._times.in_order:
             launched.done = self._times.clock()
         self._launched.append(launched)
+
+
+def _wanted_states(sequence: ExecutorSequence, count: int) -> int:
+    """Return of how many of the last tokens of a pass a drafter reads the states.
+
+    count: number of the sequence's tokens in the pass.
+    """
+    if sequence.media is not None or sequence.request.n_draft == 0:
+        return 0
+    after = len(sequence.tokens) - len(sequence.history) - count
+    return max(min(count, MOST_STATES - after), 0)

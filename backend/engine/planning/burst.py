@@ -18,6 +18,9 @@ _ALIKE = 4
 # times the pause of an idle server.
 _YOUNG = 3
 _ONE_PAUSE = 1.5
+# Prompts that arrive during the wait prolong it once, if they are at most half as many as the
+# completed prompts, and need at most this share of the time that these have taken.
+_LATE = 0.5
 
 
 class Burst:
@@ -32,7 +35,8 @@ class Burst:
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
-        self._since: float | None = None  # when the first prompt was completed
+        self._since: float | None = None  # when the wait began, or was prolonged
+        self._prolonged = False
 
     @property
     def waits(self) -> bool:
@@ -74,22 +78,24 @@ class Burst:
         decoding: whether sequences decode, so that no prompt waits.
         """
         since, self._since = self._since, None
-        lefts = [
-            sequence.target - sequence.filled
-            for sequence in filling
-            if since is None or sequence.since <= since
-        ]
+        early = [sequence for sequence in filling if since is None or sequence.since <= since]
+        lefts = [sequence.target - sequence.filled for sequence in early or filling]
         if decoding or not (completed and lefts and self._pace.known):
             return
         if any(sequence.generated for sequence in completed):
             return  # their streams have begun
         seconds = self._pace.seconds(sum(lefts))
+        alike = max(lefts) <= _ALIKE * max(sequence.target for sequence in completed)
         if since is None:
             waited = now - max(sequence.since for sequence in completed)
-            longest = max(sequence.target for sequence in completed)
-            many = len(lefts) >= _MANY * len(completed) and max(lefts) <= _ALIKE * longest
-            if not many and seconds > waited:
+            if not (alike and len(lefts) >= _MANY * len(completed)) and seconds > waited:
                 return
-            since = now
+            since, self._prolonged = now, False
+        elif not early:
+            taken = now - min(sequence.since for sequence in completed)
+            few = 2 * len(lefts) <= len(completed) and seconds <= _LATE * taken
+            if self._prolonged or not (alike and few):
+                return
+            since, self._prolonged = now, True
         if now + seconds - since <= _PAUSES * self._pace.pause(running=True):
             self._since = since

@@ -26,16 +26,27 @@ class StateSource:
     """A part of a model that collects the hidden states with which it is called."""
 
     _seen: list[mx.array] | None = None
+    _columns: mx.array | None = None
 
     @contextmanager
-    def watched(self) -> Iterator[list[mx.array]]:
-        """Collect the hidden states of each call, [rows, tokens, size], in order."""
+    def watched(self, columns: mx.array | None = None) -> Iterator[list[mx.array]]:
+        """Collect the hidden states of each call, [rows, tokens, size], in order.
+
+        columns: indices of the tokens to collect of each row, [rows, tokens]; None means all.
+        """
         seen: list[mx.array] = []
-        self._seen = seen
+        self._seen, self._columns = seen, columns
         try:
             yield seen
         finally:
-            self._seen = None
+            self._seen = self._columns = None
+
+    def _collected(self, states: mx.array) -> mx.array:
+        """Return the states of the tokens to collect; all if the rows run one after another."""
+        columns = self._columns
+        if columns is None or states.shape[0] != columns.shape[0]:
+            return states
+        return mx.take_along_axis(states, columns[:, :, None], axis=1)
 
 
 class LogitsHead(StateSource):
@@ -129,7 +140,7 @@ class LogitsHead(StateSource):
 
         def narrowed(own: Any, of: Any, states: mx.array) -> Any:
             if self._seen is not None:
-                self._seen.append(states)
+                self._seen.append(self._collected(states))
             if self._positions is not None and states.ndim == 3:
                 states = _at(states, self._positions)
             return own(of, states)

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
-from backend.engine.drafting.hidden_states import MOST, PassedStates, UnreadStates, latest
+from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.drafter import LookupDrafter
+from backend.engine.drafting.hidden_states import (
+    MOST,
+    LayerStates,
+    PassedStates,
+    UnreadStates,
+    latest,
+    stored_bytes,
+)
+from backend.engine.planning.plan import CacheCost
+from tests.engine.kv_models import kv_model, words
+from tests.engine.rounds import Rounds, engine_model
+from tests.engine.steady_cost import peak_bytes
+
+_SIZE = 1024
+_LENGTHS = (1200, 1100)
+# Attention and MLP need little memory beside the hidden states.
+_NARROW = {
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
 
 
 def test_states_are_taken_once_in_the_order_in_which_they_came() -> None:
@@ -67,3 +92,30 @@ def test_states_hold_no_more_than_is_counted_after_others_have_left() -> None:
     taken = own.take()
     assert taken is not None
     assert taken[:, 0].tolist() == list(range(40))
+
+
+@pytest.mark.usefixtures("each_order", "exact_buffers", "counted_clock")
+def test_the_states_that_a_long_prefill_collects_are_charged() -> None:
+    """Prompts of different lengths share a pass of many more tokens than a drafter reads."""
+    network = kv_model("attention", hidden_size=_SIZE, num_hidden_layers=6, **_NARROW)
+    positions = range(1, 6)
+    state = 4 * _SIZE * len(positions)
+    states = LayerStates(network, positions, _SIZE)
+    cost = CacheCost(0, stored_bytes(state))
+    drafting = Drafting(4, lambda: [LookupDrafter()], cost=cost, states=states)
+    without, collecting = (_prefill_peak(network, own) for own in (None, drafting))
+    assert collecting - without <= len(_LENGTHS) * cost.fixed
+
+
+def _prefill_peak(network: Any, drafting: Drafting | None) -> int:
+    """Return the peak bytes of the steps until each of two prompts has a token."""
+    peaks: list[int] = []
+    for _ in range(2):
+        rounds = Rounds(
+            engine_model(network, drafting=drafting, prefill_chunk=4096, prompt_cache_bytes=0)
+        )
+        for ticket, length in enumerate(_LENGTHS):
+            rounds.submit(ticket, words(length, ticket), 1)
+        peaks.append(peak_bytes(rounds.drain))
+        assert not rounds.faults
+    return max(peaks)

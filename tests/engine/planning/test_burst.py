@@ -179,6 +179,22 @@ def test_prompts_that_arrive_when_the_first_stream_has_begun_are_prefilled_at_on
     assert len(long_gaps) == early, "each stream that had begun waits once"
 
 
+@pytest.mark.parametrize("machine", [H100, M4_MAX, ZEN_5, ZEN_3, BUSY_ZEN_3], ids=str)
+def test_a_prompt_that_arrives_during_the_last_pass_of_a_burst_interrupts_no_stream(
+    machine: Machine,
+) -> None:
+    """The completed prompts wait for a short pass rather than for a gap of the same length."""
+    second = machine.fixed + machine.shape + 31 * machine.token + 0.001
+    served = serve(machine, [(0.0, 31), *[(second / 2, 31)] * 6, (second * 1.1, 31)])
+    assert served.rows == [1, 6, 1]
+    assert max(served.gaps) < 1.5 * (machine.fixed + 8 * machine.token)
+
+
+def test_completed_prompts_do_not_wait_while_prompts_keep_arriving() -> None:
+    served = serve(H100, [(0.03 * number, 31 + number) for number in range(24)])
+    assert max(served.first.values()) < 0.5
+
+
 def test_a_stream_that_began_long_ago_waits_for_no_burst() -> None:
     served = serve(BUSY_ZEN_3, [(0.0, 31)] + [(1.5, 31)] * 7)
     assert max(served.gaps) < 3 * 0.25
