@@ -40,6 +40,8 @@ class Client:
         try:
             parts = urlsplit(self.url)
             usable = parts.scheme in _KINDS and parts.hostname and parts.port != 0
+            if parts.username is not None or parts.password is not None:
+                raise click.UsageError("--url contains a user name: give the key as --api-key")
         except ValueError:
             usable = False
         if not usable:

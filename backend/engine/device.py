@@ -7,12 +7,13 @@ the engine thread.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar, cast, get_args
 
@@ -109,12 +110,19 @@ def reads_views() -> bool:
 def multiplies_packed(rows: int) -> bool:
     """Return whether this many rows are multiplied by quantised numbers without dequantising them.
 
-    On a CPU, MLX's quantised product takes as long for each row as for a single one. For the engine
-    thread.
+    On a CPU, MLX's quantised product takes as long for each row as for a single one, and only its
+    reference BLAS, which OpenBLAS replaces, is slower. For the engine thread.
     """
     import mlx.core as mx
 
-    return rows < 16 or mx.default_device() != mx.Device(mx.DeviceType.cpu)
+    on_cpu = mx.default_device() == mx.Device(mx.DeviceType.cpu)
+    return rows < 16 or not on_cpu or not has_fast_blas()
+
+
+@cache
+def has_fast_blas() -> bool:
+    """Return whether MLX's products on a CPU are those of OpenBLAS or Accelerate."""
+    return sys.platform == "darwin" or hasattr(ctypes.CDLL(None), "openblas_get_config")
 
 
 def starts_layers_early(device: Device) -> bool:

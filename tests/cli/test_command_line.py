@@ -94,6 +94,7 @@ def test_every_default_is_shown(word: str) -> None:
         (["LS", "x"], "Got unexpected extra argument (x)"),
         (["Launch", "Nothing"], "'Nothing' is not an agent that can be launched"),
         (["ps", "--url", "localhost:8080"], "--url is 'localhost:8080': give one such as http"),
+        (["ps", "--url", "http://me:pw@localhost"], "--url contains a user name: give the key as"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2_and_names_the_nearest_word(

@@ -17,6 +17,7 @@ from backend.engine.device import (
     dense_budget,
     dequantizes,
     detect,
+    has_fast_blas,
     memory_limit,
     memory_plan,
     multiplies_packed,
@@ -141,7 +142,9 @@ def test_layers_start_early_on_a_cpu_only() -> None:
     assert [starts_layers_early(device) for device in (CPU, METAL, CUDA)] == [True, False, False]
 
 
-@pytest.mark.skipif(mx.default_device() == mx.gpu, reason="for a CPU")
+@pytest.mark.skipif(
+    mx.default_device() == mx.gpu or not has_fast_blas(), reason="for a CPU with a fast BLAS"
+)
 def test_many_rows_are_not_multiplied_by_packed_values_on_a_cpu() -> None:
     assert [multiplies_packed(rows) for rows in (1, 15, 16)] == [True, True, False]
 

@@ -242,8 +242,8 @@ def _product(
     The heads that share keys are rows of the same product: MLX copies keys that are broadcast on a
     CPU, and multiplies several tokens by them wrongly on Metal
     (https://github.com/ml-explore/mlx/issues/3480). A single token is multiplied rightly, and for
-    long values faster, because Metal divides products of vectors among more threads. On a CPU, many
-    rows are multiplied by dequantised values, in a tenth of the time.
+    long values faster, because Metal divides products of vectors among more threads. With a
+    fast BLAS on a CPU, many rows are multiplied by dequantised values, in about half of the time.
     """
     *batch, shared, tokens, _ = left.shape
     if bits and tokens == 1 and reads_views():

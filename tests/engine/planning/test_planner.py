@@ -18,6 +18,7 @@ from backend.engine.planning.plan import (
     MemoryShort,
     PassCost,
     PlannerEvent,
+    Prefilled,
     Source,
     StepPlan,
 )
@@ -410,9 +411,13 @@ def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     image: dict[str, Any] = {"key": key, "spans": ((20, 50),), "alone": True}
     first = world.arrive(tokens, 4000, **image)
     run_until(world, lambda: bool(world.planner.sequences.of("decode")))
-    world.arrive(tokens, **image, fresh=True)
+    second = world.arrive(tokens, **image, fresh=True)
     run_until(
-        world, lambda: any(20 < one.filled < 50 for one in world.planner.sequences.of("prefill"))
+        world,
+        lambda: any(
+            isinstance(event, Prefilled) and event.sequence == second and 20 < event.filled < 50
+            for event in world.events
+        ),
     )
     world.executor.sequences[first].reset()
     world.events.append(Lost(first))
