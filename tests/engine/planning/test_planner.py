@@ -54,7 +54,7 @@ class World:
     """A planner, its executor, and all plans and events between them."""
 
     limits: Limits
-    dice: random.Random = field(default_factory=random.Random)
+    dice: random.Random = field(default_factory=lambda: random.Random(None if TEST_LONG else 0))
     faults: Faults = field(default_factory=Faults)
     now: float = 0.0
     bases: list[list[int]] = field(default_factory=list)
