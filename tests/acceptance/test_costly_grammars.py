@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from backend.engine.constraints.schema import MOST_OPTIONAL
 from tests.acceptance.backend import WAIT, Backend, chat, refusal, text_answer
 from tests.acceptance.test_chat import TOOLS
 from wire import backend_pb2 as pb
@@ -67,7 +68,7 @@ def _patterns(length: int) -> str:
         (_references(1000, nested=True), "json_schema", ""),
         (_lark(3000), "lark", "end"),
         (_gbnf(200), "gbnf", "end"),
-        (_optional(1000), "json_schema", "{"),
+        (_optional(MOST_OPTIONAL), "json_schema", "{"),
     ],
 )
 def test_a_large_grammar_is_followed(
@@ -88,7 +89,7 @@ def test_a_large_grammar_is_followed(
         (_wide("anyOf"), "json_schema", "in too many ways"),
         (_patterns(30), "json_schema", "takes more than"),
         ("start: A\nA: " + " & ".join(f"/(?s:.*)a{n}(?s:.*)/" for n in range(30)), "lark", "takes"),
-        (_optional(3000), "json_schema", "in too many ways"),
+        (_optional(MOST_OPTIONAL + 1), "json_schema", "1201 optional properties, but at most 1200"),
     ],
 )
 def test_a_grammar_that_costs_too_much_is_refused_alone(

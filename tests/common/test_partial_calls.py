@@ -207,7 +207,7 @@ BROKEN = {
     "two values": ("hermes", '{"path": "a" "b"}}</tool_call>', '{"path": "a"'),
     "a string without an end": ("hermes", '{"path": "a}}</tool_call>', '{"path": "a}}</tool_call>'),
     "a model that stops": ("hermes", '{"path": "ab', '{"path": "ab'),
-    "text after the arguments": ("openai", '{"path": "a"} Hm.<|call|>', '{"path": "a"'),
+    "a value after the arguments": ("openai", '{"path": "a"} "b"<|call|>', '{"path": "a"'),
     "nothing after a key": ("mistral", '{"path": ', '{"path": '),
 }
 
