@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _VALUES = frozenset({"const", "default", "enum", "examples"})  # their members are not schemas
@@ -12,27 +12,21 @@ _OPEN = frozenset(
     "additionalProperties unevaluatedProperties patternProperties minProperties".split()
 )
 _MOST = 10**18 - 1
+_Change = Callable[[dict[str, Any], bool], dict[str, Any]]
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
-def without_nulls(schema: Any, *, named: bool = False) -> Any:
+def without_nulls(schema: Any) -> Any:
     """Return the schema without keywords that are null.
 
     Programs in Go, Java and .NET write null for keywords that are not set.
-
-    named: whether the keys of `schema` are not keywords but names of properties or definitions.
     """
-    if isinstance(schema, list):
-        return [without_nulls(inner) for inner in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: inner
-        if key in _VALUES and not named
-        else without_nulls(inner, named=not named and key in _NAMED)
-        for key, inner in schema.items()
-        if inner is not None or (key == "const" and not named)
-    }
+
+    def change(part: dict[str, Any], named: bool) -> dict[str, Any]:
+        constant = () if named else ("const",)
+        return {key: inner for key, inner in part.items() if inner is not None or key in constant}
+
+    return _changed(schema, change)
 
 
 def bounded(schema: Any) -> Any:
@@ -43,46 +37,54 @@ def bounded(schema: Any) -> Any:
     allowed in a schema that combines schemas for one object, because each of them may list only a
     part of the properties. Integers have at most 18 digits.
     """
-    return _bounded(schema, named=False, closes=not _joins(schema, named=False))
+    combined = False
+
+    def look(part: dict[str, Any], named: bool) -> dict[str, Any]:
+        nonlocal combined
+        combined = combined or (not named and _combines(part))
+        return part
+
+    def change(part: dict[str, Any], named: bool) -> dict[str, Any]:
+        if named:
+            return part
+        limits: dict[str, Any] = {}
+        if _is_integer(part):
+            if not part.keys() & set(_LOWER):
+                limits["minimum"] = -_MOST
+            if not part.keys() & set(_UPPER):
+                limits["maximum"] = _MOST
+        if not combined and not _OPEN & part.keys() and _lists_all(part):
+            limits["additionalProperties"] = False
+        return part | limits
+
+    _changed(schema, look)
+    return _changed(schema, change)
 
 
-def _joins(schema: Any, *, named: bool) -> bool:
+def _changed(schema: Any, change: _Change, *, named: bool = False) -> Any:
+    """Return the schema with each part replaced by what `change` returns for it.
+
+    change: called with a schema, or with schemas by the names of properties or definitions; the
+        parts inside have been replaced.
+    named: whether the keys of `schema` are such names.
+    """
     if isinstance(schema, list):
-        return any(_joins(inner, named=False) for inner in schema)
-    if not isinstance(schema, Mapping):
-        return False
-    if not named:
-        parts = schema.get("allOf")
-        if len(_PARTS & schema.keys()) > 1 or (isinstance(parts, list) and len(parts) > 1):
-            return True
-    return any(
-        _joins(inner, named=not named and key in _NAMED)
-        for key, inner in schema.items()
-        if named or key not in _VALUES
-    )
-
-
-def _bounded(schema: Any, *, named: bool, closes: bool) -> Any:
-    if isinstance(schema, list):
-        return [_bounded(inner, named=False, closes=closes) for inner in schema]
+        return [_changed(inner, change) for inner in schema]
     if not isinstance(schema, Mapping):
         return schema
-    result = {
+    changed = {
         key: inner
         if key in _VALUES and not named
-        else _bounded(inner, named=not named and key in _NAMED, closes=closes)
+        else _changed(inner, change, named=not named and key in _NAMED)
         for key, inner in schema.items()
     }
-    if named:
-        return result
-    if _is_integer(schema):
-        if not schema.keys() & set(_LOWER):
-            result["minimum"] = -_MOST
-        if not schema.keys() & set(_UPPER):
-            result["maximum"] = _MOST
-    if closes and not _OPEN & schema.keys() and _lists_all(schema):
-        result["additionalProperties"] = False
-    return result
+    return change(changed, named)
+
+
+def _combines(schema: Mapping[str, Any]) -> bool:
+    """Return whether one value must match several schemas."""
+    parts = schema.get("allOf")
+    return len(_PARTS & schema.keys()) > 1 or (isinstance(parts, list) and len(parts) > 1)
 
 
 def _is_integer(schema: Mapping[str, Any]) -> bool:
@@ -93,7 +95,7 @@ def _is_integer(schema: Mapping[str, Any]) -> bool:
     return (
         "integer" in kinds
         and "number" not in kinds
-        and not _VALUES & schema.keys()
+        and not {"enum", "const"} & schema.keys()
         and all(isinstance(limit, int | float) and abs(limit) <= _MOST for limit in limits)
     )
 

@@ -61,6 +61,8 @@ def test_an_object_that_lists_its_properties_is_bounded(holder: Any) -> None:
     [
         ({"type": "integer"}, {"minimum": -MOST, "maximum": MOST}),
         ({"type": ["integer", "null"]}, {"minimum": -MOST, "maximum": MOST}),
+        ({"type": "integer", "default": 3}, {"minimum": -MOST, "maximum": MOST}),
+        ({"type": "integer", "examples": [3]}, {"minimum": -MOST, "maximum": MOST}),
         ({"type": "integer", "minimum": 3}, {"maximum": MOST}),
         ({"type": "integer", "exclusiveMaximum": 3}, {"minimum": -MOST}),
         ({"type": "integer", "maximum": 10**20, "minimum": 0}, {}),
