@@ -37,8 +37,8 @@ class Settings:
         250,
         (1, 60_000),
         "Longest pause, in ms, that a prefill pass should cause in running streams. A pass that"
-        " completes prompts may take twice as long. A stream that has just begun may wait once, up"
-        " to six times as long, for prompts that arrived shortly after its own.",
+        " completes prompts may take twice as long. A stream that has just begun may wait up to six"
+        " times as long before a token, for prompts that arrived shortly after its own.",
     )
     stream_interval_ms: int = number(
         10,

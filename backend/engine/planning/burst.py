@@ -14,10 +14,11 @@ _PAUSES = 20
 # unfinished prompts need no more time than the completed prompts have taken since they arrived.
 _MANY = 2
 _ALIKE = 4
-# Streams also wait, but only while none has more than _YOUNG tokens, and for at most _ONE_PAUSE
-# times the pause of an idle server.
+# Streams also wait: each of their decode steps then follows a pass as long as on an idle server.
+# This begins only while no stream has more than _YOUNG tokens, and ends after at most _INTERRUPTED
+# times the allowed pause.
 _YOUNG = 3
-_ONE_PAUSE = 1.5
+_INTERRUPTED = 60
 # Prompts that arrive during the wait prolong it once, if they are at most half as many as the
 # completed prompts, and need at most this share of the time that these have taken.
 _LATE = 0.5
@@ -37,30 +38,49 @@ class Burst:
         self._pace = pace
         self._since: float | None = None  # when the wait began, or was prolonged
         self._prolonged = False
+        # the prompts for which streams wait, and the time from which they no longer do
+        self._awaited: frozenset[int] = frozenset()
+        self._awaited_until = 0.0
 
     @property
     def waits(self) -> bool:
         return self._since is not None
 
     def interrupts(
-        self, streams: Sequence[SequenceState], filling: Sequence[SequenceState]
+        self, streams: Sequence[SequenceState], filling: Sequence[SequenceState], now: float
     ) -> bool:
         """Return whether streams wait for prompts that arrived a moment after theirs.
 
         Prefilled within the pause for running streams, such prompts would need many passes, each of
-        which interrupts the streams. One long pause at the beginning of the streams costs less.
+        which interrupts the streams. Few long pauses at the beginning of the streams take less time
+        from them, and the last prompt is completed much earlier.
 
         streams: the sequences that decode.
-        filling: as in `update`.
+        filling, now: as in `update`.
         """
+        if not filling or not self._pace.known:
+            return False
+        numbers = {sequence.number for sequence in filling}
+        if now < self._awaited_until and self._awaited & numbers:
+            return True
+        if len(filling) < len(streams) or any(
+            len(sequence.generated) > _YOUNG for sequence in streams
+        ):
+            return False
+        longest = max(sequence.target - sequence.filled for sequence in filling)
+        if longest > _ALIKE * max(sequence.target for sequence in streams):
+            return False
+        return self._await(filling, now)
+
+    def _await(self, filling: Sequence[SequenceState], now: float) -> bool:
+        """Let streams wait for these prompts, unless these need too much time."""
+        most = _INTERRUPTED * self._pace.pause(running=True)
         lefts = [sequence.target - sequence.filled for sequence in filling]
-        if not (streams and lefts and self._pace.known) or len(lefts) < len(streams):
+        if self._pace.seconds(sum(lefts)) > most:
             return False
-        if any(len(sequence.generated) > _YOUNG for sequence in streams):
-            return False
-        if max(lefts) > _ALIKE * max(sequence.target for sequence in streams):
-            return False
-        return self._pace.seconds(sum(lefts)) <= _ONE_PAUSE * self._pace.pause(running=False)
+        self._awaited = frozenset(sequence.number for sequence in filling)
+        self._awaited_until = now + most
+        return True
 
     def update(
         self,
@@ -99,3 +119,5 @@ class Burst:
             since, self._prolonged = now, True
         if now + seconds - since <= _PAUSES * self._pace.pause(running=True):
             self._since = since
+        else:
+            self._await(early or filling, now)

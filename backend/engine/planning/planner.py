@@ -173,7 +173,7 @@ class Planner:
         left += self._charges.least_pass(prefilling)
         free = left - self.entries.copied_bytes
         running = self.sequences.of("decode")
-        limited = bool(running) and not self._burst.interrupts(running, prefilling)
+        limited = bool(running) and not self._burst.interrupts(running, prefilling, now)
         prefill, score, computing = self._turns.choose(prefilling, now, free, running=limited)
         ahead = not (decode or score) and self._runs_ahead(prefill, computing, free)
         in_flight = self._computing if ahead else 0

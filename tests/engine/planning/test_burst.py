@@ -158,6 +158,23 @@ def test_a_burst_on_an_idle_server_is_prefilled_before_its_streams_begin(
     assert max(served.first.values()) < alone + 0.1
 
 
+@pytest.mark.parametrize("spread", [0.01, 0.4, 1.0], ids=lambda spread: f"within {spread} s")
+def test_prompts_that_need_too_long_to_be_waited_for_still_share_long_passes(
+    spread: float,
+) -> None:
+    """They need 5.4 s. With the passes that old streams allow, the last would begin after 14 s."""
+    served = serve(BUSY_ZEN_3, [(spread * number / 32, 34) for number in range(32)])
+    assert max(served.first.values()) < 2 * 32 * 34 * BUSY_ZEN_3.token
+    decode = BUSY_ZEN_3.fixed + 32 * BUSY_ZEN_3.token
+    assert max(served.gaps) < 6 * 0.25 + decode
+
+
+def test_a_stream_that_has_just_begun_does_not_wait_for_prompts_that_need_too_long() -> None:
+    """They need 23 s. The first stream is the only one until it ends."""
+    served = serve(ZEN_3, [(0.0, 300)] + [(0.8, 900)] * 10)
+    assert max(served.gaps[: _ANSWER - 1]) < 3 * 0.25
+
+
 def test_a_completed_prompt_waits_for_a_burst_for_a_limited_time() -> None:
     """The others need 9 s, or arrive faster than they can be prefilled."""
     served = serve(ZEN_3, [(0.0, 200)] + [(0.01, 350)] * 10)
