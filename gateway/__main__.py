@@ -28,7 +28,7 @@ from gateway.arguments import BadArgument, settings_from
 from gateway.exchange import Traffic
 from gateway.greeting import Greeting, say
 from gateway.models.reading import read_folder, single
-from gateway.server import CannotListen, Server, allow_connections, bind, url_of
+from gateway.server import Server, allow_connections, bind, url_of
 from gateway.supervisor.supervisor import Supervisor
 
 LEVEL = "MLX_GATEWAY_LOG"
@@ -46,7 +46,7 @@ def main() -> int:
         models = settings.models_dir
         folder = read_folder(models) if models else single(settings.model, settings.model_settings)
         listener = bind(settings.host, settings.port)
-    except (BadArgument, CannotListen, ValueError) as error:
+    except (BadArgument, ValueError) as error:
         say(str(error))
         return 2
     traffic = Traffic()

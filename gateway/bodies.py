@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import NoReturn
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,20 +21,13 @@ _MOST_ARRIVING = 8  # all bodies that are arriving may be this many times as lar
 _BODY = "gateway.body"  # the key in a scope that has the body
 
 
-@dataclass
-class Arriving:
-    """The bytes of all bodies that are arriving."""
-
-    nbytes: int = 0
-
-
 class BodyMiddleware:
     """The middleware that reads or refuses a body, and cancels a request whose client has left."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
         self._settings = settings
-        self._arriving = Arriving()
+        self.arriving = 0  # bytes of all bodies that are arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,11 +36,41 @@ class BodyMiddleware:
         try:
             headers = Headers(scope=scope)
             _require_plain(headers)
-            scope[_BODY] = await read_body(headers, receive, self._settings, self._arriving)
+            scope[_BODY] = await self.read(headers, receive)
         except ApiError as refusal:
             await response_of(refusal, scope)(scope, receive, send)
             return
         await run_until_left(self._app, scope, receive, send, self._settings.request_timeout)
+
+    async def read(self, headers: Headers, receive: Receive) -> bytearray:
+        """Return the whole body.
+
+        Raises ApiError 413 as soon as it is too long, 503 if it and others that are arriving take
+        too much memory, 408 if it stops arriving, or takes longer than a request may.
+        """
+        largest = self._settings.max_body_bytes
+        # uvicorn refuses a length that is not a number or is extremely long.
+        if int(headers.get("content-length", "0")) > largest:
+            raise _too_large(largest)
+        body = bytearray()
+        try:
+            async for part in _parts(receive, self._settings.request_timeout or math.inf):
+                body += part
+                self.arriving += len(part)
+                if len(body) > largest:
+                    raise _too_large(largest)
+                if self.arriving > _MOST_ARRIVING * largest:
+                    raise ApiError(
+                        503,
+                        f"other requests are sending {self.arriving - len(body)} bytes at the"
+                        " moment: send the request again later",
+                        SERVER,
+                        "overloaded",
+                        retry_after=RETRY_AFTER,
+                    )
+        finally:
+            self.arriving -= len(body)
+        return body
 
 
 def pop_body(scope: Scope) -> bytearray:
@@ -66,40 +87,6 @@ def _require_plain(headers: Headers) -> None:
             f"Content-Encoding is {shown(encoding)}: send the body as it is, without compression",
             code="unsupported_content_encoding",
         )
-
-
-async def read_body(
-    headers: Headers, receive: Receive, settings: GatewaySettings, arriving: Arriving | None = None
-) -> bytearray:
-    """Return the whole body.
-
-    Raises ApiError 413 as soon as it is too long, 503 if it and others that are arriving take too
-    much memory, 408 if it stops arriving, or takes longer than a request may.
-    """
-    largest = settings.max_body_bytes
-    arriving = arriving or Arriving()
-    # uvicorn refuses a length that is not a number or is extremely long.
-    if int(headers.get("content-length", "0")) > largest:
-        _too_large(largest)
-    body = bytearray()
-    try:
-        async for part in _parts(receive, settings.request_timeout or math.inf):
-            body += part
-            arriving.nbytes += len(part)
-            if len(body) > largest:
-                _too_large(largest)
-            if arriving.nbytes > _MOST_ARRIVING * largest:
-                raise ApiError(
-                    503,
-                    f"other requests are sending {arriving.nbytes - len(body)} bytes at the moment:"
-                    " send the request again later",
-                    SERVER,
-                    "overloaded",
-                    retry_after=RETRY_AFTER,
-                )
-    finally:
-        arriving.nbytes -= len(body)
-    return body
 
 
 async def _parts(receive: Receive, limit: float) -> AsyncIterator[bytes]:
@@ -123,8 +110,8 @@ async def _parts(receive: Receive, limit: float) -> AsyncIterator[bytes]:
         more = message.get("more_body", False)
 
 
-def _too_large(largest: int) -> NoReturn:
-    raise ApiError(
+def _too_large(largest: int) -> ApiError:
+    return ApiError(
         413,
         f"the body is larger than {largest} bytes: send less, or start the gateway with a larger"
         " --max-body-bytes",

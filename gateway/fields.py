@@ -171,8 +171,3 @@ class TextRequest(Request):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = about("llama.cpp: a stream reports prompt progress.")
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage is True

@@ -160,13 +160,11 @@ def invalid(problems: Sequence[Problem]) -> ApiError:
         return bad_field(f"{place} is missing: send it", "missing_required_parameter")
     words = unmarked(str(problem["msg"])).removeprefix("Value error, ")
     if words.startswith("Input "):  # pydantic's own messages, which do not name the field
-        return bad_field(f"{place}{words.removeprefix('Input')}{_but_it_is(problem.get('input'))}")
+        # Values other than numbers may be private, and are not quoted.
+        value = problem.get("input")
+        given = f", but it is {json.dumps(value):.40}" if isinstance(value, int | float) else ""
+        return bad_field(f"{place}{words.removeprefix('Input')}{given}")
     return bad_field(f"{place}: {words}" if param else words)
-
-
-def _but_it_is(value: object) -> str:
-    """Return words that quote a number; other values may be private, and are not quoted."""
-    return f", but it is {json.dumps(value):.40}" if isinstance(value, int | float) else ""
 
 
 def param_of(place: tuple[str | int, ...]) -> str | None:

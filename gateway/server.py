@@ -20,6 +20,7 @@ import psutil
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.arguments import BadArgument
 from gateway.exchange import Traffic
 from gateway.greeting import Greeting
 from gateway.http_protocol import BoundedProtocol
@@ -116,18 +117,14 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class CannotListen(Exception):
-    """An address cannot be used; `str()` says which one and why."""
-
-
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 chooses a free port. Raises CannotListen."""
+    """Return a listening socket; port 0 chooses a free port. Raises BadArgument."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError:
-        raise CannotListen(f"--host {host} is not an address of this machine") from None
+        raise BadArgument(f"--host {host} is not an address of this machine") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -136,8 +133,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise CannotListen(f"port {port} is in use: give another --port, or 0") from None
-        raise CannotListen(f"{host} port {port} cannot be used: {error.strerror}") from None
+            raise BadArgument(f"port {port} is in use: give another --port, or 0") from None
+        raise BadArgument(f"{host} port {port} cannot be used: {error.strerror}") from None
     return listener
 
 

@@ -87,7 +87,8 @@ class OpenAIAnswer(Answer[tuple[int, Event]]):
         self._choices = choices
         self._ends: dict[int, Done] = {}
         self._whole = head
-        self._usage = request.wants_usage
+        options = request.stream_options
+        self._usage = options is not None and options.include_usage is True
         self._progress = request.return_progress is True
         self._per_prompt = per_prompt
         self._head = f"data: {_encode(head)[:-1]}"
@@ -327,7 +328,7 @@ class _CompletionChoice:
         self._reason: str | None = None
         self._begun = index > 0  # one chunk shows that the request was accepted
         # The prompt's tokens arrive at the end, but are sent before those of the answer.
-        self._waits = plan.echo and plan.needs_prompt_entries(index)
+        self._waits = plan.echo and "mlx.prompt_logprobs" in plan.wanted[index].Metadata
         if plan.echo and not self._waits:
             self._text.append(plan.text_of(index))
 

@@ -113,19 +113,15 @@ def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translati
     given = {name: value for name, value in fields.items() if value is not None}
     with client_paths(places):
         chat = validated(ChatCompletionRequest, given)
-        _require_own_names([tool.function.name for tool in chat.tools or ()])
+        seen: set[str] = set()
+        for index, name in enumerate(tool.function.name for tool in chat.tools or ()):
+            if name in seen:
+                place = named(f"tools[{index}].function.name")
+                raise bad_field(
+                    f"{place} is {shown(name)}, the name of another tool as well: rename one"
+                )
+            seen.add(name)
     return Translation(chat, places)
-
-
-def _require_own_names(tools: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for index, name in enumerate(tools):
-        if name in seen:
-            place = named(f"tools[{index}].function.name")
-            raise bad_field(
-                f"{place} is {shown(name)}, the name of another tool as well: rename one"
-            )
-        seen.add(name)
 
 
 def events_of(

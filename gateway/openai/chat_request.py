@@ -133,21 +133,17 @@ def _write_fields(
     if request.n_predict == 0 and not (request.max_tokens or request.max_completion_tokens):
         options.Metadata["mlx.prompt_only"] = "true"
     _write_logprobs(options, request)
-    _write_form(options, request)
-    write_template_arguments(options, request, config)
-    shows = any(has_media(message.content) for message in request.messages)
-    if shows and checkpoints.is_text_only(config):
-        request.messages = without_media(request.messages, config.name)
-
-
-def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    """Write the tools and the format of the answer; the format applies to content, not to calls."""
     offer = offer_of(request)
     constraint = constraint_of(request)
     write_tools(options, offer, single=is_single_call(request))
     write_constraint(options, constraint)
-    if constraint is not None and offer.may_call:
+    # The format applies to content, not to calls.
+    if constraint is not None and offer.tools and offer.mode != "none":
         options.Metadata["mlx.grammar_or_calls"] = "true"
+    write_template_arguments(options, request, config)
+    shows = any(has_media(message.content) for message in request.messages)
+    if shows and checkpoints.is_text_only(config):
+        request.messages = without_media(request.messages, config.name)
 
 
 def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:

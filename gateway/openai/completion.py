@@ -85,10 +85,6 @@ class CompletionPlan:
         prompt = self.prompts[choice // self.per_prompt]
         return prompt if isinstance(prompt, str) else ""
 
-    def needs_prompt_entries(self, choice: int) -> bool:
-        """Return whether the backend has to return the tokens of a choice's prompt."""
-        return "mlx.prompt_logprobs" in self.wanted[choice].Metadata
-
 
 def completion_plan(request: CompletionRequest, config: ModelConfig) -> CompletionPlan:
     """Return the plan of a request, without ModelIdentity. Raises ApiError with `param`."""

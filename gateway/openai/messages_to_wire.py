@@ -77,12 +77,6 @@ class WireMessages:
         if self.steps % _AT_ONCE == 0:
             await asyncio.sleep(0)
 
-    def give_to_user(self) -> None:
-        """Attach the media of other messages to the user message that comes next."""
-        for kind, content in self.results:
-            self.show(kind, content, 0)
-        self.results.clear()
-
     def show(self, kind: Kind, content: str, offset: int) -> None:
         """Add a medium to the message that is being written.
 
@@ -171,7 +165,9 @@ async def wire_messages(
         await found.pause()
         found.kinds.clear()
         if turn.message.role == "user":
-            found.give_to_user()
+            for kind, shown in found.results:
+                found.show(kind, shown, 0)
+            found.results.clear()
         content = await found.content_of(turn)
         options.Messages.add(content=content, **fields)
     return found

@@ -17,7 +17,7 @@ from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Strict
-from gateway.models.config import ModelConfig, Parameters
+from gateway.models.config import ModelConfig
 from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 
@@ -151,8 +151,16 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.TopK = int(defaults.chosen("top_k", fields.top_k))
     options.MinP = defaults.chosen("min_p", fields.min_p)
     options.TypicalP = _share(defaults.chosen("typical_p", fields.typical_p))
-    _write_addends(options, fields, defaults)
-    _write_repetition(options, fields, defaults)
+    for name in ("presence", "frequency"):  # one with a window of 0 tokens is off
+        window = getattr(fields, f"{name}_context_size")
+        addend = defaults.chosen(f"{name}_penalty", getattr(fields, f"{name}_penalty"))
+        if addend and window != 0:
+            setattr(options, f"{name.title()}Penalty", addend)
+            if window:
+                options.Metadata[f"mlx.{name}_window"] = str(window)
+    penalty = given_as(fields, "Penalty")
+    options.Repeat = _chosen(given_as(fields, "Repeat"), defaults.repeat_last_n, _WINDOW)
+    options.Penalty = defaults.chosen("repeat_penalty", penalty) if options.Repeat else 1.0
     if bias := _chosen(fields.logit_bias, defaults.logit_bias, {}):
         options.LogitBias = json.dumps(bias)
     if fields.stop_token_ids:
@@ -230,25 +238,3 @@ def _share(value: float) -> float:
     A share of 0 keeps only the likeliest token, as does the tiny share that replaces it.
     """
     return value or 1e-6
-
-
-def _write_addends(
-    options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
-) -> None:
-    """Write the additive penalties; one with a window of 0 tokens is off."""
-    for name in ("presence", "frequency"):
-        window = getattr(fields, f"{name}_context_size")
-        penalty = defaults.chosen(f"{name}_penalty", getattr(fields, f"{name}_penalty"))
-        if penalty and window != 0:
-            setattr(options, f"{name.title()}Penalty", penalty)
-            if window:
-                options.Metadata[f"mlx.{name}_window"] = str(window)
-
-
-def _write_repetition(
-    options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
-) -> None:
-    penalty = given_as(fields, "Penalty")
-    window = _chosen(given_as(fields, "Repeat"), defaults.repeat_last_n, _WINDOW)
-    options.Penalty = defaults.chosen("repeat_penalty", penalty) if window else 1.0
-    options.Repeat = window

@@ -165,10 +165,6 @@ class Offer:
     mode: str = "auto"
     name: str = ""
 
-    @property
-    def may_call(self) -> bool:
-        return bool(self.tools) and self.mode != "none"
-
 
 def offer_of(request: ChatCompletionRequest) -> Offer:
     """Return the tools offered. Raises ApiError for a choice that does not fit the tools."""

@@ -116,14 +116,6 @@ class Catalogue:
         self._changed[model.name] = in_file, model
         self._folder = _with_models(self._folder, model)
 
-    def _with_changes(self, folder: ModelFolder) -> ModelFolder:
-        """Return a folder with the changes of models whose files have not changed since."""
-        current = {model.name: model for model in folder.models}
-        self._changed = {
-            name: pair for name, pair in self._changed.items() if current.get(name) == pair[0]
-        }
-        return _with_models(folder, *(changed for _, changed in self._changed.values()))
-
     def remove(self, name: str) -> None:
         """Stop serving a model: its file or folder is hidden. Raises ApiError."""
         name = self.resolve(name).name
@@ -152,7 +144,13 @@ class Catalogue:
     def adopt(self, folder: ModelFolder | None) -> None:
         """Serve the models of a folder; the current models if it is None."""
         if folder is not None:
-            self._folder = self._with_changes(folder)
+            # Changes of models apply until their files change.
+            current = {model.name: model for model in folder.models}
+            self._changed = {
+                name: pair for name, pair in self._changed.items() if current.get(name) == pair[0]
+            }
+            changed = [model for _, model in self._changed.values()]
+            self._folder = _with_models(folder, *changed)
             _log.info("read %d models, %d files are invalid", len(self.models), len(self.broken))
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
@@ -19,7 +20,7 @@ from starlette.types import Message
 
 from common.rerank_limits import MOST_DOCUMENTS
 from gateway import json_route
-from gateway.bodies import Arriving, read_body
+from gateway.bodies import BodyMiddleware
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.json_route import DEEPEST, MOST_OBJECTS
@@ -457,13 +458,13 @@ async def test_a_body_that_arrives_too_slowly_is_refused() -> None:
     begun()
     settings = GatewaySettings(max_body_bytes=1 << 40, request_timeout=0.05)
     with pytest.raises(ApiError, match=r"the body took longer than 0\.05 s to") as caught:
-        await read_body(Headers(), receive, settings)
+        await BodyMiddleware(FastAPI(), settings).read(Headers(), receive)
     assert caught.value.status == 408
 
 
 async def test_many_bodies_at_once_are_refused_before_memory_is_short() -> None:
     """Nine clients send eleven twelfths of the largest body each, and wait."""
-    settings, arriving = GatewaySettings(max_body_bytes=1200), Arriving()
+    bodies = BodyMiddleware(FastAPI(), GatewaySettings(max_body_bytes=1200))
     released, sent = asyncio.Event(), [asyncio.Event() for _ in range(8)]
 
     async def body(number: int) -> bytearray:
@@ -477,7 +478,7 @@ async def test_many_bodies_at_once_are_refused_before_memory_is_short() -> None:
             return {"type": "http.request", "body": part, "more_body": bool(part)}
 
         begun()
-        return await read_body(Headers(), receive, settings, arriving)
+        return await bodies.read(Headers(), receive)
 
     waiting = [asyncio.ensure_future(body(number)) for number in range(8)]
     async with asyncio.timeout(60):
@@ -491,5 +492,5 @@ async def test_many_bodies_at_once_are_refused_before_memory_is_short() -> None:
     waiting[0].cancel()
     released.set()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert arriving.nbytes == 0
+    assert bodies.arriving == 0
     assert len(await body(0)) == 1100
