@@ -57,11 +57,13 @@ class Client:
 
     def get(self, path: str) -> Any:
         """Send a GET request, and return the JSON of the response. Raises Refused."""
-        return self._json("GET", path, None)
+        with self._sent("GET", path, None) as answer:
+            return json.loads(answer.read())
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request, and return the JSON of the response. Raises Refused."""
-        return self._json("POST", path, body)
+    def unload(self, model: str) -> None:
+        """Unload a model. Raises Refused."""
+        with self._sent("POST", "/v1/models/unload", {"model": model}):
+            pass
 
     def model(self, name: str = "") -> dict[str, Any]:
         """Return the description of a model in `/v1/models`. Raises Refused.
@@ -106,10 +108,6 @@ class Client:
                         raise Refused(event["error"]["message"])
                     yield event
             raise IncompleteRead(b"")
-
-    def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        with self._sent(method, path, body) as answer:
-            return json.loads(answer.read())
 
     @contextmanager
     def _sent(

@@ -299,7 +299,7 @@ def stop(reference: str, url: str, api_key: str) -> None:
     """Unload a model of a running gateway."""
     from cli.client import Client
 
-    Client(url, api_key).post("/v1/models/unload", {"model": reference})
+    Client(url, api_key).unload(reference)
     click.echo(f"{reference} is unloaded")
 
 

@@ -53,16 +53,12 @@ Verdict = Literal["ok", "note", "FAILED"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    detail: what was found, for the printed report.
-    figures: the measured numbers, for the JSON report.
-    """
+    """The result of one check."""
 
     name: str
     verdict: Verdict
-    detail: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    detail: str  # what was found, for the printed report
+    figures: dict[str, Any] = field(default_factory=dict)  # for the JSON report
 
     def __str__(self) -> str:
         return f"{self.verdict:<6}  {self.name:<28}  {self.detail}"
@@ -105,7 +101,7 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
         yield Finding("start", "ok", f"Health after {time.perf_counter() - began:.1f} s")
         ours: dict[str, float] = {}
         checks: dict[str, Callable[[BackendStub], Finding]] = {
-            "load": partial(_load, _tried(options)),
+            "load": partial(_load, options),
             "answer": _answer,
             "grammar": _grammar,
             "batching": _batching,
@@ -121,14 +117,6 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
         stub.Free(pb.HealthMessage(), timeout=STOP_SECONDS)
     if ours:
         yield _compared(ours, options)
-
-
-def _tried(options: pb.ModelOptions) -> pb.ModelOptions:
-    """Return the LoadModel request with a trial, even if findings of an earlier load are stored."""
-    tried = pb.ModelOptions()
-    tried.CopyFrom(options)
-    tried.Options.append("load_trial:true")
-    return tried
 
 
 def machine() -> Finding:
@@ -174,6 +162,7 @@ def _guarded(
 
 
 def _load(options: pb.ModelOptions, stub: BackendStub) -> Finding:
+    options.Options.append("load_trial:true")  # even if findings of an earlier load are stored
     began = time.perf_counter()
     stub.LoadModel(options)
     seconds = time.perf_counter() - began

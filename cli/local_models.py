@@ -31,13 +31,10 @@ class NoSuchModel(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A downloaded model.
-
-    repository: its hub id; empty for the default model.
-    """
+    """A downloaded model."""
 
     folder: Path
-    repository: str = ""
+    repository: str = ""  # its hub id; empty for the default model
 
     @property
     def reference(self) -> str:

@@ -15,15 +15,10 @@ from gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class ModelOption:
-    """A command-line option that sets a key of the model file.
-
-    key: the path of the key, such as `parameters.temperature`.
-    meaning: the help text.
-    kind: the type of the value.
-    """
+    """A command-line option that sets a key of the model file."""
 
     flag: str
-    key: str
+    key: str  # its path, such as `parameters.temperature`
     metavar: str
     meaning: str
     kind: type[int] | type[float] | type[str] = str

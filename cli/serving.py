@@ -45,7 +45,8 @@ def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]
         gateway itself reads. If neither flags nor variables say what to serve, the gateway serves
         the default model.
     """
-    named = [flag for flag in ("--models-dir", "--model") if _has(flag, given)]
+    flags = {argument.partition("=")[0] for argument in given}
+    named = [flag for flag in ("--models-dir", "--model") if flag in flags]
     variables = {name: value for name in ("MODELS", "MODEL") if (value := environ.get(name))}
     # Flags take precedence over the gateway's own variables.
     own = {} if named else {name: value for name in _SOURCES if (value := environ.get(name))}
@@ -69,10 +70,6 @@ def require_settings(given: Mapping[str, Any], environ: Mapping[str, str]) -> No
         settings_from(list(gateway_flags({**given, "models_dir": None, "model": "."})), others)
     except BadArgument as problem:
         raise click.UsageError(str(problem)) from None
-
-
-def _has(flag: str, arguments: Sequence[str]) -> bool:
-    return any(argument.partition("=")[0] == flag for argument in arguments)
 
 
 def reference_of(name: str) -> str:

@@ -6,6 +6,7 @@ the same kind, so two streams are equivalent if their merged events are equal.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -67,6 +68,15 @@ class ChatMessage:
     content: str = ""
     reasoning_content: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+def is_whole(arguments: str) -> bool:
+    """Return whether the arguments of a call are complete; truncated ones are not valid JSON."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True
 
 
 def merged(events: Iterable[ChatEvent]) -> list[ChatEvent]:

@@ -5,13 +5,13 @@ Every API shows these blocks; each has a renderer that writes their steps in the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic_core import from_json
 
+from common.chat_events import is_whole
 from gateway.calls import Done, Event, Piece, ToolCallPiece
 
 Kind = Literal["reasoning", "text", "call"]
@@ -69,14 +69,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of a block: its beginning, growth or end.
-
-    text: what the change adds to the block.
-    """
+    """One change of a block: its beginning, growth or end."""
 
     verb: Literal["begin", "grow", "end"]
     block: Block
-    text: str
+    text: str  # what the change adds to the block
 
 
 class Blocks:
@@ -149,15 +146,6 @@ def consume(blocks: Blocks, event: Event) -> None:
     """Add an event whose steps are not shown."""
     for _ in blocks.take(event):
         pass
-
-
-def is_whole(arguments: str) -> bool:
-    """Return whether the arguments of a call are complete; truncated ones are not valid JSON."""
-    try:
-        json.loads(arguments)
-    except ValueError:
-        return False
-    return True
 
 
 def _text_in(arguments: str) -> str | None:

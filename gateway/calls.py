@@ -156,15 +156,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer.
-
-    prompt_logprobs: None unless they were requested.
-    """
+    """The end of an answer."""
 
     finish_reason: Literal["stop", "length"]
     usage: Usage
     stop_sequence: str | None = None
-    prompt_logprobs: tuple[dict[str, Any], ...] | None = None
+    prompt_logprobs: tuple[dict[str, Any], ...] | None = None  # None unless requested
 
 
 @dataclass(frozen=True, slots=True)

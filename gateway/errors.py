@@ -95,16 +95,13 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """The HTTP form of a gRPC status.
-
-    message: replaces the backend's, where that would not help a client.
-    """
+    """The HTTP form of a gRPC status."""
 
     status: int
     type: str = INVALID
     code: str | None = None
     retry: bool = False
-    message: str = ""
+    message: str = ""  # replaces the backend's, where that would not help a client
 
 
 TABLE: Mapping[grpc.StatusCode, Row] = {

@@ -23,14 +23,11 @@ _LONGEST_HEAD = 4096  # bytes of a header, because its parameters are read in qu
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field of a form.
-
-    filename: None unless it is a file.
-    """
+    """A field of a form."""
 
     name: str
     content: bytes
-    filename: str | None = None
+    filename: str | None = None  # None unless it is a file
 
     @property
     def text(self) -> str:

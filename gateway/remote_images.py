@@ -48,11 +48,7 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """A client that fetches media from public addresses only.
-
-    may_connect: whether an address is allowed; tests allow a local server.
-    ports: the ports that a URL may have.
-    """
+    """A client that fetches media from public addresses only; tests allow a local server."""
 
     may_connect: Callable[[Address], bool] = is_public
     ports: tuple[int, ...] = (80, 443)

@@ -48,7 +48,8 @@ class Answer:
         self._parser: ChatParser | None = None  # created with the first text of a chat
         self._unsent: list[TokenLogprob] = []
         self._sent = 0
-        self._thought = _ReasoningTokens()
+        self.reasoning_tokens = 0  # so far; 0 for a raw prompt, whose answer is not parsed
+        self._counted = 0  # tokens that were found to be reasoning or content
 
     async def events(
         self,
@@ -71,7 +72,7 @@ class Answer:
             note(finish=event.reason)
             cut = event.cut and not (parser and parser.ends_with(event.stop_sequence))
             events = [] if parser is None else parser.finish("length" if cut else event.reason)
-            self._thought.add(events, event.usage.completion_tokens)
+            self._count(events, event.usage.completion_tokens)
             return events
         self._unsent += event.logprobs
         if parser is None:
@@ -79,14 +80,20 @@ class Answer:
         read: list[ChatEvent] = []
         for text, tokens in event.pieces:
             events = parser.feed(text)
-            self._thought.add(events, tokens)
+            self._count(events, tokens)
             read += events
         return merged(read)
 
-    @property
-    def reasoning_tokens(self) -> int:
-        """The number of reasoning tokens so far; 0 for a raw prompt, whose answer is not parsed."""
-        return self._thought.total
+    def _count(self, events: Sequence[ChatEvent], tokens: int) -> None:
+        """Count reasoning tokens, by the events that were read from the first `tokens` tokens.
+
+        A token without an event is markup, or its text is withheld until more text arrives. Such a
+        token counts as reasoning or content like the text that follows.
+        """
+        if events:
+            if any(isinstance(event, Reasoning) for event in events):
+                self.reasoning_tokens += tokens - self._counted
+            self._counted = tokens
 
     def piece_logprobs(self) -> bytes:
         """Return the log-probabilities of the tokens since the previous Reply, if requested.
@@ -124,23 +131,3 @@ class Answer:
                 prompt, self._generation.prompt_tail, partial_calls=self._partial_calls
             )
         return self._parser
-
-
-class _ReasoningTokens:
-    """A count of reasoning tokens that does not depend on how an answer is divided into Replies.
-
-    A token without an event is markup, or its text is withheld until more text arrives. Such a
-    token counts as reasoning or content like the text that follows.
-    """
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._placed = 0
-
-    def add(self, events: Sequence[ChatEvent], tokens: int) -> None:
-        """Add the events that were read from the first `tokens` tokens of the answer."""
-        if not events:
-            return
-        if any(isinstance(event, Reasoning) for event in events):
-            self.total += tokens - self._placed
-        self._placed = tokens

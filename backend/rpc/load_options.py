@@ -1,7 +1,7 @@
 """Converts ModelOptions, with the settings in Options and EngineArgs, to a LoadRequest.
 
 A value that cannot work makes the load fail with an explanation, not every later request.
-`backend.rpc.fields` lists how each field is treated.
+docs/fields.md lists how each field is treated.
 """
 
 from __future__ import annotations

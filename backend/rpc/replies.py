@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from backend.engine.engine_state import DraftReport, Gauges
+from backend.engine.engine_state import Gauges
 from backend.engine.events import Finished, Progress, PromptLogprobs, TokenLogprob, Usage
 from backend.engine.token_text import TextStream
 from common.chat_events import (
@@ -25,9 +25,9 @@ from common.chat_events import (
     ChatMessage,
     Content,
     Reasoning,
-    ToolCall,
     ToolCallArguments,
     ToolCallStart,
+    is_whole,
 )
 from wire import backend_pb2 as pb
 
@@ -83,17 +83,12 @@ def unary(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply
     _add_content(reply, message.content)
     delta = reply.chat_deltas[0]
     delta.reasoning_content = message.reasoning_content
-    for call in filter(_is_whole, message.tool_calls):
-        delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+    for call in message.tool_calls:
+        if is_whole(call.arguments):
+            delta.tool_calls.add(
+                index=call.index, id=call.id, name=call.name, arguments=call.arguments
+            )
     return reply
-
-
-def _is_whole(call: ToolCall) -> bool:
-    try:
-        json.loads(call.arguments)
-    except ValueError:
-        return False
-    return True
 
 
 def _add_content(reply: pb.Reply, text: str) -> None:
@@ -165,11 +160,15 @@ def trailers(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | byt
 
 def metrics_trailers(metrics: Gauges) -> tuple[tuple[str, str], ...]:
     """Return the trailers of Status and GetMetrics about drafting, and about experts in files."""
-    experts = metrics.experts
-    if experts is None:
-        return _of_drafting(metrics.drafting)
-    return (
-        *_of_drafting(metrics.drafting),
+    drafting, experts = metrics.drafting, metrics.experts
+    of_drafting = drafting and (
+        ("mlx-draft-width", str(drafting.width)),
+        ("mlx-draft-tokens", str(drafting.proposed)),
+        ("mlx-draft-accepted-tokens", str(drafting.accepted)),
+        ("mlx-draft-gain", f"{drafting.gain:.2f}"),
+        ("mlx-drafters", drafting.drafters),
+    )
+    of_experts = experts and (
         ("mlx-expert-slots", str(experts.slots)),
         ("mlx-expert-hits", str(experts.hits)),
         ("mlx-expert-misses", str(experts.misses)),
@@ -178,18 +177,7 @@ def metrics_trailers(metrics: Gauges) -> tuple[tuple[str, str], ...]:
         ("mlx-expert-wasted-bytes", str(experts.wasted_bytes)),
         ("mlx-expert-wait-seconds", f"{experts.wait_seconds:.6f}"),
     )
-
-
-def _of_drafting(report: DraftReport | None) -> tuple[tuple[str, str], ...]:
-    if report is None:
-        return ()
-    return (
-        ("mlx-draft-width", str(report.width)),
-        ("mlx-draft-tokens", str(report.proposed)),
-        ("mlx-draft-accepted-tokens", str(report.accepted)),
-        ("mlx-draft-gain", f"{report.gain:.2f}"),
-        ("mlx-drafters", report.drafters),
-    )
+    return (*(of_drafting or ()), *(of_experts or ()))
 
 
 def rank_trailers(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:

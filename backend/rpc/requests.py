@@ -1,7 +1,7 @@
 """Converts PredictOptions to a GenerationRequest; every generation is validated here.
 
 The result can be served as it is. A request that cannot be served is refused with the field, its
-value and what to send instead. `backend.rpc.fields` lists the fields that are not read here.
+value and what to send instead. docs/fields.md lists the fields that are not read here.
 """
 
 from __future__ import annotations

@@ -30,14 +30,11 @@ _log = logging.getLogger("gateway.models")
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The models by file name, and the error for each name in an invalid file.
-
-    stamp: see `stamp_of`.
-    """
+    """The models by file name, and the error for each name in an invalid file."""
 
     models: list[ModelConfig] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
-    stamp: frozenset[tuple[str, int, int]] = frozenset()
+    stamp: frozenset[tuple[str, int, int]] = frozenset()  # see `stamp_of`
 
 
 def read_folder(folder: Path) -> ModelFolder:

@@ -27,8 +27,9 @@ from gateway.sse import DONE, Answer
 Json = dict[str, Any]
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 Choice: TypeAlias = "_ChatChoice | _CompletionChoice"
-END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
-"""The log-probabilities of an end of sequence."""
+# The end of the sequence as a token, because lm-eval's `local-completions` assumes that an answer
+# with `echo` is one token longer than the prompt.
+_END: Json = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
 
 
 def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> Json:
@@ -146,13 +147,6 @@ def progress_of(progress: Progress) -> Json:
     }
 
 
-def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
-    """Return OpenAI's finish reason: a truncated call counts as length."""
-    if reason == "stop" and called:
-        return "function_call" if legacy else "tool_calls"
-    return reason
-
-
 def _logprobs(entries: Iterable[Json]) -> Json:
     return {"content": [*entries], "refusal": None}
 
@@ -238,8 +232,10 @@ class _ChatChoice:
         return _logprobs(unsent) if unsent else None
 
     def _reason(self, end: Done) -> str:
-        called = bool(self._blocks.calls)
-        return finish_reason(end.finish_reason, called=called, legacy=self._legacy)
+        """Return OpenAI's finish reason: a truncated call counts as length."""
+        if end.finish_reason == "stop" and self._blocks.calls:
+            return "function_call" if self._legacy else "tool_calls"
+        return end.finish_reason
 
     def _message(self) -> Json:
         answer, calls = self._blocks, self._blocks.calls
@@ -274,33 +270,6 @@ class _ChatChoice:
         return {"tool_calls": [call | _call(block, step.text, first=first)]}
 
 
-class LegacyLogprobs:
-    """Log-probabilities of one choice in the legacy form: four lists of one length.
-
-    lm-eval's `local-completions` assumes that an answer with `echo` is one token longer than the
-    prompt, so the end of the sequence is listed as a token too: empty, without a probability.
-    """
-
-    def __init__(self) -> None:
-        self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the four lists for the next tokens, in the form of `logprobs` in a completion."""
-        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        lists: dict[str, list[Any]] = {name: [] for name in names}
-        for entry in entries:
-            lists["tokens"].append(entry["token"])
-            lists["token_logprobs"].append(entry["logprob"])
-            lists["top_logprobs"].append(_top(entry))
-            lists["text_offset"].append(self._offset)
-            added = entry.get("text")
-            self._offset += len(
-                self._decoder.decode(bytes(entry["bytes"])) if added is None else added
-            )
-        return lists
-
-
 def _top(entry: dict[str, Any]) -> dict[str, float] | None:
     """Map the alternatives and the token itself to their log-probabilities (OpenAI's rule)."""
     if entry["logprob"] is None:
@@ -324,7 +293,8 @@ class _CompletionChoice:
         self._plan = plan
         self._text: list[str] = []
         self._entries: list[dict[str, Any]] = []
-        self._logprobs = LegacyLogprobs()
+        self._offset = 0  # characters of the tokens that were sent
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._reason: str | None = None
         self._begun = index > 0  # one chunk shows that the request was accepted
         # The prompt's tokens arrive at the end, but are sent before those of the answer.
@@ -355,7 +325,7 @@ class _CompletionChoice:
             self._text.insert(0, "".join(entry["text"] for entry in prompt))
             self._entries[:0] = prompt
         if self._plan.echo and event.finish_reason == "stop" and event.stop_sequence is None:
-            self._entries.append(END)
+            self._entries.append(_END)
 
     def whole(self) -> dict[str, Any]:
         """Return the choice with everything that was not sent yet."""
@@ -364,6 +334,21 @@ class _CompletionChoice:
         return {
             "index": self._index,
             "text": text,
-            "logprobs": None if self._plan.logprobs is None else self._logprobs.convert(entries),
+            "logprobs": None if self._plan.logprobs is None else self._lists(entries),
             "finish_reason": self._reason,
         }
+
+    def _lists(self, entries: Iterable[Json]) -> Json:
+        """Return log-probabilities of the next tokens in the legacy form: four equal lists."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        lists: dict[str, list[Any]] = {name: [] for name in names}
+        for entry in entries:
+            lists["tokens"].append(entry["token"])
+            lists["token_logprobs"].append(entry["logprob"])
+            lists["top_logprobs"].append(_top(entry))
+            lists["text_offset"].append(self._offset)
+            added = entry.get("text")
+            self._offset += len(
+                self._decoder.decode(bytes(entry["bytes"])) if added is None else added
+            )
+        return lists

@@ -67,17 +67,13 @@ class CompletionRequest(SamplingFields, FormatFields, TextRequest):
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """The backend's requests, and what the answer must contain.
-
-    per_prompt: answers to each prompt.
-    logprobs: alternatives per token; None if no log-probabilities are sent.
-    """
+    """The backend's requests, and what the answer must contain."""
 
     wanted: list[pb.PredictOptions]
     prompts: list[Prompt]
-    per_prompt: int
+    per_prompt: int  # answers to each prompt
     echo: bool
-    logprobs: int | None
+    logprobs: int | None  # alternatives per token; None if no log-probabilities are sent
     request: CompletionRequest
 
     def text_of(self, choice: int) -> str:

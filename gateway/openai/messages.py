@@ -262,16 +262,12 @@ _ADDED = ChatMessage.model_construct(role="user", content="")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message.
-
-    parts: the parts of the content, with their paths.
-    before: text to put in front of the content.
-    """
+    """One message."""
 
     message: ChatMessage
     place: str
-    parts: Sequence[tuple[str, Part]] = ()
-    before: str = ""
+    parts: Sequence[tuple[str, Part]] = ()  # of the content, with their paths
+    before: str = ""  # text to put in front of the content
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> Iterator[Turn]:

@@ -95,7 +95,13 @@ def write_template_arguments(
         _require_no_template(request)
         return
     variables = request.chat_template_kwargs or {}
-    thinking = _thinking(request)
+    thinking = request.enable_thinking
+    if request.reasoning_effort == "none":
+        if thinking:
+            raise bad_field(
+                f"{named(_EFFORT)} is 'none' and enable_thinking is true: send one of them"
+            )
+        thinking = False
     _require_agreement(variables, thinking, request)
     thinks = _flag(variables.get(_THINKING)) if thinking is None else thinking
     effort = request.reasoning_effort or ("" if _EFFORT in variables else config.reasoning_effort)
@@ -117,15 +123,6 @@ def write_template_arguments(
         options.Metadata[_THINKING] = json.dumps(thinking)
     if arguments:
         options.Metadata["chat_template_kwargs"] = json.dumps(arguments)
-
-
-def _thinking(request: ChatCompletionRequest) -> bool | None:
-    """Return whether fields of the request turn thinking on or off; None if they do neither."""
-    if request.reasoning_effort != "none":
-        return request.enable_thinking
-    if request.enable_thinking:
-        raise bad_field(f"{named(_EFFORT)} is 'none' and enable_thinking is true: send one of them")
-    return False
 
 
 def _require_agreement(

@@ -18,7 +18,7 @@ from gateway.errors import CODES, ApiError
 from gateway.models.config import Parameters
 from gateway.openai.answer import token_logprob
 from gateway.openai.messages import SEAL
-from gateway.responses.items import CustomTool, FunctionTool, Offered, offered
+from gateway.responses.items import CustomTool, FunctionTool, Offered
 from gateway.responses.request import ReasoningConfig, ResponsesRequest, TextConfig
 from gateway.sse import NamedEvents
 
@@ -43,17 +43,15 @@ class ResponseAnswer(NamedEvents[Event]):
         request: ResponsesRequest,
         model: str,
         defaults: Parameters,
-        tools: Sequence[Offered] | None = None,
-        ended: Callable[[Json], None] = lambda _: None,
+        tools: Sequence[Offered],
+        ended: Callable[[Json], None],
     ) -> None:
-        """Start an empty response.
+        """Start an empty response, with all tools that are offered.
 
-        tools: all tools that were offered; None for those of the request.
         ended: called with the complete response.
         """
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
-        tools = list(offered(request.tools)) if tools is None else tools
         self._tools = {each.name: each for each in tools}
         self._seals = "reasoning.encrypted_content" in (request.include or ())
         summary = request.reasoning and request.reasoning.summary

@@ -15,6 +15,7 @@ from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.errors import ApiError
 from gateway.models.config import Parameters
 from gateway.responses.answer import ResponseAnswer
+from gateway.responses.items import offered
 from gateway.responses.request import ResponsesRequest
 from tests.gateway.generated_answers import answers
 
@@ -24,7 +25,8 @@ Json = dict[str, Any]
 def answer(**fields: Any) -> ResponseAnswer:
     body = {"model": "m", "input": "hi"} | fields
     request = ResponsesRequest.model_validate(body)
-    return ResponseAnswer(request, "m", Parameters(model="x", temperature=0.25))
+    defaults = Parameters(model="x", temperature=0.25)
+    return ResponseAnswer(request, "m", defaults, [*offered(request.tools)], lambda _: None)
 
 
 class Client:
