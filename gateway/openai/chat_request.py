@@ -83,9 +83,8 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
         """Copy values of nested objects to those fields of the request that are not set."""
         if self.options is not None:
             given = {name: value for name, value in self.options if value is not None}
-            limits = (self.max_tokens, self.max_completion_tokens)
-            if not given.get("n_predict") or any(limit is not None for limit in limits):
-                given.pop("n_predict", None)
+            if given.get("n_predict") == 0:  # an unset limit
+                del given["n_predict"]
             self.fill(given)
         self.fill(self.thinking_values())
         if self.messages[-1].prefix:

@@ -130,8 +130,11 @@ class SamplingFields(CommonSampling):
     draft_model: str | None = about("mlx_lm.server: one of the draft_models of the model's file.")
 
     def fill(self, values: Mapping[str, Any]) -> None:
+        """Set those of these fields that the request does not set, under any of their names."""
+        own = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        groups = [names for field, names in NAMES.items() if field != "TopLogprobs"]
         for name, value in values.items():
-            if getattr(self, name) is None:
+            if own.isdisjoint(next((names for names in groups if name in names), (name,))):
                 setattr(self, name, value)
 
 

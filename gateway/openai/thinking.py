@@ -82,8 +82,6 @@ class ThinkingFields(Strict):
                 "thinking_budget": self.reasoning.max_tokens,
             }
             values |= {name: value for name, value in named.items() if value is not None}
-        if any(getattr(self, name) is not None for name in NAMES[_BUDGET]):
-            values.pop("thinking_budget", None)
         return values
 
 

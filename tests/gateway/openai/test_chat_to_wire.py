@@ -551,6 +551,22 @@ def test_a_limit_of_0_is_no_limit(name: str) -> None:
     assert translated({"max_tokens": 9, "max_completion_tokens": 0})[0].Tokens == 9
 
 
+@pytest.mark.parametrize(
+    ("own", "member"),
+    [
+        ("repetition_penalty", "repeat_penalty"),
+        ("repetition_context_size", "repeat_last_n"),
+        ("max_completion_tokens", "num_predict"),
+    ],
+)
+def test_a_field_wins_over_the_same_field_of_options_with_another_name(
+    own: str, member: str
+) -> None:
+    (alone,) = translated({own: 3})
+    assert as_dict(translated({own: 3, "options": {member: 2}})[0]) == as_dict(alone)
+    assert as_dict(translated({"options": {member: 2}})[0]) != as_dict(alone)
+
+
 def test_a_wrong_union_lists_all_valid_types() -> None:
     with pytest.raises(ApiError, match="stop should be a string or a list"):
         translated({"stop": 5})
