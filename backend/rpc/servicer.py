@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, TypeAlias
-
-import grpc
 
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
@@ -26,12 +23,11 @@ from backend.rpc.checks import require_most
 from backend.rpc.fields import TOKENIZE_STRING, require_neutral
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
-from backend.rpc.text_readings import TextReadings
+from backend.rpc.text_readings import Context, TextReadings
 from backend.rpc.transcription import transcribe
 from common.chat_events import ChatEvent, message_of
 from wire import backend_pb2 as pb
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 LARGEST_TEXT = 1 << 20
 MOST_IDS = 1 << 20
 _INT32_MAX = 2**31 - 1
