@@ -45,7 +45,7 @@ class Talk:
 
 
 async def ends(folder: Path) -> Counter[str]:
-    """The exit of each of many short-lived backends, started a few at a time beside running answers."""
+    """The exit of each of many short-lived backends, started a few at a time beside answers."""
     quick = Path(script(folder, "exit 7"))
     async with (
         supervising(folder, {"tiny": roomy()}) as supervisor,
