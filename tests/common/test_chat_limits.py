@@ -19,6 +19,13 @@ def test_depth_does_not_use_the_call_stack() -> None:
     assert message.tool_calls[0].arguments == f'{{"a": {deep}}}'
 
 
+def test_elements_deeper_than_the_call_stack_are_text() -> None:
+    mark = "]<]minimax[>["
+    text = f'{mark}<tool_call>\n{mark}<invoke name="f">{f"{mark}<a>" * 2_000}'
+    message = parse_chat(text, ChatFormat.named("minimax_m3"), tools=TOOLS)
+    assert (message.content, message.tool_calls) == (text, [])
+
+
 def test_deep_python_brackets_are_read_in_linear_time() -> None:
     """Twice the brackets take about twice the calls of functions."""
     steps = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.settings import Settings
 from backend.engine.units import MIB
+
+if TYPE_CHECKING:
+    from backend.engine.settings import Settings  # the programs that decode media need none
 
 DEFAULT_COUNT = 16
 MAX_SIDE = 16_384

@@ -21,6 +21,10 @@ def _block(*calls: str) -> str:
     return f"{_MARK}<tool_call>\n{''.join(calls)}{_MARK}</tool_call>"
 
 
+def _nested(levels: int) -> str:
+    return f"{_MARK}<a>" * levels + f"{_MARK}</a>" * levels
+
+
 _FERRY, _TIDE = _call("ferry_times", _element("harbour", "Ærø")), _call("tide_now")
 _FARES = tool(
     "fares",
@@ -104,5 +108,5 @@ M3 = [
     Case("a marker alone", f"Hm. {_MARK}<tool_ca", f"Hm. {_MARK}<tool_ca"),
     Case("a marker, cut", f"Hm.\n{_MARK}<tool_ca", "Hm.", cut=True),
     Case("cut", _block(_FERRY)[:80], cut=True),
-    Case("too deep", (deep := _block(_call("f", f"{_MARK}<a>" * 2000))), deep),
+    Case("too deep", (deep := _block(_call("f", _nested(60)))), deep),
 ]
