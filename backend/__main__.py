@@ -159,7 +159,7 @@ def _require_stack() -> None:
 
 def _supervise(arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
     """Start the ranks and wait until they end; None if the command line asks for no ranks."""
-    from backend.engine.ranks.hostfile import Misuse
+    from backend.engine.ranks.rank_info import Misuse
     from backend.supervising.command_line import plan_of
 
     try:

@@ -36,7 +36,7 @@ LAYERS = {
         {ENGINE}.vision.media_plan
     """,
     "files": f"""
-        {ENGINE}.loading.stages {ENGINE}.loading.json_files {ENGINE}.loading.folder
+        {ENGINE}.loading.stages {ENGINE}.loading.folder
         {ENGINE}.loading.shards {ENGINE}.loading.architectures {ENGINE}.loading.earlier_fields
         {ENGINE}.loading.model_reference {ENGINE}.loading.hub_process {ENGINE}.loading.adapters
         {ENGINE}.loading.peft {ENGINE}.prompting.control_tokens {ENGINE}.prompting.template_limits
@@ -44,7 +44,7 @@ LAYERS = {
     """,
     "checkpoint": f"""
         {ENGINE}.loading.checkpoint {ENGINE}.disk_cache.identity {ENGINE}.vision.families
-        {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
+        {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape
     """,
     "planning": f"{ENGINE}.planning",
     "device": f"""
@@ -69,7 +69,6 @@ LAYERS = {
         {ENGINE}.loading.text_builder {ENGINE}.vision.vision_builder
         {ENGINE}.embedding.embedding_builder {ENGINE}.speech.speech_builder
         {ENGINE}.loading.traits {ENGINE}.executing.warm_up {ENGINE}.loading.serving_trial
-        {ENGINE}.loading.serving_verdict {ENGINE}.ranks.divisible_loads
     """,
     "loads": f"{ENGINE}.loading.loader {ENGINE}.ranks.follower",
     "front": f"{ENGINE}.engine {ENGINE}.preparing",

@@ -36,14 +36,10 @@ COVERED = {
         backend/engine/constraints/reading backend/engine/constraints/trial_process
     """,
     "engine/drafting/test_loading.py": "common/drafter_kind",
-    "engine/drafting/test_state_drafters.py": """
-        backend/engine/drafting/trained_heads backend/engine/drafting/heads
-    """,
-    "engine/embedding/test_adapters.py": "backend/engine/embedding/task_adapters",
+    "engine/drafting/test_state_drafters.py": "backend/engine/drafting/heads",
+    "engine/embedding/test_adapters.py": "backend/engine/embedding/kind",
     "engine/embedding/test_families.py": """
-        backend/engine/embedding/dense_layers backend/engine/embedding/embedding_builder
-        backend/engine/embedding/static_embedding
-        backend/engine/embedding/encoder backend/engine/embedding/encoder_names
+        backend/engine/embedding/embedding_builder backend/engine/embedding/encoder
         backend/engine/embedding/encoder_shape backend/engine/embedding/network_loading
     """,
     "engine/test_engine.py": "backend/engine/prompting/text_calls",
@@ -54,22 +50,19 @@ COVERED = {
         backend/engine/planning/stored_entries backend/engine/planning/text_turn
     """,
     "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",
-    "engine/ranks/test_equality.py": """
-        backend/engine/ranks/leading_executor backend/engine/ranks/divisible_loads
-    """,
+    "engine/ranks/test_equality.py": "backend/engine/ranks/leading_executor",
     "engine/sampling/test_logits_head.py": "backend/engine/patching",
     "engine/sampling/test_penalties.py": "backend/engine/sampling/subset",
     "engine/test_loading_adapters.py": "backend/engine/loading/adapter_layers",
     "engine/test_loading_quirks.py": """
         backend/engine/loading/chat_templates backend/engine/loading/folder
-        backend/engine/loading/json_files backend/engine/loading/standard_folder
     """,
     "engine/test_loading_weights.py": "backend/engine/loading/shards",
     "engine/test_peft_references.py": "backend/engine/loading/untied_head",
     "engine/test_pass_times.py": "backend/engine/executing/step_times",
     "engine/test_serving_trial.py": "backend/engine/loading/row_masks",
     "engine/vision/test_order_of_parts.py": """
-        backend/engine/vision/media_prompts backend/engine/vision/positions common/media_parts
+        backend/engine/vision/media_prompts backend/engine/vision/media_prefill common/media_parts
     """,
     "gateway/anthropic/test_messages.py": "gateway/routes/messages",
     "gateway/anthropic/test_messages_to_chat.py": "gateway/anthropic/request common/part_text",

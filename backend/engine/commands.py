@@ -13,7 +13,7 @@ from backend.engine.speech.transcript import Speech
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule
-    from backend.engine.disk_cache.prefix_file import StoredPrefix
+    from backend.engine.disk_cache.prefix_folder import StoredPrefix
     from backend.engine.executing.score_plan import ScorePlan
     from backend.engine.loading.stages import Stages, StageThread
     from backend.engine.model import Built

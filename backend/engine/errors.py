@@ -5,9 +5,9 @@ message contains a path of the server or a secret.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from common.field_names import fields_in, written
 from common.wording import shown
@@ -208,3 +208,21 @@ def beginning(words: str) -> Iterator[None]:
 def naming(model: str) -> AbstractContextManager[None]:
     """Name the model in the message of an Unusable that is raised inside."""
     return beginning(f"model {shown(model)} cannot be loaded")
+
+
+class Converting(AbstractContextManager[None]):
+    """Converts exceptions of some kinds in the context with `convert`, and raises the results.
+
+    A function with `contextmanager` would keep the exception's frames, and so the weights that
+    these have loaded, in memory for as long as the new exception.
+    """
+
+    def __init__(self, convert: Callable[[Any], Exception], *kinds: type[BaseException]) -> None:
+        self._convert, self._kinds = convert, kinds
+
+    def __exit__(self, _: object, fault: BaseException | None, frames: object) -> None:
+        del frames
+        if isinstance(fault, self._kinds):
+            converted = self._convert(fault)
+            fault.__traceback__ = fault.__context__ = fault.__cause__ = None
+            raise converted from None

@@ -1,9 +1,20 @@
-"""Replaces methods of single objects of mlx-lm, mlx-vlm and transformers."""
+"""Changes the behaviour of single objects of mlx-lm, mlx-vlm and transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+
+class WithOffset:
+    """A layer's cache that states another offset, for code that computes with the offset."""
+
+    def __init__(self, cache: Any, offset: Any) -> None:
+        self._cache = cache
+        self.offset = offset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
 
 
 def patch(part: Any, call: Callable[..., Any], method: str = "__call__") -> None:

@@ -569,7 +569,7 @@ class Scheduler:
         adapters = self._model.adapters
         if adapters is None or not adapters.unnamed:
             return
-        from backend.engine.loading.adapter_changes import remove
+        from backend.engine.loading.row_adapters import remove
 
         used = {sequence.adapter for sequence in self.executor.sequences.values()}
         if unused := adapters.unnamed - used:

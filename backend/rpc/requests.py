@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
-from backend.engine.disk_cache.use import disk_use
+from backend.engine.disk_cache.use import DiskUse, absolute_folder
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import (
     MOST_DRAFT_TOKENS,
@@ -96,8 +96,10 @@ def generation_request(options: pb.PredictOptions, served: ServedModel) -> Gener
         constraint=constraint,
         thinking_budget=budget,
         n_draft=n_draft if options.NDraft else None,
-        disk=disk_use(
-            options.PromptCachePath, answer=options.PromptCacheAll, read_only=options.PromptCacheRO
+        disk=DiskUse(
+            absolute_folder("PromptCachePath", options.PromptCachePath),
+            answer=options.PromptCacheAll,
+            read_only=options.PromptCacheRO,
         ),
         adapter=_adapter(options, extras, served),
         attachments=_attachments(options, extras, served),

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backend.engine.ranks.hostfile import Misuse, info_in
-from backend.engine.ranks.rank_info import RankInfo
+from backend.engine.ranks.rank_info import Misuse, RankInfo, info_in
 
 _MOST_RANKS = 64
 _POLICIES = ("restart", "exit")

@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from backend.engine.ranks.hostfile import transport_environ
-from backend.engine.ranks.rank_info import LAST_LOAD, TOKEN, RankInfo
+from backend.engine.ranks.rank_info import LAST_LOAD, TOKEN, RankInfo, transport_environ
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan

@@ -17,7 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from backend.engine.loading.architectures import model_files
-from backend.engine.loading.serving_verdict import WAYS
+from backend.engine.loading.serving_trial import WAYS
 from backend.engine.vision.families import why_not_seen
 from tests.architectures.test_architectures import (
     test_answers_equal_those_of_plain_forward_passes,

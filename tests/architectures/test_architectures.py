@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import pytest
 
-from backend.engine.loading.serving_verdict import TEXT_ON_CPU
+from backend.engine.loading.serving_trial import TEXT_ON_CPU
 from tests.architectures.comparison import compare, sensitive
 from tests.architectures.shapes import (
     DISAGREES,

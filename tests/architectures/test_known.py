@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.loading.serving_verdict import SEEING_ON_CPU, TEXT_ON_CPU, WAYS
+from backend.engine.loading.serving_trial import SEEING_ON_CPU, TEXT_ON_CPU, WAYS
 from tests.architectures import known
 from tests.architectures.shapes import UNBUILT, architectures
 

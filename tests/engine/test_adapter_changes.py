@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.errors import ModelRejected, Overloaded
-from backend.engine.loading import adapter_changes, row_adapters
-from backend.engine.loading.adapter_changes import choose_among
+from backend.engine.loading import row_adapters
 from backend.engine.loading.adapters import Adapter
-from backend.engine.loading.row_adapters import RowAdapters
+from backend.engine.loading.row_adapters import RowAdapters, choose_among
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.model import EngineModel
 from tests.engine.kv_models import words
@@ -32,7 +31,7 @@ NAMES = ("one", "two", "three")
 @pytest.fixture(autouse=True, scope="module")
 def short_stages() -> Iterator[None]:
     """Let a step run after each layer."""
-    with patch.object(adapter_changes, "_STAGE_BYTES", 1):
+    with patch.object(row_adapters, "_STAGE_BYTES", 1):
         yield
 
 

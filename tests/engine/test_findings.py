@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.device import Device
-from backend.engine.loading import findings, serving_verdict, text_builder, traits
+from backend.engine.loading import findings, serving_trial, text_builder, traits
 from backend.engine.loading.findings import Findings
-from backend.engine.loading.serving_trial import ServingTrial
-from backend.engine.loading.serving_verdict import Verdict, family_verdict, stored_verdict
+from backend.engine.loading.serving_trial import ServingTrial, Verdict, family_verdict
 from backend.engine.loading.stages import Stages
 from tests.architectures.shapes import configuration
 from tests.engine.experts.checkpoints import FORMS, write_experts
@@ -40,7 +39,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts measurements and trials. The table of families is empty, and findings are kept."""
     done: Counter[str] = Counter()
     monkeypatch.setattr(findings, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(serving_verdict, "TEXT_ON_CPU", {})
+    monkeypatch.setattr(serving_trial, "TEXT_ON_CPU", {})
     for owner, name, what in ((traits, "FirstPass", "measured"), (ServingTrial, "run", "tried")):
         monkeypatch.setattr(owner, name, _counted(getattr(owner, name), done, what))
     monkeypatch.setattr(text_builder, "_later", _announced(text_builder._later))
@@ -184,7 +183,7 @@ async def test_a_family_in_the_table_is_not_tried(
     work: Counter[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = json.loads((model / "config.json").read_text())["model_type"]
-    monkeypatch.setattr(serving_verdict, "TEXT_ON_CPU", {family: "shared"})
+    monkeypatch.setattr(serving_trial, "TEXT_ON_CPU", {family: "shared"})
     assert (await _loaded(model, work))[0] == {"measured": 1, "tried": 0}
     assert (await _loaded(model, work, kv_bits=8))[0]["tried"] == 1
 
@@ -225,12 +224,6 @@ def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         os.utime(tmp_path / f"{at}.json", (1e9 + at, 1e9 + at))
     assert Findings(tmp_path, "5").read() == {"at": 5}
     assert len(list(tmp_path.iterdir())) == 3
-
-
-@pytest.mark.parametrize("kept", [None, {}, [], {"way": "shared"}, Verdict("other").value])
-def test_a_stored_verdict_in_another_form_does_not_count(kept: object) -> None:
-    assert stored_verdict(kept) is None
-    assert stored_verdict(Verdict("in turn").value) == Verdict("in turn")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from mlx.utils import tree_reduce
 
 from backend.engine.caching import kv
 from backend.engine.caching.cache_kind import CacheKind
+from backend.engine.drafting.batch_drafter import DraftModel, ModelDrafter
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.drafting.drafter import DraftRequest, LookupDrafter
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.loading.row_masks import fit_row_masks

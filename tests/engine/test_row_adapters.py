@@ -16,10 +16,9 @@ from mlx.nn.layers.quantized import quantize
 
 from backend.engine.errors import ModelRejected
 from backend.engine.load_request import AdapterRequest
-from backend.engine.loading.adapter_changes import choose_among
 from backend.engine.loading.adapter_layers import apply_adapters
 from backend.engine.loading.adapters import CONFIG, WEIGHTS, Adapter, inspect_adapter
-from backend.engine.loading.row_adapters import RowAdapters
+from backend.engine.loading.row_adapters import RowAdapters, choose_among
 from backend.engine.loading.stages import at_once
 from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words

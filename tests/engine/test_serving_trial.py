@@ -22,8 +22,7 @@ from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.speculation import Speculation
-from backend.engine.loading.serving_trial import ServingTrial, reference_pass
-from backend.engine.loading.serving_verdict import Verdict
+from backend.engine.loading.serving_trial import ServingTrial, Verdict, reference_pass
 from backend.engine.model import EngineModel
 from tests.architectures.comparison import TOKENS, compare
 from tests.architectures.shapes import configuration, tiny_model

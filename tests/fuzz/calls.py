@@ -154,6 +154,6 @@ def _readers() -> dict[type[Any], Any]:
     labels = LabelReader(tokenizer, LIMITS, LABELS, lambda shares: list(shares.argmax(axis=1)))
     return {
         TextReader: TextReader(piece, LIMITS),
-        PairReader: PairReader(piece, LIMITS),
+        PairReader: PairReader(lambda _: piece, LIMITS),
         LabelReader: labels,
     }

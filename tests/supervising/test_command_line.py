@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.ranks.hostfile import Misuse, hosts_of, info_in, transport_environ
-from backend.engine.ranks.rank_info import TOKEN, RankInfo, Transport
+from backend.engine.ranks.rank_info import (
+    TOKEN,
+    Misuse,
+    RankInfo,
+    Transport,
+    hosts_of,
+    info_in,
+    transport_environ,
+)
 from backend.supervising.command_line import plan_of
 
 SECRET = {TOKEN: "s3cret"}
@@ -164,7 +171,7 @@ def test_the_transport_reaches_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     import mlx.core as mx
 
     from backend.engine.errors import EngineFailed
-    from backend.engine.ranks.group import join_group
+    from backend.engine.ranks.sharding import join_group
 
     asked: list[dict[str, object]] = []
 
@@ -192,7 +199,7 @@ def test_a_transport_that_this_mlx_lacks_is_named(transport: Transport) -> None:
     import mlx.core as mx
 
     from backend.engine.errors import EngineFailed
-    from backend.engine.ranks.group import join_group
+    from backend.engine.ranks.sharding import join_group
 
     if mx.distributed.is_available(transport):
         pytest.skip(f"this mlx has {transport}")

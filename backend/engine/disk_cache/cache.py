@@ -13,31 +13,114 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from backend.engine.caching import kv
 from backend.engine.disk_cache.identity import model_digest
 from backend.engine.disk_cache.layout import Layers, fits, learn_layout, pack, unpack
-from backend.engine.disk_cache.prefix_file import Prefix, StoredPrefix
-from backend.engine.disk_cache.prefix_folder import Folder, candidates
-from backend.engine.disk_cache.use import cache_folder
-from backend.engine.disk_cache.writer import Writer
+from backend.engine.disk_cache.prefix_folder import Folder, Prefix, StoredPrefix, candidates, reason
+from backend.engine.disk_cache.use import absolute_folder
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 
 _log = logging.getLogger(__name__)
-
 # To compute fewer tokens takes about as long as to find, read and check a file.
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
 _MOST_OPENED = 64
 _SEARCH_SECONDS = 60.0  # after which a request no longer waits for the disk
+
+
+class Writer:
+    """A queue of prefixes, of `most` bytes, and its thread, which calls `write` for each prefix.
+
+    The thread references the writer, so a writer without an owner still finishes its work.
+    """
+
+    def __init__(self, write: Callable[[StoredPrefix], None], most: int) -> None:
+        self._write = write
+        self._most = most
+        self._changed = threading.Condition()
+        self._saves: list[StoredPrefix] = []  # the first is being written
+        self._closing = self._failing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV that are queued or being written."""
+        return sum(save.nbytes for save in self._saves)
+
+    def put(self, save: StoredPrefix) -> bool:
+        """Queue a prefix instead of those that it replaces; return False if it does not fit."""
+        with self._changed:
+            begun, queued = self._saves[:1], self._saves[1:]
+            remaining = begun + [
+                other
+                for other in queued
+                if other.path != save.path or not save.prefix.covers(other.prefix)
+            ]
+            waiting = sum(other.nbytes for other in remaining)
+            if self._closing or (waiting and waiting + save.nbytes > self._most):
+                return False
+            if self._thread is None:
+                thread = threading.Thread(target=self._main, name="disk", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system refuses another thread
+                    return False
+                self._thread = thread
+            self._saves = [*remaining, save]
+            return True
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until the queue is empty, and return False after `timeout` seconds.
+
+        May not be called on the engine thread.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._thread is None, timeout)
+
+    def close(self, timeout: float) -> None:
+        """Accept no more prefixes, and drop waiting prefixes after `timeout` seconds.
+
+        Blocks for little longer than `timeout`, so with 0 any thread may call this method.
+        """
+        with self._changed:
+            self._closing = True
+        if not self.drain(timeout):
+            with self._changed:
+                self._saves = self._saves[:1]
+
+    def _main(self) -> None:
+        while save := self._next():
+            try:
+                self._write(save)
+                self._failing = False
+            except (OSError, SafetensorError) as fault:
+                level = logging.DEBUG if self._failing else logging.WARNING
+                self._failing = True
+                _log.log(level, "a prompt cache cannot be written to disk: %s", reason(fault))
+            except Exception:
+                _log.warning("storing a prompt cache on disk failed", exc_info=True)
+            with self._changed:
+                self._saves = self._saves[1:]
+
+    def _next(self) -> StoredPrefix | None:
+        """Return the next prefix; None if there is none, after which the thread must end."""
+        with self._changed:
+            if self._saves:
+                return self._saves[0]
+            self._thread = None
+            self._changed.notify_all()
+            return None
 
 
 @dataclass(eq=False)
@@ -65,6 +148,7 @@ class DiskCache:
         self._folder = self._open(self.folder) if self.folder else None
         self._made = False  # whether the folder has been created
         self._writer = Writer(self._write, self.max_waiting)
+        self.drain, self.close = self._writer.drain, self._writer.close
         self._turn = threading.Lock()  # only one search runs at any time
         self._search = threading.Thread()
         self._read: list[weakref.ref[StoredPrefix]] = []
@@ -95,8 +179,6 @@ class DiskCache:
 
         If the disk does not answer, the search is abandoned, and no other starts until it ends.
 
-        path: the folder that the request names, in addition to the model's folder.
-        in_memory: number of tokens whose KV is already in memory.
         free: free bytes of memory, including the bytes of files that wait to be restored.
         """
         found: list[StoredPrefix | None] = []
@@ -154,7 +236,6 @@ class DiskCache:
         """Queue a prefix for writing.
 
         row: evaluated KV of exactly `tokens`. Clones of the row may be extended meanwhile.
-        path: the folder that the request names; None means the model's folder, if any.
         """
         if len(tokens) < LEAST_TOKENS or not self.has_files(path):
             return
@@ -169,20 +250,6 @@ class DiskCache:
                 )
         except Exception:
             _log.warning("storing a prompt cache on disk failed", exc_info=True)
-
-    def drain(self, timeout: float) -> bool:
-        """Wait until all saves are written, and return False after a timeout.
-
-        May not be called on the engine thread.
-        """
-        return self._writer.drain(timeout)
-
-    def close(self, timeout: float) -> None:
-        """Accept no more saves, and drop saves that have not begun after `timeout` seconds.
-
-        Blocks for little longer than `timeout`, so with 0 any thread may call this method.
-        """
-        self._writer.close(timeout)
 
     def _write(self, save: StoredPrefix) -> None:
         folder = self._open(save.path) if save.path else self._folder
@@ -202,7 +269,7 @@ def open_disk_cache(
 
     copy, facts: as for `layout.pack` and `model_digest`.
     """
-    folder = cache_folder(settings.prompt_cache_dir)
+    folder = absolute_folder("prompt_cache_dir", settings.prompt_cache_dir)
     try:
         layout = learn_layout(model)
         if layout is not None:

@@ -37,18 +37,8 @@ class DiskUse:
 UNSET = DiskUse()  # for a request that sets none of the three fields
 
 
-def disk_use(path: str, *, answer: bool, read_only: bool) -> DiskUse:
-    """Return the use that the fields of a request ask for. Raises InvalidRequest for a bad path."""
-    return DiskUse(_absolute("PromptCachePath", path), answer, read_only)
-
-
-def cache_folder(setting: str) -> Path | None:
-    """Return the folder in the setting `prompt_cache_dir`; None if unset. Raises InvalidRequest."""
-    return _absolute("prompt_cache_dir", setting)
-
-
-def _absolute(name: str, text: str) -> Path | None:
-    """Return an absolute path; None if the text is blank. Raises InvalidRequest.
+def absolute_folder(name: str, text: str) -> Path | None:
+    """Return the folder in a setting or field; None if the text is blank. Raises InvalidRequest.
 
     Relative paths are refused, because the working directory depends on how the host starts the
     process.

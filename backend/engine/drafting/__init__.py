@@ -21,9 +21,4 @@ What happens to wrong draft tokens depends on the layer:
   such a sequence decodes without draft tokens.
 - Layers that store earlier tokens in a form that cannot be truncated: the model does not draft, and
   a load that asks for drafting is refused.
-
-The heads (the model's own, EAGLE-3 and DFlash) read hidden states that the model has computed
-anyway. A sequence's states are stored until its drafter reads them (`hidden_states`). For a
-sequence that starts from stored KV, the states of the stored tokens are missing, so its first draft
-tokens are less often right.
 """

@@ -6,27 +6,36 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
-from backend.engine.drafting.batch_drafter import Choices
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.batch_drafter import (
+    BlockDrafter,
+    DraftModel,
+    HeadDrafter,
+    ModelDrafter,
+    StateDrafter,
+)
 from backend.engine.drafting.drafter import Drafter, LookupDrafter
-from backend.engine.drafting.heads import Head, HeadError, hidden_size, read_weights
-from backend.engine.drafting.hidden_states import LayerStates, stored_bytes
-from backend.engine.drafting.prediction_head import NoHeadError, open_head
-from backend.engine.drafting.reference import Converting, naming_draft_model, own_settings
-from backend.engine.drafting.state_drafter import BlockDrafter, HeadDrafter, StateDrafter
-from backend.engine.drafting.trained_heads import (
+from backend.engine.drafting.heads import (
+    Choices,
+    Head,
+    HeadError,
     block_layers,
     eagle_layers,
+    hidden_size,
     open_block_head,
     open_eagle,
+    read_weights,
 )
-from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
+from backend.engine.drafting.hidden_states import LayerStates, stored_bytes
+from backend.engine.drafting.prediction_head import NoHeadError, open_head
+from backend.engine.drafting.reference import naming_draft_model, own_settings
+from backend.engine.errors import Converting, InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.pass_cost import FirstPass, pass_cost
@@ -103,15 +112,20 @@ def load_drafting(
         if settings.mtp is not False and order.ranks is None:
             drafting = yield from _own_head(order, main, projection, device)
     elif checkpoint.drafter is not None:
-        with naming_draft_model():
-            drafting = yield from _drafter(order, checkpoint, main, projection, device)
+        unfit = partial(_unfit, checkpoint.name, main.name)
+        with naming_draft_model(), Converting(unfit, HeadError):
+            drafting = yield from _with_head(order, main, projection, device, checkpoint)
     else:
         with naming_draft_model():
             drafting = yield from _draft_model(
                 order, checkpoint, main, projection.vocabulary, context_size, device
             )
     if settings.prompt_lookup:
-        drafting = _with_lookup(drafting or Drafting(settings.n_draft, list))
+        drafting = drafting or Drafting(settings.n_draft, list)
+        others, names = drafting.new_drafters, [LOOKUP, *filter(None, [drafting.names])]
+        drafting = replace(
+            drafting, new_drafters=lambda: [LookupDrafter(), *others()], names=", ".join(names)
+        )
     if drafting is not None:
         _log.info(
             "model %s: tokens are drafted by %s, up to %d in a step; weights: %d MiB",
@@ -121,13 +135,6 @@ def load_drafting(
             drafting.weights_bytes // MIB,
         )
     return drafting
-
-
-def _with_lookup(drafting: Drafting) -> Drafting:
-    """Return the same drafting, with prompt lookup first."""
-    new_drafters = drafting.new_drafters
-    names = f"{LOOKUP}, {drafting.names}" if drafting.names else LOOKUP
-    return replace(drafting, new_drafters=lambda: [LookupDrafter(), *new_drafters()], names=names)
 
 
 def _own_head(
@@ -154,21 +161,10 @@ def _own_head(
     return None
 
 
-def _drafter(
-    order: LoadOrder,
-    checkpoint: Checkpoint,
-    main: LoadedModel,
-    projection: LogitsHead,
-    device: Device,
-) -> Stages[Drafting]:
-    """Load a head that DraftModel names."""
-    try:
-        return (yield from _with_head(order, main, projection, device, checkpoint))
-    except HeadError as fault:
-        why = str(fault)
-    raise ModelRejected(
-        f"drafter {shown(checkpoint.name)} cannot draft for {shown(main.name)}: {why}; name"
-        f" one that was trained for this model, or leave {named('DraftModel')} out"
+def _unfit(drafter: str, main: str, why: Exception) -> ModelRejected:
+    return ModelRejected(
+        f"drafter {shown(drafter)} cannot draft for {shown(main)}: {why}; name one that was"
+        f" trained for this model, or leave {named('DraftModel')} out"
     )
 
 

@@ -57,10 +57,7 @@ class LayerStates(StateSource):
 
 
 def stored_bytes(state: int) -> int:
-    """Return the most bytes of a sequence's states: unread ones, and those being divided.
-
-    state: bytes of the states of one token.
-    """
+    """Return the most bytes of a sequence's states: unread ones, and those being divided."""
     return 2 * (MOST + TOGETHER) * state
 
 

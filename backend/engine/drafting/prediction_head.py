@@ -76,10 +76,7 @@ class _Family:
         return self.layer + part
 
     def config(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of the model.
-
-        own: the main model's configuration.
-        """
+        """Return the configuration of the model."""
         found = {
             **own,
             **self.changes,
@@ -188,11 +185,9 @@ class PredictionHead(Head):
 def open_head(
     checkpoint: Checkpoint, model: Any, vocabulary: int, alone: Checkpoint | None = None
 ) -> PredictionHead:
-    """Return the head of a loaded model, with lazy weights.
+    """Return the head of a loaded model, with lazy weights. Raises NoHeadError, HeadError.
 
     alone: a checkpoint of the head alone; None if the head is in the model's checkpoint.
-
-    Raises NoHeadError, HeadError.
     """
     config = checkpoint.config
     own = {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
@@ -276,8 +271,6 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
 
     mlx-lm changes the weights of layers, for example by stacking experts. mlx-lm recognises the
     original form by a convolution's weights, which are added for this purpose.
-
-    raw: whether the weights have their original form.
     """
     own = {name: value for name, value in weights.items() if name.startswith(_LAYERS)}
     beside = {name: value for name, value in weights.items() if name not in own}
@@ -286,21 +279,14 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
         own["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 2))
     if hasattr(body, "sanitize"):
         own = body.sanitize(own)
-    for position, experts in _experts(own).items():
-        own[position] = mx.stack([experts[number] for number in sorted(experts)])
+    # Qwen3.5's checkpoints have one tensor per expert in the head, but stacked experts elsewhere.
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name, value in own.items():
+        if match := _EXPERT.fullmatch(name):
+            experts.setdefault(f"{match[1]}.switch_mlp.{match[3]}", {})[int(match[2])] = value
+    for stack, numbered in experts.items():
+        own[stack] = mx.stack([numbered[number] for number in sorted(numbered)])
     for name, value in own.items():
         if match := _INNER.fullmatch(name):
             beside[f"inner.{match[1]}"] = value
     return beside
-
-
-def _experts(weights: Weights) -> dict[str, dict[int, mx.array]]:
-    """Return the experts that mlx-lm has not stacked, by the name of their stack and by number.
-
-    Qwen3.5's checkpoints have one tensor per expert in the head, but stacked experts elsewhere.
-    """
-    found: dict[str, dict[int, mx.array]] = {}
-    for name, value in weights.items():
-        if match := _EXPERT.fullmatch(name):
-            found.setdefault(f"{match[1]}.switch_mlp.{match[3]}", {})[int(match[2])] = value
-    return found

@@ -6,13 +6,12 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend.engine.errors import InvalidRequest, ModelNotFound, ModelRejected
+from backend.engine.errors import Converting, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import SPECIAL_TOKENS, Settings
@@ -102,21 +101,3 @@ def naming_draft_model() -> AbstractContextManager[None]:
         ModelRejected,
         InvalidRequest,
     )
-
-
-class Converting(AbstractContextManager[None]):
-    """Converts exceptions of some kinds in the context with `convert`, and raises the results.
-
-    A function with `contextmanager` would keep the exception's frames, and so the weights that
-    these have loaded, in memory for as long as the new exception.
-    """
-
-    def __init__(self, convert: Callable[[Exception], Exception], *kinds: type[Exception]) -> None:
-        self._convert, self._kinds = convert, kinds
-
-    def __exit__(self, _: object, fault: BaseException | None, frames: object) -> None:
-        del frames
-        if isinstance(fault, self._kinds):
-            converted = self._convert(fault)
-            fault.__traceback__ = None
-            raise converted from None

@@ -14,7 +14,6 @@ import numpy as np
 from backend.engine import device as devices
 from backend.engine.device import Device
 from backend.engine.embedding import networks
-from backend.engine.embedding.dense_layers import applied, dense_layers
 from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue, Run
 from backend.engine.embedding.encoder_shape import family_of
 from backend.engine.embedding.encoding import Piece
@@ -23,17 +22,22 @@ from backend.engine.embedding.kind import (
     is_static,
     labels_of,
     module_of,
+    task_adapter,
 )
 from backend.engine.embedding.label_reader import LabelReader
-from backend.engine.embedding.network_loading import mend_text_model, open_network
-from backend.engine.embedding.pooling_rule import (
-    PoolingRule,
-    pooling_of_checkpoint,
-    pooling_of_text_model,
+from backend.engine.embedding.network_loading import (
+    applied,
+    dense_layers,
+    mend_text_model,
+    open_network,
 )
-from backend.engine.embedding.readers import EncodeRow, Limits, PairReader, Reader, TextReader
-from backend.engine.embedding.row_encoding import (
+from backend.engine.embedding.readers import (
     ChatEncoder,
+    EncodeRow,
+    Limits,
+    PairReader,
+    Reader,
+    TextReader,
     gemma_prompt,
     id_encoder,
     pair_encoder,
@@ -43,15 +47,17 @@ from backend.engine.embedding.row_encoding import (
 from backend.engine.embedding.sentence_files import (
     Answers,
     Messages,
+    PoolingRule,
     SentenceFiles,
     answers_of,
     messages_of,
+    pooling_of_checkpoint,
+    pooling_of_text_model,
     prompts_of,
     score_function,
     scores_pairs,
     sequence_limit,
 )
-from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, Unusable
 from backend.engine.loading.adapters import require_addable
 from backend.engine.loading.checkpoint import Checkpoint
@@ -102,7 +108,10 @@ def build(order: LoadOrder) -> Stages[Built]:
         open_model=open_model,
     )
     plan = devices.memory_plan(here, settings, loaded.weights_bytes)
-    limits = _limits(checkpoint, loaded, order.request.context_size)
+    stated = sequence_limit(SentenceFiles(checkpoint.path), checkpoint.config)
+    own_context = min(loaded.context_size, stated or loaded.context_size)
+    context = served_context(own_context, order.request.context_size)
+    limits = Limits(context, int(_part(loaded.config)["vocab_size"]))
 
     yield "files"
     run, reader = _read_kind(checkpoint, loaded, settings, limits)
@@ -146,8 +155,6 @@ def text_embedder(
 
     Nothing is computed until the first request. Returns (None, None) if no part of the model
     returns hidden states (`networks.inner_model`).
-
-    budget: bytes that are left after the weights.
     """
     if networks.inner_model(loaded.model) is None:
         return None, None
@@ -170,12 +177,6 @@ def _opener(order: LoadOrder) -> OpenModel | None:
         return None
     dense = dense_layers(files, config) if pools else ()
     return partial(open_network, config, kind, dense)
-
-
-def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
-    stated = sequence_limit(SentenceFiles(checkpoint.path), checkpoint.config)
-    own = min(loaded.context_size, stated) if stated else loaded.context_size
-    return Limits(served_context(own, requested), int(_part(loaded.config)["vocab_size"]))
 
 
 def _read_kind(
@@ -252,7 +253,7 @@ def _reranking(
         else:
             run = networks.classifier(loaded.model, config, pad, score)
         prompted = partial(pair_encoder, tokenizer, segments)
-        return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
+        return run, PairReader(prompted, limits, settings.truncate, prompt)
     model_type, compared = config["model_type"], answers_of(files)
     words, write = _ASKED.get(model_type, ((), None))
     usual = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
@@ -283,7 +284,7 @@ def _reranking(
         )
     mend_text_model(loaded.model, config)
     run = networks.answers(loaded.model, config, compared, pad, score)
-    return run, PairReader(prompted(prompt), limits, settings.truncate, prompted)
+    return run, PairReader(prompted, limits, settings.truncate, prompt)
 
 
 def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:
@@ -397,6 +398,5 @@ def _end_token(checkpoint: Checkpoint, loaded: LoadedModel) -> int | None:
 
 
 def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration of the text part of a model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "hidden_size" in inner else config

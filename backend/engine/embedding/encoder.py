@@ -1,14 +1,17 @@
-"""The network of all encoders, such as BERT, RoBERTa, ModernBERT, Nomic, GTE, MPNet and DeBERTa.
+"""The networks of this project: encoders such as BERT, ModernBERT and DeBERTa, and model2vec.
 
-`Shape` describes the positions, norms and MLP of an encoder, and `encoder_names` the names of
-weights in checkpoints.
+`Shape` describes the positions, norms and MLP of an encoder. transformers names and divides the
+matrices differently from the code with which a model was published. A file may have either form,
+whatever its config.json states.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -18,8 +21,112 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from backend.engine.embedding.encoder_names import HEAD, in_own_names, own_paths
-from backend.engine.embedding.encoder_shape import Disentangled, Shape
+from backend.engine.embedding.encoder_shape import Disentangled, Experts, Shape
+
+Weights = dict[str, mx.array]
+
+_PREFIX = re.compile(
+    r"^((model|roberta|new|nomic_bert|gte|bert|mpnet|distilbert|electra|albert|ernie|deberta"
+    r"|data2vec_text)\.)?"
+)
+_LAYER = re.compile(
+    r"^(?:encoder\.|transformer\.)?(?:layers?|albert_layer_groups\.0\.albert_layers)\.(\d+)\.(.+)$"
+)
+_UNREAD = re.compile(
+    r"^(lm_head|cls|decoder|vocab_\w+|\w*predictions|generator_lm_head|sop_classifier)\."
+    r"|(position_ids|token_type_ids|inv_freq)$"
+)
+HEAD = frozenset({"pooler", "head_norm", "score"})
+_LEAVES = {"gamma": "weight", "beta": "bias"}  # names of norms in early checkpoints
+
+
+def _by_name(names: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: path for path, listed in names.items() for name in listed.split()}
+
+
+# The network's layers → their names in checkpoints, without what `_PREFIX` and `_LAYER` match.
+_OUTER = _by_name({
+    "words": "embeddings.word_embeddings embeddings.tok_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "norm": "embeddings.LayerNorm embeddings.norm emb_ln",
+    "widen": "embeddings_project encoder.embedding_hidden_mapping_in",
+    "nearness": "encoder.relative_attention_bias",
+    "distances": "encoder.rel_embeddings",
+    "distances_norm": "encoder.LayerNorm",
+    "pooler": "pooler.dense head.dense classifier.dense pre_classifier",
+    "head_norm": "head.norm",
+    "score": "classifier classifier.out_proj",
+})  # fmt: skip
+# Several layers on the left: a checkpoint stacks the rows of their matrices in one matrix.
+_INNER = _by_name({
+    "attention.queries attention.keys attention.values":
+        "mixer.Wqkv attn.Wqkv attention.qkv_proj",
+    "attention.queries":
+        "attention.self.query attention.self.query_proj attention.query self_attn.q_proj"
+        " attention.attn.q attention.q_lin",
+    "attention.keys":
+        "attention.self.key attention.self.key_proj attention.key self_attn.k_proj"
+        " attention.attn.k attention.k_lin",
+    "attention.values":
+        "attention.self.value attention.self.value_proj attention.value self_attn.v_proj"
+        " attention.attn.v attention.v_lin",
+    "attention.out":
+        "attention.output.dense attention.attn.o attention.dense attention.o_proj"
+        " attention.out_lin attn.Wo attn.out_proj mixer.out_proj self_attn.o_proj",
+    "attention_norm":
+        "attention.output.LayerNorm attention.LayerNorm attn_ln attn_norm norm1 sa_layer_norm"
+        " post_attention_layernorm",
+    "mlp_norm":
+        "full_layer_layer_norm mlp_ln norm2 output.LayerNorm output_layer_norm"
+        " post_mlp_layernorm",
+    "mlp.up": "ffn ffn.lin1 intermediate.dense mlp.fc1 mlp.fc11 mlp.up_proj",
+    "mlp.gate": "mlp.fc12 mlp.gate_proj",
+    "mlp.up mlp.gate": "mlp.up_gate_proj",
+    "mlp.gate mlp.up": "mlp.Wi",
+    "mlp.down": "ffn_output ffn.lin2 mlp.Wo mlp.down_proj mlp.fc2 output.dense",
+    "mlp.router": "mlp.router.layer",
+    "mlp": "mlp.experts",
+})  # fmt: skip
+# In names of Jina's weights: a matrix that is adapted, and its adapters (see `task_adapters`).
+_ADAPTED, _ADAPTER = ".parametrizations.weight.original", ".parametrizations.weight.0."
+
+
+def own_paths(layer: str) -> Sequence[str]:
+    """Return the paths of the network's layers that a checkpoint stores as one layer."""
+    name = _PREFIX.sub("", layer)
+    if not (inner := _LAYER.match(name)):
+        return [_OUTER.get(name, name)]
+    return [f"layers.{inner[1]}.{path}" for path in _INNER.get(inner[2], inner[2]).split()]
+
+
+def in_own_names(weights: Weights, parts: Collection[str], experts: Experts | None) -> Weights:
+    """Return a checkpoint's weights under the network's names, divided as in the network."""
+    found: Weights = {}
+    for full, value in weights.items():
+        name = _PREFIX.sub("", full.replace(_ADAPTED, ".weight"))
+        if _UNREAD.search(name) or _ADAPTER in name:
+            continue
+        layer = _LAYER.match(name)
+        if layer and experts and layer[2].startswith("mlp.experts.mlp."):
+            found |= _expert(f"layers.{layer[1]}", layer[2], value, experts.count)
+            continue
+        module, _, leaf = name.rpartition(".")
+        paths = own_paths(module)
+        if paths[0] in HEAD and paths[0] not in parts:
+            continue
+        for path, part in zip(paths, mx.split(value, len(paths)), strict=True):
+            found[f"{path}.{_LEAVES.get(leaf, leaf)}"] = part
+    return found
+
+
+def _expert(layer: str, name: str, value: mx.array, count: int) -> Weights:
+    """Return the matrices of all experts, whose rows the published weights stack in one matrix."""
+    matrices = value.reshape(count, -1, value.shape[-1])
+    if name.endswith(".w1"):
+        return {f"{layer}.mlp.experts.fc1.weight": matrices}
+    return {f"{layer}.mlp.experts.fc2.weight": matrices.swapaxes(1, 2)}
+
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
@@ -141,8 +248,6 @@ class Model(Module):
         """Return the paths of the layers that a checkpoint stores as one layer.
 
         Returns none for a layer of a head that is not served, such as BERT's pooler.
-
-        layer: the name of the layer in the checkpoint.
         """
         return [path for path in own_paths(layer) if path in self or path not in HEAD]
 
@@ -328,3 +433,52 @@ def attention_masks(
     # Padding attends to everything: the softmax of no scores is NaN, and NaN in a column of padding
     # would reach the tokens of its row.
     return everywhere, nearby | (tokens == 0)[:, None, :, None]
+
+
+_MOST_TOKENS = 1 << 17  # of a text; nothing in the model limits its length
+
+
+class StaticModel(Module):
+    """Static embeddings (model2vec): each token has a fixed vector, and a text the mean of these.
+
+    shape: the number of token ids, and the length of a vector.
+    """
+
+    model_type = "model2vec"
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.vectors = Embedding(*shape)
+
+    def __call__(self, ids: mx.array, **_: mx.array) -> Outputs:
+        """Return the vectors of tokens, (rows, longest, dim)."""
+        return Outputs(self.vectors(ids), None)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Return one vector for each token id.
+
+        A model2vec whose vocabulary was quantised stores fewer vectors, with the index of the
+        vector of each token, and may store a factor for each token.
+        """
+        vectors = _stored(weights)
+        if (index := weights.get("mapping")) is not None:
+            vectors = vectors[index.astype(mx.int32)]
+        if (factors := weights.get("weights")) is not None:
+            vectors = vectors * factors.astype(mx.float32)[:, None]
+        return {"vectors.weight": vectors}
+
+
+def fields_of_static(path: Path) -> dict[str, Any]:
+    """Return the fields of config.json that other modules read."""
+    weights: Any = mx.load(str(path / "model.safetensors"))
+    vectors = _stored(weights)
+    return {
+        "vocab_size": weights.get("mapping", vectors).shape[0],
+        "hidden_size": vectors.shape[1],
+        "max_position_embeddings": _MOST_TOKENS,
+        "num_attention_heads": 0,
+    }
+
+
+def _stored(weights: dict[str, mx.array]) -> mx.array:
+    return weights["embedding.weight" if "embedding.weight" in weights else "embeddings"]

@@ -1,20 +1,29 @@
-"""Decides the kind of a checkpoint from its configuration and the names of its files.
+"""Decides the kind of a checkpoint from its configuration, and finds the adapters of its tasks.
 
-This happens before a download and before any weight is read, so this module does not need MLX. The
-user's option `type` takes precedence over the files. A load request's flags are checked against the
-result.
+The kind is decided before a download and before any weight is read, so this module does not need
+MLX. The user's option `type` takes precedence over the files. A load request's flags are checked
+against the result.
+
+Jina embeddings v3 has the adapters of its tasks stacked in its weights, and names the tasks in
+config.json. Its conversion for transformers 5 has a folder in PEFT's format for each task. Jina
+embeddings v4 has one such folder for all tasks, and is always used with a task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from backend.engine.embedding.encoder_shape import FAMILIES as ENCODERS
 from backend.engine.embedding.encoder_shape import family_of, shape_of
-from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, Unusable
+from backend.engine.load_request import AdapterRequest
+from backend.engine.loading.adapters import CONFIG, Adapter, inspect_adapter
 from backend.engine.loading.architectures import is_multimodal, model_types
+from backend.engine.loading.peft import read_peft
 from common.field_names import named
 from common.model_kind import SPEECH_TYPES, ModelKind
 from common.wording import shown
@@ -66,10 +75,7 @@ ANSWERING_RERANKERS = frozenset({"qwen3", "gemma"})
 def with_flags(
     kind: ModelKind, config: Mapping[str, Any], *, embeddings: bool, reranking: bool
 ) -> ModelKind:
-    """Return the kind of a model, given the load request's flags. Raises InvalidRequest.
-
-    kind: the kind as the files show it.
-    """
+    """Return the kind of a model, given the load request's flags. Raises InvalidRequest."""
     if reranking and kind is ModelKind.TEXT and config["model_type"] in ANSWERING_RERANKERS:
         kind = ModelKind.RERANK
     if reranking and kind is not ModelKind.RERANK:
@@ -192,3 +198,70 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     labels = {str(index): str(label) for index, label in named.items()}
     return tuple(labels.get(str(index), "") for index in range(len(labels)))
+
+
+def task_adapter(path: Path, config: Mapping[str, Any], wanted: str) -> Adapter | None:
+    """Return the adapter for a task; None if no task is set. Raises InvalidRequest, Unusable.
+
+    Dots, hyphens and underscores in a task's name are equivalent.
+
+    wanted: the option `task`; '' if it is not set.
+    """
+    needed = is_jina_v4(config)
+    if not (wanted or needed):
+        return None
+    tasks = _tasks(path, config)
+    if not wanted:
+        raise InvalidRequest(
+            f"task is empty, but the model needs one of {', '.join(map(shown, tasks))}: set it"
+        )
+    for task, find in tasks.items():
+        if _plain(task) == _plain(wanted):
+            return replace(find(), task=True)
+    if not tasks:
+        raise InvalidRequest(
+            f"task is {shown(wanted)}, but the model has no tasks: leave it empty for this model"
+        )
+    none = "" if needed else ", or leave it empty to use none of the model's adapters"
+    raise InvalidRequest(
+        f"task is {shown(wanted)}, but the model's tasks are {', '.join(map(shown, tasks))}: name"
+        f" one of these{none}"
+    )
+
+
+def is_jina_v4(config: Mapping[str, Any]) -> bool:
+    """Return whether a model is jina-embeddings-v4, which has the model type of Qwen2.5-VL."""
+    names = config.get("architectures") or ()
+    return config.get("model_type") == "qwen2_5_vl" and "JinaEmbeddingsV4Model" in names
+
+
+def _plain(task: str) -> str:
+    return task.replace(".", "_").replace("-", "_")
+
+
+def _tasks(path: Path, config: Mapping[str, Any]) -> dict[str, Callable[[], Adapter]]:
+    """Return, for each task, a function that returns its adapter."""
+    named, stacked = config.get("task_names"), config.get("lora_adaptations")
+    if is_jina_v4(config) and isinstance(named, list):
+        shared = path / "adapters"
+        return {
+            str(task): partial(inspect_adapter, shared, AdapterRequest(str(task)), str(task))
+            for task in named
+        }
+    if found := sorted(file.parent for file in path.glob(f"*/{CONFIG}")):
+        return {
+            folder.name: partial(inspect_adapter, folder, AdapterRequest(folder.name))
+            for folder in found
+        }
+    if not isinstance(stacked, list):
+        return {}
+    return {
+        str(task): partial(_stacked, path, config, str(task), index)
+        for index, task in enumerate(stacked)
+    }
+
+
+def _stacked(path: Path, config: Mapping[str, Any], task: str, index: int) -> Adapter:
+    stated = {"lora_alpha": config.get("lora_alpha")}
+    peft = replace(read_peft(stated, "config.json"), place=index)
+    return Adapter(task, "lora", path / "model.safetensors", 1.0, "", peft)

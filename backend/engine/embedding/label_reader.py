@@ -84,7 +84,6 @@ def runs_of(labels: Sequence[str], words: Sequence[int | None] = ()) -> list[Run
 
 
 def _words(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Return the range of each word's tokens, half-open."""
     start = 0
     for end in range(1, len(words) + 1):
         if end == len(words) or words[end] is None or words[end] != words[start]:
@@ -98,7 +97,6 @@ def entities_of(
     """Return runs as entities, without white space at the ends and without overlaps.
 
     offsets: the character range of each token, half-open.
-    scores: the score of each run.
     """
     bytes_before = [0, *accumulate(len(character.encode()) for character in text)]
     found: list[Entity] = []

@@ -19,8 +19,7 @@ from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoder import attention_masks
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import ONLY_LOGITS, is_causal
-from backend.engine.embedding.pooling_rule import Mode, PoolingRule
-from backend.engine.embedding.sentence_files import Answers
+from backend.engine.embedding.sentence_files import Answers, Mode, PoolingRule
 from backend.engine.errors import Unusable
 from common.wording import shown
 
@@ -103,11 +102,7 @@ Function = Callable[[mx.array], mx.array]
 
 
 def function_of(name: str, what: str) -> Function:
-    """Return an activation. Raises Unusable for an unknown one.
-
-    name: a key of FUNCTIONS.
-    what: what has the activation, for the error.
-    """
+    """Return an activation. Raises Unusable for an unknown one."""
     if name not in FUNCTIONS:
         supported = " and ".join(FUNCTIONS)
         raise Unusable(
@@ -157,8 +152,6 @@ def classifier(model: Any, config: Mapping[str, Any], pad_token: int, score: Fun
 
     A text model computes the score from its last token, not counting padding tokens, which a
     tokenizer may also append as the end of a text.
-
-    score: turns logits into scores.
     """
     inner, pads = inner_model(model), config.get("pad_token_id")
     hidden = None if inner is None else text_states(model, config)
@@ -221,11 +214,7 @@ def _run(compute: Hidden, pad_token: int, *, per_token: bool = False) -> Run:
 
 
 def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
-    """Return a function that computes the hidden states of an embedding model.
-
-    module: the result of `module_of`.
-    config: the model's config.json.
-    """
+    """Return a function that computes the hidden states of an embedding model."""
     if not module:
         return text_states(model, config)
     return lambda rows: _outputs(model, rows).last_hidden_state

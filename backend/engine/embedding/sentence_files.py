@@ -1,17 +1,21 @@
-"""Reads what the files of sentence-transformers state about a checkpoint's inputs and scores."""
+"""Reads what the files of sentence-transformers state about inputs, pooling and scores.
+
+modules.json lists the steps of a checkpoint. Each step may have a folder with its configuration.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from backend.engine.embedding.encoder_shape import family_of, shape_of
-from backend.engine.embedding.kind import is_static
+from backend.engine.embedding.kind import FAMILIES, is_causal, is_jina_v4, is_static
 from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.settings import Settings
+from common.model_kind import ModelKind
 from common.wording import shown
 
 # The configuration of the Transformer step has had several names.
@@ -28,6 +32,20 @@ INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
     "query": ("query", "search_query", "retrieval.query"),
     "document": ("document", "passage", "corpus", "search_document", "retrieval.passage"),
 }
+Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
+# Names in sentence-transformers 5, and flags in earlier versions (without `pooling_mode_`) → modes.
+# The vectors of several flags are joined in the order of this table.
+_MODES: Mapping[tuple[str, str], Mode] = {
+    ("cls", "cls_token"): "cls",
+    ("max", "max_tokens"): "max",
+    ("mean", "mean_tokens"): "mean",
+    ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens"): "mean_sqrt_len",
+    ("weightedmean", "weightedmean_tokens"): "weighted_mean",
+    ("lasttoken", "lasttoken"): "last",
+}
+# The modes of checkpoints that state none; `mean` for other families. In a causal model, it is
+# `last`, because only the last token attends to the whole text.
+_FAMILY: Mapping[str, Mode] = {"lfm2": "cls", "new": "cls", "gte": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +165,6 @@ def unknown_prompt(wanted: str, named: Mapping[str, str]) -> str:
     return f"prompt_name is {shown(wanted)}, but {there}: send one of these, or leave it out"
 
 
-def truncated_size(files: SentenceFiles) -> int | None:
-    """Return how many numbers of a vector the checkpoint keeps; None if it keeps all."""
-    size = files.object(_STATED).get("truncate_dim")
-    return size if type(size) is int and size > 0 else None
-
-
 def answers_of(files: SentenceFiles) -> Answers | None:
     """Return the tokens that the step LogitScore compares; None without this step.
 
@@ -171,10 +183,7 @@ def answers_of(files: SentenceFiles) -> Answers | None:
 
 
 def messages_of(stated: Mapping[str, Any]) -> Messages | None:
-    """Return how inputs become messages; None if inputs are not rendered as messages.
-
-    stated: the configuration of the Transformer step.
-    """
+    """Return how inputs become messages; None if inputs are not rendered as messages."""
     modalities = stated.get("modality_config")
     message = modalities.get("message") if isinstance(modalities, dict) else None
     if not isinstance(message, dict):
@@ -228,3 +237,105 @@ def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
             limits.append(limit)
             break
     return min(limits, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRule:
+    """How the vectors of a text's tokens become the answer."""
+
+    # Poolings whose vectors are joined; `none` returns the vectors of all tokens.
+    modes: tuple[Mode, ...]
+    normalize: bool  # whether each vector is scaled to length 1
+    dimensions: int | None = None  # how many numbers of each vector are returned; None means all
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the result is a vector for each token."""
+        return self.modes == ("none",)
+
+
+def pooling_of_text_model(settings: Settings) -> PoolingRule:
+    """Return the rule for a generative model: by default, the last token, scaled to length 1."""
+    return _overridden(PoolingRule(("last",), True), settings)
+
+
+def pooling_of_checkpoint(
+    files: SentenceFiles, config: Mapping[str, Any], settings: Settings
+) -> PoolingRule:
+    """Return the rule of an embedding checkpoint, overridden by the user's options.
+
+    Raises Unusable for steps that are not supported.
+    """
+    # The code of jina-embeddings-v4 pools and scales in its first step.
+    pools_itself, model_type = is_jina_v4(config), str(config["model_type"])
+    generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and is_causal(config)
+    family: Mode = "last" if generates and not pools_itself else _FAMILY.get(model_type, "mean")
+    if (steps := files.steps) is None:
+        return _overridden(PoolingRule(_modes(files, "1_Pooling") or (family,), True), settings)
+    if files.late_interaction:
+        if settings.pooling != "none":
+            raise Unusable(
+                "it is a late-interaction model (ColBERT), which returns a vector for each token:"
+                " set the option pooling:none to get these"
+            )
+        return PoolingRule(("none",), normalize=settings.normalize is not False)
+    modes: tuple[Mode, ...] = (family,)
+    normalize, pooled = pools_itself, False
+    for kind, folder in steps:
+        if kind == "Pooling":
+            found = _modes(files, folder)
+            if found is None and not settings.pooling:
+                raise _unpooled(f"{folder}/config.json, which its modules.json names")
+            modes = found or modes
+        elif kind == "Normalize":
+            normalize = True
+        elif kind in ("Dense", "LayerNorm"):
+            normalize = False
+        elif kind == "SpladePooling":
+            raise Unusable(
+                "its vectors are sparse (the step SpladePooling in its modules.json), which is not"
+                " supported: load a model with dense vectors"
+            )
+        elif kind not in ("Transformer", "StaticEmbedding", "Dropout"):
+            raise Unusable(f"the step {shown(kind)} in its modules.json is not supported")
+        pooled = pooled or kind in ("Pooling", "StaticEmbedding")
+    if not (pooled or pools_itself or settings.pooling):
+        raise _unpooled("the step Pooling in modules.json")
+    size = files.object(_STATED).get("truncate_dim")
+    kept = size if type(size) is int and size > 0 else None
+    return _overridden(PoolingRule(modes, normalize, kept), settings)
+
+
+def _unpooled(missing: str) -> Unusable:
+    return Unusable(
+        f"it lacks {missing}, so how its vectors are pooled is unknown: copy the file from the"
+        " model that it was made from, or set the option pooling"
+    )
+
+
+def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
+    """Return the rule with the options `pooling` and `normalize` applied.
+
+    Vectors of tokens are not normalised by default, because hosts pool and normalise them.
+    """
+    if settings.pooling:
+        rule = replace(rule, modes=(cast(Mode, settings.pooling),))
+    normalize = rule.normalize and not rule.per_token
+    return replace(rule, normalize=normalize if settings.normalize is None else settings.normalize)
+
+
+def _modes(files: SentenceFiles, folder: str) -> tuple[Mode, ...] | None:
+    """Return the modes in a Pooling step's configuration; None if there is no configuration."""
+    stated = files.value(f"{folder}/config.json")
+    if not isinstance(stated, dict):
+        return None
+    named = stated.get("pooling_mode")
+    if named is None:
+        flags = (mode for (_, flag), mode in _MODES.items() if stated.get(f"pooling_mode_{flag}"))
+        return tuple(flags) or ("mean",)
+    modes = {name: mode for (name, _), mode in _MODES.items()}
+    names = named if isinstance(named, list) else [named]
+    for name in names:
+        if not isinstance(name, str) or name not in modes:
+            raise Unusable(f"its pooling {shown(name)} is not supported")
+    return tuple(modes[name] for name in names) or ("mean",)

@@ -15,7 +15,7 @@ from backend.engine.executing.scoring import Scoring
 from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from backend.engine.disk_cache.prefix_file import StoredPrefix
+    from backend.engine.disk_cache.prefix_folder import StoredPrefix
     from backend.engine.executing.choosing import Chosen
     from backend.engine.model import EngineModel
     from backend.engine.vision.media_plan import MediaPlan

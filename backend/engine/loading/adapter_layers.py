@@ -133,10 +133,7 @@ _Experts = dict[int, tuple[mx.array, mx.array]]
 
 
 def _experts(layers: Mapping[str, tuple[dict[str, mx.array], float]]) -> dict[str, _Experts]:
-    """Return A and B of each expert's matrices, by the layers that have all experts in mlx-lm.
-
-    layers: the result of `layers_of`, which has a layer for each matrix of each expert.
-    """
+    """Return A and B of each expert's matrices, by the layers that have all experts in mlx-lm."""
     found: dict[str, _Experts] = {}
     for name, (weights, scale) in layers.items():
         if match := _EXPERT.match(name):
@@ -157,8 +154,6 @@ def _of_all_experts(
 
     PEFT has A with the shape (experts · rank, inputs), and B with (outputs, rank · experts). Gates
     and values are one matrix in transformers, and two layers in mlx-lm.
-
-    name: the adapter's name of the experts.
     """
     match = _ALL_EXPERTS.match(name)
     assert match is not None
@@ -202,10 +197,7 @@ def _of_all_experts(
 
 
 def _stacked(experts: _Experts, base: Any) -> dict[str, mx.array]:
-    """Return the weights of a layer with all experts, 0 for experts that are not adapted.
-
-    base: the layer.
-    """
+    """Return the weights of a layer with all experts, 0 for experts that are not adapted."""
     rank = max(first.shape[0] for first, _ in experts.values())
     inputs, outputs = next((first.shape[1], second.shape[0]) for first, second in experts.values())
     nothing = mx.zeros((0, inputs)), mx.zeros((outputs, 0))
@@ -312,7 +304,6 @@ def layer_at(path: str, modules: Mapping[str, Any], adapter: Adapter) -> Any:
 
 
 def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
-    """Return an adapted layer to replace the layer at `path`."""
     adapter = parts[0].adapter
     base = layer_at(path, modules, adapter)
     if adapter.peft and adapter.kind == "dora" and _LORA.get(type(base)) is LoRAEmbedding:

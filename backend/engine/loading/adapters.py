@@ -19,8 +19,7 @@ from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected, Unusable, beginning
 from backend.engine.load_request import AdapterRequest
-from backend.engine.loading.folder import readable, require_regular_files
-from backend.engine.loading.json_files import read_object
+from backend.engine.loading.folder import read_object, readable, require_regular_files
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.peft import WEIGHTS as PEFT_WEIGHTS
 from backend.engine.loading.peft import Peft, part_of, read_peft
@@ -131,9 +130,7 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
 
 
 def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Adapter:
-    """Check the files of an adapter.
-
-    Raises ModelRejected, InvalidRequest.
+    """Check the files of an adapter. Raises ModelRejected, InvalidRequest.
 
     part: the adapter's name, if the file has several adapters.
     """
@@ -227,7 +224,6 @@ def _parameters(config: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _read_tensors(path: Path) -> dict[str, Axes]:
-    """Return the shapes of all tensors."""
     with path.open("rb") as file:
         header, _ = read_header(path.name, file, path.stat().st_size)
     if not header:

@@ -21,8 +21,7 @@ from backend.engine.loading.architectures import (
     unserved_speech,
     vlm_model_types,
 )
-from backend.engine.loading.folder import readable, require_regular_files
-from backend.engine.loading.json_files import read_object
+from backend.engine.loading.folder import read_object, readable, require_regular_files
 from backend.engine.loading.model_reference import GGUF
 from backend.engine.loading.shards import indexed_tensors, read_shards, weight_files
 from backend.engine.settings import Settings
@@ -91,7 +90,7 @@ def inspect(path: Path, name: str, settings: Settings, *, drafts: bool = False) 
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(files)
         require_regular_files(path)
-        config = inspect_config(path, name, settings, drafts=drafts)
+        config = inspect_config(path, settings, drafts=drafts)
         shards = read_shards(path)
         drafter = drafter_kind(config)
         kind = ModelKind.TEXT if drafter else _kind(config, files, settings)
@@ -109,18 +108,11 @@ def inspect(path: Path, name: str, settings: Settings, *, drafts: bool = False) 
         return Checkpoint(path, name, config, shards.bytes, kind, media, missing=shards.missing)
 
 
-def inspect_config(
-    path: Path, name: str, settings: Settings, *, drafts: bool = False
-) -> dict[str, Any]:
-    """Check config.json, and return its contents. Raises ModelRejected.
+def inspect_config(path: Path, settings: Settings, *, drafts: bool = False) -> dict[str, Any]:
+    """Check config.json, and return its contents. Raises ModelRejected, Unusable.
 
     drafts: whether the checkpoint may be a drafter.
     """
-    with naming(name):
-        return _checked_config(path, settings, drafts=drafts)
-
-
-def _checked_config(path: Path, settings: Settings, *, drafts: bool) -> dict[str, Any]:
     files = frozenset(entry.name for entry in path.iterdir())
     config = with_model_type(read_object(path / "config.json"))
     model_type = config.get("model_type")
@@ -213,7 +205,6 @@ def _require_buildable(config: dict[str, Any], tensors: int) -> None:
 
 
 def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the configuration and all configurations inside it."""
     yield config
     for value in config.values():
         if isinstance(value, dict):
@@ -266,10 +257,7 @@ def require_files(files: frozenset[str]) -> None:
 
 
 def missing_files(files: str) -> Incomplete:
-    """Return the error for missing weight files.
-
-    files: the names of the files, as a list for messages.
-    """
+    """Return the error for missing weight files."""
     return Incomplete(f"weight files are missing ({files}): download it again")
 
 

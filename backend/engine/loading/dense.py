@@ -47,11 +47,12 @@ def unread_layer(model: Any) -> str | None:
 
 def dense_growth(layers: dict[str, Any], dtype: mx.Dtype) -> int:
     """Return by how many bytes the layers grow when they become dense."""
-    distinct = {id(layer): layer for layer in layers.values()}.values()
-    return sum(
-        layer.scales.size * layer.group_size * dtype.size - _packed_bytes(layer)
-        for layer in distinct
-    )
+    growth = 0
+    for layer in {id(layer): layer for layer in layers.values()}.values():
+        packed = (layer.weight, layer.scales, layer.get("biases"), layer.get("global_scale"))
+        growth += layer.scales.size * layer.group_size * dtype.size
+        growth -= sum(part.nbytes for part in packed if part is not None)
+    return growth
 
 
 def make_dense(model: Any, layers: dict[str, Any], dtype: mx.Dtype) -> None:
@@ -99,7 +100,6 @@ def _unpacked(
 
 
 def _dense_kinds() -> dict[type[Any], type[Any]]:
-    """Return the dense class for each quantised class."""
     kinds: dict[type[Any], type[Any]] = {QuantizedLinear: Linear, QuantizedEmbedding: Embedding}
     for package in ("mlx_lm", "mlx_vlm"):
         for file, quantized, dense in _COPIED:
@@ -114,8 +114,3 @@ def dense_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
         return _unpacked(layer, layer.weight, layer.scales, dtype, layer.get("global_scale"))
     weight: mx.array = layer.weight
     return weight.astype(dtype)
-
-
-def _packed_bytes(layer: Any) -> int:
-    parts = (layer.weight, layer.scales, layer.get("biases"), layer.get("global_scale"))
-    return sum(part.nbytes for part in parts if part is not None)

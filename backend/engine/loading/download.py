@@ -63,7 +63,7 @@ def download(
         raise flaw
     with naming(model.name):
         require_files(listed or frozenset(path.name for path in small.iterdir()))
-    inspect_config(small, model.name, settings, drafts=drafts)
+        inspect_config(small, settings, drafts=drafts)
     exact = dataclasses.replace(model, revision=small.name)
     complete = fetch(exact, (*_ALL_FILES, *_weights(listed, small)), cache, cancel)
     _log.info("downloaded model %s", shown(model.name))
@@ -94,7 +94,6 @@ def _weights(listed: frozenset[str] | None, folder: Path) -> frozenset[str]:
     """Return the names of a repository's weight files, including unusual names.
 
     listed: all files of the repository; None if unknown.
-    folder: a folder with the index of the weights, if the repository has an index.
     """
     listed = listed or frozenset()
     return listed & (indexed_files(folder) | set(weight_files(listed)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from backend.engine.errors import Cancelled, ModelNotFound, ModelRejected
 from backend.engine.loading.model_reference import HubModel
 from common.hub_cache import NoHome, hub_cache
-from common.process_end import end_of
+from common.process_end import end_of, wait_or_kill
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,6 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
 
 
 def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
-    """Read the child's messages until its result, and log its progress."""
     name = shown(model.name)
     assert child.stdout is not None
     for line in child.stdout:
@@ -94,8 +93,4 @@ def _end(child: Child) -> None:
     """End the child by closing its input, or by force if it does not react."""
     assert child.stdin is not None
     child.stdin.close()
-    try:
-        child.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    wait_or_kill(child, _END_SECONDS)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend.engine.caching.cache_kind import cache_kind
-from backend.engine.disk_cache.use import cache_folder
+from backend.engine.disk_cache.use import absolute_folder
 from backend.engine.drafting.reference import find_draft, find_head
 from backend.engine.embedding.kind import require_family, require_tasks, with_flags
 from backend.engine.embedding.sentence_files import SentenceFiles, is_reranker
@@ -22,16 +22,14 @@ from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite, nami
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import Adapter, find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
-from backend.engine.loading.folder import readable
+from backend.engine.loading.folder import readable, standard_folder
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.standard_folder import standard_folder
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompting.prompts import BrokenTemplate, CostlyPrompt
 from backend.engine.prompting.quoted_text import UnreadableText, tokenizing
-from backend.engine.ranks.divisible_loads import require_divisible
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.field_names import named
@@ -52,8 +50,6 @@ def load(
 ) -> Stages[Built]:
     """Load a model. Begins on `files`, and ends on `engine`.
 
-    epoch: the number of the load, for other ranks.
-    cancelled: ends a download when set.
     leader: the connections to the other ranks, which load their parts of the model; None if this
         process serves the whole model.
 
@@ -65,7 +61,7 @@ def load(
         import_mlx_lm()
         if leader is None:
             return (yield from _build(order))
-        require_divisible(order)
+        _require_divisible(order)
         timeout = order.settings.rank_timeout
         yield from leader.form(timeout, cancelled)
         try:
@@ -99,8 +95,7 @@ def change_adapters(
     yield "engine"
     import mlx.core as mx
 
-    from backend.engine.loading.adapter_changes import choose_among
-    from backend.engine.loading.row_adapters import RowAdapters
+    from backend.engine.loading.row_adapters import RowAdapters, choose_among
     from backend.engine.loading.weights import dtype_of
 
     scheduler = running()
@@ -114,7 +109,6 @@ def change_adapters(
 
 
 def _choices(request: LoadRequest, cancelled: threading.Event) -> dict[str, Adapter]:
-    """Return the adapters from which requests choose, by name."""
     return {
         name: find_adapters([wanted], request.model_path, cancelled)[0]
         for name, wanted in request.choices
@@ -122,10 +116,7 @@ def _choices(request: LoadRequest, cancelled: threading.Event) -> dict[str, Adap
 
 
 def _require_choosable(request: LoadRequest, *, of_text: bool) -> None:
-    """Raise InvalidRequest for adapters of a model of which requests cannot choose any.
-
-    of_text: whether the model accepts only text, and generates text.
-    """
+    """Raise InvalidRequest for adapters of a model of which requests cannot choose any."""
     if request.choices and not of_text:
         raise InvalidRequest(
             "option adapters is set, but requests choose adapters only of models for text: remove"
@@ -189,7 +180,7 @@ def find(
     head = find_head(path, settings) if not request.draft_model.strip() else None
     with naming(found.name), readable(path):
         path = cleanup.enter_context(standard_folder(path))
-    cache_folder(settings.prompt_cache_dir)
+    absolute_folder("prompt_cache_dir", settings.prompt_cache_dir)
     checkpoint = _flagged(inspect(path, found.name, settings), request)
     require_tasks(checkpoint.kind, checkpoint.config, settings.task)
     if settings.expert_cache_mib and checkpoint.kind is not ModelKind.TEXT:
@@ -230,3 +221,32 @@ def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
                 " this model"
             )
     return replace(checkpoint, kind=kind)
+
+
+def _require_divisible(order: LoadOrder) -> None:
+    """Raise InvalidRequest or ModelRejected if several ranks cannot serve this load."""
+    checkpoint, settings, request = order.checkpoint, order.settings, order.request
+    if checkpoint.kind is not ModelKind.TEXT or request.embeddings or request.reranking:
+        raise ModelRejected.because(
+            checkpoint.name,
+            "only models that generate text are divided among ranks: serve it with one rank",
+        )
+    if checkpoint.of_vlm:
+        raise ModelRejected.because(
+            checkpoint.name,
+            "models that mlx-vlm builds are not divided among ranks; to serve the text part of"
+            " one that mlx-lm knows, set the option type:text",
+        )
+    for given, words in (
+        (order.adapters, f"{named('LoraAdapter')} is set, but adapters are not applied"),
+        (order.choices, "option adapters is set, but adapters are not applied"),
+        (order.draft, f"{named('DraftModel')} is set, but no tokens are drafted"),
+        (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted"),
+        (settings.mtp, "mtp is set, but no tokens are drafted"),
+        (settings.expert_cache_mib, "expert_cache_mib is set, but all experts are in memory"),
+        (settings.prompt_cache_dir, "prompt_cache_dir is set, but no KV is stored on disk"),
+    ):
+        if given:
+            raise InvalidRequest(
+                f"{words} where ranks divide the model: leave it out, or serve it with one rank"
+            )

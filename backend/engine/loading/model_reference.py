@@ -65,7 +65,9 @@ def resolve(
         raise ModelRejected(f"model {shown(name)} is not a name: it contains a zero byte")
     if ".." in re.split(r"[/\\]", unquote(reference)):
         raise ModelRejected(f"model {shown(name)} leaves its folder with '..': write it without")
-    if not reference and (not model_file or _same(model_file, model_path)):
+    normal = os.path.normpath
+    is_folder_of_models = model_path and normal(model_file) == normal(model_path)
+    if not reference and (not model_file or is_folder_of_models):
         raise InvalidRequest("no model is named: set Model to a folder or a hub repository")
     if path := _existing(reference, model_file, model_path):
         return LocalModel(_directory(path, name), name)
@@ -75,7 +77,6 @@ def resolve(
 
 
 def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
-    """Return the first existing path among those that the request may mean."""
     candidates = [Path(model_file)] if model_file else []
     if reference.lower().startswith("file:"):
         candidates.append(Path(unquote(re.sub("^file:(//)?", "", reference, flags=re.IGNORECASE))))
@@ -92,10 +93,6 @@ def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
             if reference.startswith("./") or _exists(path / "config.json"):
                 candidates.append(path)
     return next(filter(_exists, candidates), None)
-
-
-def _same(first: str, second: str) -> bool:
-    return bool(second) and os.path.normpath(first) == os.path.normpath(second)
 
 
 def _directory(path: Path, name: str) -> Path:

@@ -94,7 +94,6 @@ class FirstPass:
 
 @contextmanager
 def _noted_attention() -> Iterator[list[_Attention]]:
-    """Collect the forms of the calls of MLX's attention kernel."""
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     forms: list[_Attention] = []
 
@@ -122,7 +121,6 @@ def pass_cost(
     """Measure the memory cost of a model's passes. Raises what the model raises.
 
     model: called with tokens and a cache; what it returns is not computed.
-    vocabulary: number of logits.
     first: the first pass; more tokens are added to its row.
     all_logits: whether the last pass of a prompt computes the logits of all its tokens.
     bounded: whether an upper bound of `per_pair` is enough, which needs no pass after a long KV.
@@ -137,7 +135,9 @@ def pass_cost(
         elif bounded:
             form = _Form(_temporary_bytes(model, row) / _TOKENS, heads * _UNFUSED / _MARGIN)
         else:
-            form = _form_of_ordinary_passes(model, row)
+            short = _temporary_bytes(model, row)
+            (long,) = _after_long_kv(model, row, {_TOKENS: short}).values()
+            form = _Form(short / _TOKENS, max(long - short, 0) / (_TOKENS * _SEEN))
         masked = _mask_bytes(first.attention)
     copies = small * max((COPIES * form.dtype.size for form in first.attention), default=0)
     choice = _choice_bytes(_CHOICE, vocabulary)
@@ -165,13 +165,6 @@ class _Form(NamedTuple):
     row: float = 0.0
     seen: float = 0.0
     step_seen: float = 0.0
-
-
-def _form_of_ordinary_passes(model: Any, row: kv.RowCache) -> _Form:
-    """Measure two short passes, after a few tokens and after many."""
-    short = _temporary_bytes(model, row)
-    (long,) = _after_long_kv(model, row, {_TOKENS: short}).values()
-    return _Form(short / _TOKENS, max(long - short, 0) / (_TOKENS * _SEEN))
 
 
 def _form_of_passes(model: Any, row: kv.RowCache) -> _Form:

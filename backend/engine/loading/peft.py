@@ -84,10 +84,7 @@ class Peft:
 
 
 def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> Peft:
-    """Read the configuration of an adapter. Raises Unusable.
-
-    file: the configuration's file, for messages.
-    """
+    """Read the configuration of an adapter. Raises Unusable."""
     for key, supported in _PLAIN.items():
         if (value := config.get(key)) not in (supported, None, [], {}):
             raise Unusable(f"its {key} is {shown(value)}, but only {shown(supported)} is supported")

@@ -73,7 +73,6 @@ def _chunks(array: mx.array, groups: int, size: int, neutral: float = 0.0) -> mx
 
 
 def _joined(chunks: mx.array, tokens: int) -> mx.array:
-    """Return the first tokens of chunks, [rows, tokens, heads, values]."""
     heads = mx.moveaxis(mx.flatten(chunks, 3, 4)[:, :, :, :tokens], 3, 1)
     return mx.flatten(heads, 2, 3)
 
@@ -214,13 +213,8 @@ def delta_step(
     """Return the output of one token, [rows, heads, values], and the state after it.
 
     The libraries' function passes seven times over the state, which many rows together do not
-    share. This one reads it in a single product, and changes it afterwards.
-    q, k: [rows, heads, keys].
-    v: [rows, heads, values].
-    g: decays, [rows, heads], or [rows, heads, keys].
-    beta: strength of the update, [rows, heads].
-    state: [rows, heads, values, keys].
-    mask: [rows], whether the token changes the state; None if it does in all rows.
+    share. This one reads it in a single product, and changes it afterwards. The arguments are those
+    of `GatedDelta`, without the axis of tokens.
     """
     decay = g[..., None] if g.ndim == 2 else g
     from_k, from_q = mx.split(state @ mx.stack([decay * k, decay * q], axis=-1), 2, axis=-1)
@@ -293,11 +287,8 @@ def _space_pass(
 ) -> tuple[mx.array, mx.array]:
     """Return the outputs, [rows, tokens, heads, values], and the state after the last token.
 
-    Each token changes the state to 2^decay state + input key^T, and its output is state query.
-    inputs: [rows, tokens, heads, values].
-    decays: [rows, tokens, heads].
-    keys, queries: [rows, tokens, groups, size].
-    state: [rows, heads, values, size]; None for zeros.
+    Each token changes the state to 2^decay state + input key^T, and its output is state query. The
+    shapes are those of the arguments of `StateSpace`.
     """
     rows, tokens, heads, values = inputs.shape
     groups, size = keys.shape[2:]

@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.patching import patch
+from backend.engine.patching import WithOffset, patch
 
 _OF_GROUPS = "mlx_lm.models.gemma2"
 _CUT = ("mlx_vlm.models.qwen3_vl_moe.language", "mlx_vlm.models.qwen3_omni_moe.language")
@@ -68,19 +68,9 @@ def _grouped(call: Any, attention: Any, x: mx.array, mask: Any = None, cache: An
 
 
 def _uncut(call: Any, attention: Any, x: mx.array, mask: Any, cache: Any, **positions: Any) -> Any:
-    whole = None if cache is None else _AsLongAsWide(cache)
+    # With the width of the buffers as the length of every row, nothing is cut.
+    whole = None if cache is None else WithOffset(cache, cache.size())
     return call(attention, x, mask, whole, **positions)
-
-
-class _AsLongAsWide:
-    """A layer's cache that reports the width of its buffers as the length of every row."""
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-        self.offset = cache.size()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
 
 
 def _from_ends(

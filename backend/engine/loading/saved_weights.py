@@ -55,6 +55,7 @@ _RENAMED: Mapping[str, Rules] = {
 }
 _DOWN, _GATES_AND_VALUES = ".down_proj.weight", ".experts.gate_up_proj"
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_TIED = ("embed_tokens.weight", "word_embeddings.weight")
 _EMBEDDED = "model.language_model.embed_tokens.weight"
 
 
@@ -105,7 +106,7 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             own = _own_weights(self)  # some families give up their head
         head = next((name for name in own if name.endswith("lm_head.weight")), "")
         if tied and head not in weights:  # most families without a choice have a head
-            same = next((each for name, each in weights.items() if _is_embedding(name)), None)
+            same = next((each for name, each in weights.items() if name.endswith(_TIED)), None)
             weights |= {head: same} if head and same is not None else {}
         if tied and not head:
             weights = {name: each for name, each in weights.items() if "lm_head." not in name}
@@ -128,10 +129,6 @@ def _with_latent_parts(language: Any, weights: dict[str, mx.array]) -> dict[str,
 def _own_weights(model: Any) -> dict[str, mx.array]:
     found: Any = tree_flatten(model.parameters())
     return dict(found)
-
-
-def _is_embedding(name: str) -> bool:
-    return name.endswith(("embed_tokens.weight", "word_embeddings.weight"))
 
 
 def _own_name(name: str, model_type: str, own: Collection[str]) -> str:
@@ -204,10 +201,7 @@ def _joined_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def transpose_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> None:
-    """Transpose Qwen3-VL's experts if they are [experts, outputs, inputs], as transformers' are.
-
-    own: the model's own weights.
-    """
+    """Transpose Qwen3-VL's experts if they are [experts, outputs, inputs], as transformers' are."""
     base = next(name for name in own if name.endswith(f"switch_mlp{_DOWN}"))
     experts, hidden, inner = own[base].shape
     computed = (experts, 2 * inner, hidden), (experts, hidden, inner)

@@ -1,9 +1,17 @@
-"""Tries whether batching and stored KV change a model's answers.
+"""Decides how a model may be served, so that batches and stored KV do not change its answers.
 
-A separate scheduler runs a few conversations: one that starts alone, two of other lengths that join
-the batch, and one with an item of each kind of media. The next turns start from stored KV. The
-log-probabilities of the answers are compared with a reference forward pass. All requests together
-take about as long as twenty tokens.
+Most models give the same answers with this project's batched caches as with mlx-lm's caches. The
+others raise no error but answer wrongly, for example because they use one position for all rows of
+a batch.
+
+`family_verdicts.json` has the verdicts that `make test-models` has found on a CPU. A model that has
+no verdict there is tried once, during the load, and the verdict is stored with the findings of the
+checkpoint.
+
+For the trial, a separate scheduler runs a few conversations: one that starts alone, two of other
+lengths that join the batch, and one with an item of each kind of media. The next turns start from
+stored KV. The log-probabilities of the answers are compared with a reference forward pass. All
+requests together take about as long as twenty tokens.
 
 If the model drafts, the same requests are answered again with draft tokens in every step, some
 right and some wrong, so that steps that reject draft tokens are compared too.
@@ -19,20 +27,24 @@ prompt causes.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
+from backend.engine.device import Device
 from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Finished, GrowingText, TokenLogprob, Undelivered
-from backend.engine.loading.serving_verdict import WAYS, Verdict, restrict
+from backend.engine.loading.architectures import aliases
+from backend.engine.loading.earlier_fields import in_mlx_lm
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.planning.checkpoint_positions import LEAST_STORED
@@ -45,13 +57,49 @@ from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
+    from backend.engine.loading.load_order import LoadOrder
+    from backend.engine.model import EngineModel
 
 _log = logging.getLogger(__name__)
+
+_ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
+_NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
+_MESSAGES = {
+    "own passes": (
+        "prompts that share a prefill pass get other answers than alone%s, so each prompt is"
+        " computed by itself"
+    ),
+    "not stored": (
+        "answers that start from stored KV are wrong%s, so every prompt is computed from its"
+        " beginning"
+    ),
+    "in turn": (
+        "requests in one batch get other answers than alone%s, so they are served one at a time"
+    ),
+    "in turn, not stored": (
+        "requests in one batch, or from stored KV, get other answers than alone%s, so they are"
+        " served one at a time, and every prompt is computed from its beginning"
+    ),
+}
+# Restrictions, from the weakest to the strongest: fields of `EngineModel`.
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "shared": {},
+    "own passes": {"together": False},
+    "not stored": _NO_STORE,
+    "in turn": _ALONE,
+    "in turn, not stored": {**_ALONE, **_NO_STORE},
+}
+_TABLES = json.loads(Path(__file__).with_name("family_verdicts.json").read_text())
+TEXT_ON_CPU: Mapping[str, str] = _TABLES["text"]  # model type → key of `WAYS`
+SEEING_ON_CPU: Mapping[str, str] = _TABLES["seeing"]
+_UNTRIED = " or could not be tried"
+_NOT_DRAFTING = (
+    "its answers with draft tokens differ from those without%s, so it is served without drafting"
+)
 
 # Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or audio
 # with which the tokens begin; the third is how many of the tokens are the first prompt.
 ReferencePass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
-
 # Tokens of a prompt that is just long enough to be stored with its answer.
 _STORED = LEAST_STORED - 5
 _MORE = 4  # tokens of the next turn's message
@@ -67,6 +115,52 @@ _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may 
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
 _DRAFTED = 2  # draft tokens of each row in a step
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a trial."""
+
+    way: str = "shared"  # a key of `WAYS`
+    right: bool = True  # whether a request alone gets the answer of the reference forward pass
+    drafts: bool = True  # whether answers with draft tokens are right
+    # Whether everything was tried; False if memory was short or the trial failed.
+    complete: bool = True
+
+
+def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict | None:
+    """Return the verdict on the family of a model; None if the tables do not cover this load.
+
+    The tables were made on a CPU, with unquantised KV and without drafting.
+    """
+    checkpoint = order.checkpoint
+    model_type = in_mlx_lm(checkpoint.config)["model_type"]
+    package, table = "mlx_lm", TEXT_ON_CPU
+    if checkpoint.media:
+        package, table, model_type = "mlx_vlm", SEEING_ON_CPU, model_type.lower()
+    elif checkpoint.of_vlm or "model_file" in checkpoint.config:
+        return None
+    if device.kind != "cpu" or drafts or order.ranks or order.cache_kind.quantised:
+        return None
+    way = table.get(aliases(package).get(model_type, model_type))
+    return None if way is None else Verdict(way)
+
+
+def restrict(model: EngineModel, verdict: Verdict, name: str, reason: str = "") -> None:
+    """Restrict a model to what its verdict allows, and log each restriction.
+
+    reason: a clause for the log message; '' if there is none.
+    """
+    reason = reason or ("" if verdict.complete else _UNTRIED)
+    changes = WAYS[verdict.way]
+    if any(getattr(model, field) != value for field, value in changes.items()):
+        _log.warning("model %s: " + _MESSAGES[verdict.way], shown(name), reason)
+        for field, value in changes.items():
+            setattr(model, field, value)
+    if model.drafting is not None and not verdict.drafts:
+        _log.warning("model %s: " + _NOT_DRAFTING, shown(name), reason)
+        model.weights_bytes -= model.drafting.weights_bytes
+        model.drafting = None
 
 
 @dataclass(slots=True)

@@ -136,9 +136,6 @@ def _weight_map(directory: Path) -> dict[str, str]:
 def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """Read the header of a weight file, and leave `file` at the beginning of the data.
 
-    name: the file's name, for messages.
-    size: the file's size in bytes.
-
     Returns the tensors' entries by name, and the size of the data in bytes. Raises Incomplete.
     """
     start = file.read(8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from backend.engine import device
@@ -22,11 +22,13 @@ from backend.engine.loading.findings import findings_of
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.recurrent_layers import use_chunks
 from backend.engine.loading.row_masks import fit_row_masks
-from backend.engine.loading.serving_verdict import (
+from backend.engine.loading.serving_trial import (
+    ReferencePass,
+    ServingTrial,
     Verdict,
     family_verdict,
+    reference_pass,
     restrict,
-    stored_verdict,
 )
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
@@ -42,7 +44,6 @@ from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat_format import call_format, chat_format
 from backend.engine.prompting.prompts import PromptBuilder
-from backend.engine.ranks.group import broadcast
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
@@ -52,7 +53,6 @@ from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.loading.row_adapters import RowAdapters
-    from backend.engine.loading.serving_trial import ReferencePass
     from backend.engine.vision.media_plan import MediaItem
     from backend.engine.vision.media_prefill import MediaReader
     from backend.engine.vision.media_prompts import MediaPrompts
@@ -90,7 +90,6 @@ def build(
 ) -> Stages[Built]:
     """Build the model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    open_model: as for `load_model`.
     open_media_input: creates the image and audio input, from the model, the builder of its prompts
         and the width of its logits; None for a model that accepts only text.
     """
@@ -250,19 +249,23 @@ def build(
         repetition_guard=settings.repetition_guard,
         blas=blas,
         leader=ranks,
-        broadcast=broadcast if ranks else None,
         adapters=adapters,
     )
+    if ranks is not None:
+        from backend.engine.ranks.sharding import broadcast
+
+        engine.broadcast = broadcast
     verdicts = known.get("verdicts", {})
     if settings.load_trial is not False:
         form, verdict = _served_form(order, engine), None
         if settings.load_trial is None:
             verdict = family_verdict(order, here, drafts=drafting is not None)
-            verdict = verdict or stored_verdict(verdicts.get(form))
+            if verdict is None and form in verdicts:
+                verdict = Verdict(**verdicts[form])
         if verdict is None:
             verdict = yield from _try(order, loaded, engine, prompts, media_input)
             if verdict.complete:
-                verdicts = {**verdicts, form: verdict.value}
+                verdicts = {**verdicts, form: asdict(verdict)}
         else:
             restrict(engine, verdict, loaded.name)
         drafting = engine.drafting
@@ -331,8 +334,7 @@ def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stag
     """Load the adapters from which requests choose. Raises ModelRejected."""
     import mlx.core as mx
 
-    from backend.engine.loading.adapter_changes import choose_among
-    from backend.engine.loading.row_adapters import RowAdapters
+    from backend.engine.loading.row_adapters import RowAdapters, choose_among
 
     taken = loaded.weights_bytes + (loaded.experts.working_bytes if loaded.experts else 0)
     limit = device.memory_limit(here, order.settings)
@@ -354,8 +356,6 @@ def _try(
     media_input: MediaInput | None,
 ) -> Stages[Verdict]:
     """Try how the model may be served, and restrict it to that. Raises ModelRejected."""
-    from backend.engine.loading.serving_trial import ServingTrial, reference_pass
-
     plain = media_input.plain if media_input else reference_pass(loaded.model)
     if order.ranks is not None:
         plain = order.ranks.on_all_ranks(plain)

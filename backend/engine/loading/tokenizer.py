@@ -11,10 +11,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.errors import InvalidRequest, Unusable
-from backend.engine.loading.chat_templates import template_arguments
+from backend.engine.loading.chat_templates import of_tekken, settle_chats, template_arguments
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.json_files import OF_TOKENIZER, TEMPLATE, first_fault
-from backend.engine.loading.tekken import of_tekken, settle_chats
+from backend.engine.loading.folder import OF_TOKENIZER, TEMPLATE, first_fault
 from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
 from common.wording import did_you_mean, shown

@@ -78,8 +78,6 @@ def measure(
 ) -> Stages[Traits]:
     """Measure a loaded model, in several stages; ends on `engine`.
 
-    limit: bytes that MLX may use.
-    member: this rank, if ranks divide the model.
     known: the `figures` of an earlier load, with which no pass is run; None if there are none.
 
     Raises Unusable, InvalidRequest, and NotFinite if the logits of the first token are not
@@ -146,7 +144,6 @@ def _on_one_thread(stages: Stages[Traits]) -> Stages[Traits]:
 
 
 def _known(model: Any, form: Mapping[str, bool], known: Value) -> Stages[Traits]:
-    """Return the traits with the figures of an earlier load."""
     yield "engine"
     head = LogitsHead(model, known["vocabulary"], known["head"])
     cost, passes = _cost_of(known["cost"]), PassCost(**known["passes"])

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
@@ -25,7 +25,7 @@ from backend.engine.device import (
     starts_layers_early,
     weight_type,
 )
-from backend.engine.errors import EngineError, InvalidRequest, Unusable, naming
+from backend.engine.errors import Converting, EngineError, InvalidRequest, Unusable, naming
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
@@ -106,27 +106,28 @@ def _refusing(
     def run(
         checkpoint: Checkpoint, /, *args: _Rest.args, **kwargs: _Rest.kwargs
     ) -> Stages[LoadedModel]:
-        refusal: EngineError
-        try:
+        refusal = partial(_refusal, checkpoint)
+        # A missing package makes mlx-lm exit.
+        with naming(checkpoint.name), Converting(refusal, Exception, SystemExit):
             return (yield from load(checkpoint, *args, **kwargs))
-        except EngineError as error:
-            refusal = error
-        except (Exception, SystemExit) as error:  # a missing package makes mlx-lm exit
-            name = shown(checkpoint.name)
-            _log.warning("model %s: its weights cannot be loaded", name, exc_info=True)
-            reason = reason_of(error, checkpoint.path)
-            if method := _foreign_method(checkpoint.config):
-                reason = (
-                    f"its weights are quantised by {shown(method)}, in a form that cannot be read"
-                    f" for this model type: use a version that was made for MLX ({reason})"
-                )
-            refusal = missing_files(checkpoint.missing) if checkpoint.missing else Unusable(reason)
-        # A traceback's frames would keep the half-loaded model for as long as the error lives.
-        refusal.__context__ = refusal.__cause__ = None
-        with naming(checkpoint.name):
-            raise refusal.with_traceback(None)
 
     return run
+
+
+def _refusal(checkpoint: Checkpoint, fault: BaseException) -> EngineError:
+    if isinstance(fault, EngineError):
+        return fault
+    name = shown(checkpoint.name)
+    _log.warning("model %s: its weights cannot be loaded", name, exc_info=fault)
+    if checkpoint.missing:
+        return missing_files(checkpoint.missing)
+    reason = reason_of(fault, checkpoint.path)
+    if method := _foreign_method(checkpoint.config):
+        reason = (
+            f"its weights are quantised by {shown(method)}, in a form that cannot be read for this"
+            f" model type: use a version that was made for MLX ({reason})"
+        )
+    return Unusable(reason)
 
 
 @_refusing
@@ -143,8 +144,6 @@ def load_model(
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    dtype: the field of the load request.
-    adapters: adapters to apply to all requests.
     open_model: creates the model with lazy weights, and returns the model and its configuration;
         None means mlx-lm's function.
     member: this rank, to load its part of the model; None to load the whole model.
@@ -277,11 +276,7 @@ def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
 
 
 def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
-    """Return mlx-lm's class for the arguments of the text part; None if it is unknown.
-
-    arguments: the class for the arguments of the whole model.
-    part: the configuration of the text part.
-    """
+    """Return mlx-lm's class for the arguments of the text part; None if it is unknown."""
     from mlx_lm.utils import _get_classes
 
     module = sys.modules[arguments.__module__]
@@ -348,10 +343,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
 
 
 def evaluate(model: Any, total: int) -> Stages[None]:
-    """Evaluate the weights, one slice in each stage; ends on `engine`.
-
-    total: the size of all weights in bytes, for the log.
-    """
+    """Evaluate the weights, one slice in each stage; ends on `engine`."""
     import mlx.core as mx
 
     started = reported = time.monotonic()
@@ -368,7 +360,6 @@ def evaluate(model: Any, total: int) -> Stages[None]:
 
 
 def _slices(model: Any) -> Iterator[list[mx.array]]:
-    """Yield all arrays of a model in groups of about `_SLICE_BYTES`."""
     part: list[mx.array] = []
     size = 0
     for array in _arrays(model):
@@ -446,7 +437,6 @@ def reason_of(
     Paths of this machine are replaced, and so is the word `unimplemented`, from which hosts would
     conclude that the gRPC method does not exist.
 
-    path: the model's folder.
     settings_file: the file to name if a value seems to have a wrong type.
     """
     if isinstance(error, SystemExit):

@@ -26,10 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def require_same(info: RankInfo, others: Mapping[int, Mapping[str, str]]) -> None:
-    """Raise ModelRejected for the first rank whose versions differ from those of this process.
-
-    others: the result of `versions` on other ranks, by rank.
-    """
+    """Raise ModelRejected for the first rank whose versions differ from those of this process."""
     own = versions()
     for rank, other in sorted(others.items()):
         for package, here in own.items():
@@ -55,11 +52,7 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
 
 
 def require_alike(name: str, info: RankInfo, reports: Sequence[Value]) -> None:
-    """Raise ModelRejected for the first rank whose report differs from the report of rank 0.
-
-    name: the model's name, for errors.
-    reports: the result of `fingerprint` on each rank, by rank.
-    """
+    """Raise ModelRejected for the first rank whose report differs from the report of rank 0."""
     first = reports[0]
     for rank, other in enumerate(reports[1:], 1):
         who = info.name(rank)

@@ -37,9 +37,9 @@ from backend.engine.loading.weights import load_model
 from backend.engine.model import EngineModel
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import versions
-from backend.engine.ranks.group import broadcast, join_group
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.rank_info import Member, RankInfo, Value, until_ended
+from backend.engine.ranks.sharding import broadcast, join_group
 from backend.engine.ranks.wire import Add, Message, Plain, Signal, Step, name_of
 from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.token_text import ByteStream
@@ -118,8 +118,6 @@ class _Follower:
 
         A load that rank 0 has ended stops before its next stage. If the load does not stop in time,
         because it is waiting in a collective for rank 0, the process ends.
-
-        end: ends the process.
         """
         match message:
             case Signal.JOIN:
@@ -167,9 +165,13 @@ class _Follower:
 
         request, member = LoadRequest(**order.request), Member(self._info, agree)
         try:
-            stages = _load_followed(request, order.number, member, abandoned)
-            stages = until_ended(stages, lambda: _ended() if abandoned.is_set() else None)
-            self._model = at_once(stages)
+            with ExitStack() as held:
+                found = find(request, order.number, abandoned, held)
+                stages = until_ended(
+                    _load_part(found, member), lambda: _ended() if abandoned.is_set() else None
+                )
+                with naming(found.checkpoint.name):
+                    self._model = at_once(stages)
         except Cancelled:
             self._drop()
         except EngineError as refusal:
@@ -188,17 +190,8 @@ def _ended() -> Cancelled:
     return Cancelled("the load has ended on another rank")
 
 
-def _load_followed(
-    request: LoadRequest, number: int, member: Member, cancelled: threading.Event
-) -> Stages[_FollowedModel]:
-    """Load this rank's part of a model. All stages run on one thread."""
-    with ExitStack() as held:
-        order = find(request, number, cancelled, held)
-        with naming(order.checkpoint.name):
-            return (yield from _load_part(order, member))
-
-
 def _load_part(order: LoadOrder, member: Member) -> Stages[_FollowedModel]:
+    """Load this rank's part of a model. All stages run on one thread."""
     here = device.detect()
     device.prepare(here)
     settings, request = order.settings, order.request

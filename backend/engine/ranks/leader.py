@@ -33,9 +33,18 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
 from backend.engine.ranks import wire
 from backend.engine.ranks.fingerprint import require_same
-from backend.engine.ranks.hostfile import hosts_of, info_in, transport_environ
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, after, listen
-from backend.engine.ranks.rank_info import TOKEN, Loaded, Member, RankInfo, Value, until_ended
+from backend.engine.ranks.rank_info import (
+    TOKEN,
+    Loaded,
+    Member,
+    RankInfo,
+    Value,
+    hosts_of,
+    info_in,
+    transport_environ,
+    until_ended,
+)
 from backend.engine.ranks.wire import Message, Plain, Signal, encode, name_of
 
 if TYPE_CHECKING:
@@ -143,8 +152,6 @@ class Leader:
 
         Raises ShuttingDown if a rank does not join in time, RankLost if a rank is lost, and
         ModelRejected if a rank has other versions of packages.
-
-        timeout: seconds of silence after which a rank counts as lost.
         """
         yield "files"
         while not self._formed:
@@ -169,7 +176,7 @@ class Leader:
         Ranks cannot send heartbeats while they join, so the time-out is not shorter than the
         default.
         """
-        from backend.engine.ranks.group import join_group
+        from backend.engine.ranks.sharding import join_group
 
         self._set_timeout(max(timeout, self.info.timeout))
         self.send(Signal.JOIN)
@@ -183,11 +190,7 @@ class Leader:
     def begin(
         self, request: LoadRequest, number: int, timeout: float, cancelled: threading.Event
     ) -> Member:
-        """Order all ranks to load their parts of a model. Sets `member`, and returns it.
-
-        number: the number of the load.
-        timeout: seconds of silence after which a rank counts as lost.
-        """
+        """Order all ranks to load their parts of a model. Sets `member`, and returns it."""
         fields = {
             field.name: getattr(request, field.name)
             for field in dataclasses.fields(request)
@@ -222,10 +225,7 @@ class Leader:
     def on_all_ranks(
         self, run: Callable[[Sequence[int], Any, int], mx.array]
     ) -> Callable[[Sequence[int], Any, int], mx.array]:
-        """Return a function that runs the reference forward pass on all ranks.
-
-        run: runs it on this rank.
-        """
+        """Return a function that runs the reference forward pass on all ranks."""
 
         def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
             import mlx.core as mx

@@ -64,9 +64,6 @@ class Link:
         self._incoming.close()
         self._outgoing.close()
 
-    def start_heartbeats(self) -> None:
-        threading.Thread(target=self._beat, name="rank-beat", daemon=True).start()
-
     def send(self, message: Message) -> None:
         """Send a message. Raises LinkLost."""
         self.send_bytes(encode(message))
@@ -130,7 +127,8 @@ class Link:
         with contextlib.suppress(OSError):
             self._incoming.shutdown(socket.SHUT_RDWR)
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Send heartbeats until the connection ends."""
         with contextlib.suppress(LinkLost):  # `receive` raises LinkLost too, with the cause
             while not self._closed.wait(_BEAT_SECONDS):
                 self.send(Signal.BEAT)
@@ -146,8 +144,6 @@ def accept(
     """Do rank 0's side of the handshake; return the other rank's message and link.
 
     Raises LinkLost.
-
-    joined: returns whether the rank with a number has already joined.
     """
     with _handshake(connection, timeout) as link:
         channel: Any = link
@@ -196,7 +192,7 @@ def _handshake(connection: socket.socket, timeout: float) -> Iterator[Link]:
     deadline = after(_HANDSHAKE_SECONDS, link.close)
     try:
         yield link
-        link.start_heartbeats()
+        threading.Thread(target=link.beat, name="rank-beat", daemon=True).start()
         return
     except AuthenticationError:
         refusal = Refused("has a different token")

@@ -1,24 +1,73 @@
-"""Divides a model among ranks, by methods of mlx-lm's models.
+"""Joins MLX's group of ranks, and divides a model among the ranks, by methods of mlx-lm's models.
 
 With tensor parallelism (`shard`), every rank has a part of each layer, and the ranks add up their
 results twice per layer. With pipeline parallelism (`pipeline`), every rank has some of the layers,
 and sends its results to the next rank once per pass; rank 0 has the last layers.
+
+All functions run on the engine thread.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from backend.engine.errors import ModelRejected
-from backend.engine.ranks.group import group
+import mlx.core as mx
+
+from backend.engine.errors import EngineFailed, ModelRejected
 from backend.engine.ranks.rank_info import Parallelism, RankInfo
 
+# The process ends this many seconds before `RankInfo.timeout`, which is by default also how long
+# hosts wait for Health.
+_SOONER = 2.0
 _UNEVEN = 0.9  # if the least memory is at least this share of the most, layers are divided evenly
 _FAST = ("jaccl", "nccl")  # transports with a latency low enough for tensor parallelism
+
+
+def join_group(info: RankInfo) -> None:
+    """Join MLX's group of ranks. All ranks must do so at the same time. Raises EngineFailed.
+
+    MLX can form only one group per process, and does not release the GIL until the group is
+    complete. If that takes too long, a timer of the system ends the process by SIGALRM.
+    """
+    signal.setitimer(signal.ITIMER_REAL, max(info.timeout - _SOONER, 1.0))
+    try:
+        joined = mx.distributed.init(strict=True, backend=info.transport)
+    except Exception as fault:
+        raise EngineFailed(f"MLX cannot form the {info.transport} group: {fault}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if (joined.rank(), joined.size()) != (info.rank, info.size):
+        raise EngineFailed(
+            f"MLX says that this is rank {joined.rank()} of {joined.size()}, but it was started as"
+            f" rank {info.rank} of {info.size}"
+        )
+
+
+@cache
+def group() -> mx.distributed.Group:
+    """Return the group that this process has joined.
+
+    Every call returns the same object, because MLX caches functions for only 128 group objects.
+    """
+    return mx.distributed.init()
+
+
+def broadcast(tokens: mx.array) -> mx.array:
+    """Return the tokens that rank 0 has sampled, on every rank. This is part of MLX's graph.
+
+    The result is a sum of all ranks' tokens, to which the other ranks contribute zeros. So rank 0
+    waits for them too.
+
+    tokens: integers of the same shape on every rank.
+    """
+    ranks = group()
+    return mx.distributed.all_sum(tokens if ranks.rank() == 0 else tokens * 0, group=ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +79,7 @@ class Shard:
 
 
 def parallelism_of(model: Any, name: str, requested: str, info: RankInfo) -> Parallelism:
-    """Return how to divide a model.
-
-    requested: `tensor`, `pipeline` or `auto`.
-
-    Raises ModelRejected.
-    """
+    """Return how to divide a model. Raises ModelRejected."""
     ways: list[Parallelism] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):
         ways.append("pipeline")
@@ -61,8 +105,6 @@ def split_of(layers: int, memories: Sequence[int]) -> list[int]:
 
     Amounts of memory that differ by less than a tenth count as equal, because each was measured
     only once.
-
-    memories: bytes that each rank may use, by rank.
     """
     if max(memories) * _UNEVEN <= min(memories):
         memories = [1] * len(memories)
@@ -76,10 +118,7 @@ def split_of(layers: int, memories: Sequence[int]) -> list[int]:
 
 
 def keep_layers(model: Any, name: str, info: RankInfo, memories: Sequence[int]) -> Shard:
-    """Remove the layers of other ranks from a model with lazy weights. Raises ModelRejected.
-
-    memories: bytes that each rank may use, by rank.
-    """
+    """Remove the layers of other ranks from a model with lazy weights. Raises ModelRejected."""
     layers = len(model.layers)
     if layers < info.size:
         raise ModelRejected.because(
@@ -99,8 +138,11 @@ def keep_heads(model: Any, name: str, config: Mapping[str, Any], info: RankInfo)
 
     Raises ModelRejected.
     """
-    for key, count in _must_divide(config):
-        if count % info.size:
+    part = config.get("text_config")
+    part = part if isinstance(part, dict) else config
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        count = part.get(key)
+        if isinstance(count, int) and count % info.size:
             other = ", or set the option parallelism:pipeline" if _has_pipeline(model) else ""
             raise ModelRejected.because(
                 name,
@@ -119,10 +161,3 @@ def keep_heads(model: Any, name: str, config: Mapping[str, Any], info: RankInfo)
 
 def _has_pipeline(model: Any) -> bool:
     return hasattr(getattr(model, "model", None), "pipeline")
-
-
-def _must_divide(config: Mapping[str, Any]) -> list[tuple[str, int]]:
-    part = config.get("text_config")
-    part = part if isinstance(part, dict) else config
-    counts = [(key, part.get(key)) for key in ("num_attention_heads", "num_key_value_heads")]
-    return [(key, count) for key, count in counts if isinstance(count, int)]

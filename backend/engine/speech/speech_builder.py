@@ -15,7 +15,7 @@ import numpy as np
 
 from backend.engine import device as devices
 from backend.engine.errors import EngineError, ModelRejected, WrongKind
-from backend.engine.loading.json_files import read_object
+from backend.engine.loading.folder import read_object
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.shards import weight_files
 from backend.engine.loading.stages import Stages

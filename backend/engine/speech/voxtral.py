@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.errors import Unusable
-from backend.engine.loading.json_files import read_object
+from backend.engine.loading.folder import read_object
 from backend.engine.media.items import AUDIO_RATE
 
 _ENDS = (2, 4, 11)  # </s>, [/INST] and <pad>, as in mlx-audio

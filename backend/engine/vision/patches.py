@@ -33,7 +33,7 @@ import numpy as np
 from mlx_vlm.models.base import create_attention_mask
 from PIL import Image
 
-from backend.engine.patching import patch
+from backend.engine.patching import WithOffset, patch
 
 _ANGLES = 1024  # tokens by which the tables of rotations grow
 
@@ -147,7 +147,7 @@ def place_rows(language: Any) -> int:
     ) -> Any:
         longest = cache[0].size() + inputs.shape[1]
         rotary._update_cache(-(-longest // _ANGLES) * _ANGLES, part.model.norm.weight.dtype)
-        starts = list(map(_AtStart, cache))
+        starts = [WithOffset(layer, 0) for layer in cache]  # the positions are passed
         mask = create_attention_mask(inputs, cache) if mask is None else mask
         out = part.model(inputs, inputs_embeds, mask, starts, mx.swapaxes(position_ids, 0, 1))
         tied = part.args.tie_word_embeddings
@@ -157,18 +157,6 @@ def place_rows(language: Any) -> int:
     for layer in language.model.layers:
         layer.self_attn.rotary_emb = rotary
     return len(sections)
-
-
-class _AtStart:
-    """A layer's cache with the offset 0, for code that computes positions from other offsets."""
-
-    offset = 0
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
 
 
 def join_windows(language: Any) -> None:

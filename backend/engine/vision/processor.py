@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.loading.json_files import read_object
+from backend.engine.loading.folder import read_object
 from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.audio import resampled
 from backend.engine.media.image import image_of
@@ -186,9 +186,7 @@ class ItemProcessor:
         self._lock = threading.Lock()
 
     def prepare(self, given: MediaContent, name: str, images: int = 1) -> MediaItem:
-        """Prepare an item.
-
-        Raises InvalidRequest.
+        """Prepare an item. Raises InvalidRequest.
 
         name: the name of the item in error messages, such as `Images[2]`.
         images: number of images in the prompt.
@@ -243,8 +241,6 @@ class ItemProcessor:
 
         Some families number images, and some write only one boundary between two images. An item
         that was prepared separately has the number 0, and all boundaries.
-
-        ranges: the (start, stop) of each item's marker in the prompt.
         """
         fitted: list[MediaItem] = []
         images, end = 0, -1

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,10 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.caching import kv
-from backend.engine.errors import InvalidRequest, ModelRejected, Unusable
+from backend.engine.errors import Converting, InvalidRequest, ModelRejected, Unusable
 from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
-from backend.engine.loading.json_files import OF_MEDIA, first_fault
+from backend.engine.loading.folder import OF_MEDIA, first_fault
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, reason_of
@@ -33,15 +32,13 @@ from backend.engine.model import Built
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
-from backend.engine.vision.earlier_form import IMAGE_TOKEN, read_in_earlier_form
 from backend.engine.vision.features import of_text, unusual_features, width_of
-from backend.engine.vision.markers import Marker, learn
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
-from backend.engine.vision.media_prompts import MediaPrompts
+from backend.engine.vision.media_prompts import Marker, MediaPrompts, learn
 from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.processor import ItemProcessor, end_tokens, kinds_of, load_processor
-from backend.engine.vision.saved_names import read_as_saved
+from backend.engine.vision.saved_names import IMAGE_TOKEN, read_as_saved, read_in_earlier_form
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -66,7 +63,6 @@ def build(order: LoadOrder) -> Stages[Built]:
 
 
 def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return a model with lazy weights, and its configuration."""
     from mlx_vlm import utils
 
     package: Any = utils
@@ -77,13 +73,9 @@ def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
 def _open_media_input(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
 ) -> Stages[text_builder.MediaInput]:
-    """Open the media input of a loaded model. Begins and ends on `files`. Raises Unusable.
-
-    prompts: will put media into prompts.
-    vocabulary: number of logits.
-    """
+    """Open the media input of a loaded model. Begins and ends on `files`. Raises Unusable."""
     settings = order.settings
-    with _refusing(loaded, order.checkpoint.path):
+    with Converting(partial(_refusal, loaded.name, order.checkpoint.path), Exception):
         model: MultimodalModel = loaded.model
         processor = load_processor(
             order.checkpoint.path, trust_remote_code=settings.trust_remote_code
@@ -175,21 +167,14 @@ def _open_media_input(
         )
 
 
-@contextmanager
-def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
-    """Turn every exception in the context into Unusable."""
-    try:
-        yield
-        return
-    except ModelRejected:
-        raise
-    except Exception as fault:
-        _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
-        reason = _why_it_failed(fault, path)
-    raise Unusable(reason)
+def _refusal(name: str, path: Path, fault: BaseException) -> ModelRejected:
+    if isinstance(fault, ModelRejected):
+        return fault
+    _log.warning("model %s: its first image failed", shown(name), exc_info=fault)
+    return Unusable(_why_it_failed(fault, path))
 
 
-def _why_it_failed(fault: Exception, path: Path) -> str:
+def _why_it_failed(fault: BaseException, path: Path) -> str:
     """Return a clause that explains a fault of a processor or an encoder, with advice."""
     if why := first_fault(path, OF_MEDIA):
         return why
@@ -244,7 +229,6 @@ def _unused(prompts: PromptBuilder, control: Iterable[str]) -> str:
 
 
 def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
-    """Return control strings by their token ids."""
     tokens = ((prompts.tokenize(text), text) for text in prompts.control.tokens)
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
@@ -295,7 +279,6 @@ def _joined(messages: Sequence[Any]) -> str:
 
 
 def _own_markers(processor: Any) -> list[str]:
-    """Return the markers of an image that a processor states."""
     inner = getattr(processor, "image_token", None)
     ends = (getattr(processor, f"vision_{end}_token", None) for end in ("start", "end"))
     whole = "".join(part or "" for part in (next(ends), inner, next(ends)))

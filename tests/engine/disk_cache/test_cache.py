@@ -17,13 +17,14 @@ from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
-from backend.engine.disk_cache.prefix_file import (
+from backend.engine.disk_cache.prefix_folder import (
+    Folder,
     Prefix,
+    PrefixFile,
     StoredPrefix,
     read_prefix,
     write_file,
 )
-from backend.engine.disk_cache.prefix_folder import Folder, PrefixFile
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
 from backend.engine.errors import Overloaded

@@ -18,7 +18,7 @@ from backend.engine.disk_cache import identity
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.disk_cache.identity import model_digest
 from backend.engine.disk_cache.layout import learn_layout
-from backend.engine.disk_cache.use import DiskUse, cache_folder, disk_use
+from backend.engine.disk_cache.use import DiskUse, absolute_folder
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
 from tests.engine.disk_cache.rows import PATIENCE, entries_in, filled, model_of, saved, words
@@ -189,17 +189,15 @@ def test_a_checkpoint_that_cannot_be_read_is_served_without_a_disk(tmp_path: Pat
 @pytest.mark.parametrize("text", ["caches", "./caches", "~/caches", "/", "/a\0b"])
 def test_a_relative_path_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="PromptCachePath must be an absolute path"):
-        disk_use(text, answer=True, read_only=False)
+        absolute_folder("PromptCachePath", text)
     with pytest.raises(InvalidRequest, match="prompt_cache_dir must be an absolute path"):
-        cache_folder(text)
+        absolute_folder("prompt_cache_dir", text)
 
 
 def test_no_path_means_no_disk_cache() -> None:
-    assert cache_folder("") is None
-    assert disk_use(" ", answer=False, read_only=False) == DiskUse()
-    assert disk_use("/models/a", answer=True, read_only=True) == DiskUse(
-        Path("/models/a"), answer=True, read_only=True
-    )
+    assert absolute_folder("prompt_cache_dir", "") is None
+    assert absolute_folder("PromptCachePath", " ") is None
+    assert absolute_folder("PromptCachePath", "/models/a") == Path("/models/a")
 
 
 @pytest.mark.parametrize(

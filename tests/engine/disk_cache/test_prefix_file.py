@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from backend.engine.caching import kv
-from backend.engine.disk_cache.prefix_file import (
+from backend.engine.disk_cache.prefix_folder import (
     Prefix,
     StoredPrefix,
     _check,

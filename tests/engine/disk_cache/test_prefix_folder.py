@@ -17,8 +17,13 @@ from hypothesis import strategies as st
 
 from backend.engine.caching import kv
 from backend.engine.disk_cache import prefix_folder as folder_module
-from backend.engine.disk_cache.prefix_file import Prefix, write_file
-from backend.engine.disk_cache.prefix_folder import Folder, PrefixFile, candidates
+from backend.engine.disk_cache.prefix_folder import (
+    Folder,
+    Prefix,
+    PrefixFile,
+    candidates,
+    write_file,
+)
 from backend.engine.planning.prefix_index import PrefixKey
 from common.prefixes import common_prefix
 from tests.engine.disk_cache.rows import (

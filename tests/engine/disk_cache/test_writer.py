@@ -22,11 +22,9 @@ import pytest
 from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.disk_cache import prefix_folder as folder_module
-from backend.engine.disk_cache.cache import DiskCache
+from backend.engine.disk_cache.cache import DiskCache, Writer
 from backend.engine.disk_cache.layout import learn_layout
-from backend.engine.disk_cache.prefix_file import Prefix, StoredPrefix, write_file
-from backend.engine.disk_cache.prefix_folder import Folder
-from backend.engine.disk_cache.writer import Writer
+from backend.engine.disk_cache.prefix_folder import Folder, Prefix, StoredPrefix, write_file
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.units import MIB
 from tests.engine.disk_cache.rows import (

@@ -17,15 +17,15 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.caching import kv
 from backend.engine.cpu_kernels import functions_of_mlx
-from backend.engine.drafting.batch_drafter import Choices
-from backend.engine.drafting.heads import hidden_size
-from backend.engine.drafting.hidden_states import LayerStates
-from backend.engine.drafting.trained_heads import (
+from backend.engine.drafting.heads import (
+    Choices,
     block_layers,
     eagle_layers,
+    hidden_size,
     open_block_head,
     open_eagle,
 )
+from backend.engine.drafting.hidden_states import LayerStates
 from backend.engine.sampling.logits_head import LogitsHead
 from tests.engine.drafting.heads import Both
 from tests.engine.loading_models import write_weights

@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.draft_model import ModelDrafter
+from backend.engine.drafting.batch_drafter import ModelDrafter
 from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.planning.pace import Pace
 from tests.engine.drafting.tiny import VOCABULARY, draft_model, load, prompts

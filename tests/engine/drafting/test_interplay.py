@@ -22,8 +22,8 @@ import pytest
 
 from backend.engine.caching import kv
 from backend.engine.disk_cache.use import DiskUse
+from backend.engine.drafting.batch_drafter import DraftModel, ModelDrafter
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.drafting.drafter import Drafter, DraftRequest, LookupDrafter
 from backend.engine.engine import Engine
 from backend.engine.load_request import AdapterRequest, LoadRequest

@@ -18,11 +18,10 @@ from mlx.utils import tree_flatten
 
 from backend.engine.caching import kv
 from backend.engine.drafting import heads
-from backend.engine.drafting.batch_drafter import Choices
+from backend.engine.drafting.batch_drafter import HeadDrafter
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import DraftRequest
-from backend.engine.drafting.heads import HeadError
-from backend.engine.drafting.state_drafter import HeadDrafter
+from backend.engine.drafting.heads import Choices, HeadError
 from backend.engine.engine import Engine
 from backend.engine.engine_state import DraftReport
 from backend.engine.errors import InvalidRequest, ModelRejected

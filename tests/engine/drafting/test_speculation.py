@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from backend.engine.caching import kv
+from backend.engine.drafting.batch_drafter import DraftModel, ModelDrafter
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
 from backend.engine.drafting.drafter import DraftLength, DraftRequest, LookupDrafter
 from backend.engine.model import EngineModel
 from backend.engine.planning.draft_width import DraftWidth

@@ -18,10 +18,10 @@ from mlx_lm.utils import load_model
 from backend.engine.caching import kv
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.device import detect
+from backend.engine.drafting.batch_drafter import StateDrafter
 from backend.engine.drafting.draft_loading import Drafting, load_drafting
 from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.drafting.hidden_states import MOST, UnreadStates
-from backend.engine.drafting.state_drafter import StateDrafter
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected
 from backend.engine.load_request import LoadRequest

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 
-from backend.engine.drafting.draft_model import DraftModel, ModelDrafter
+from backend.engine.drafting.batch_drafter import DraftModel, ModelDrafter
 from backend.engine.planning.pace import Pace
 from tests.models import tiny_dialogues
 from tests.models.tiny_batches import prompt_of

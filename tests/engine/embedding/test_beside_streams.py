@@ -23,7 +23,7 @@ from backend.engine.commands import (
 from backend.engine.embedding import networks
 from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
-from backend.engine.embedding.pooling_rule import PoolingRule
+from backend.engine.embedding.sentence_files import PoolingRule
 from backend.engine.events import Finished, TextDelta
 from backend.engine.model import EngineModel
 from backend.engine.outbox import Publication

@@ -23,11 +23,19 @@ from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.label_reader import LabelReader, entities_of, runs_of, windows
 from backend.engine.embedding.networks import inner_model, padded, pool
-from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
-from backend.engine.embedding.readers import Limits, PairReader, TextReader
-from backend.engine.embedding.row_encoding import id_encoder, pair_encoder, text_encoder
+from backend.engine.embedding.readers import (
+    Limits,
+    PairReader,
+    TextReader,
+    id_encoder,
+    pair_encoder,
+    text_encoder,
+)
 from backend.engine.embedding.sentence_files import (
+    Mode,
+    PoolingRule,
     SentenceFiles,
+    pooling_of_checkpoint,
     prompts_of,
     sequence_limit,
 )
@@ -268,7 +276,7 @@ def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "<new>": 2}, "a"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     limits = Limits(context=100, vocabulary=2)
-    pairs = PairReader(pair_encoder(tokenizer, False), limits)
+    pairs = PairReader(lambda _: pair_encoder(tokenizer, False), limits)
     assert [piece.ids for piece in pairs.read("a", ["b"])] == [[0, 1]]
     with pytest.raises(InvalidRequest, match=r"documents\[1\] has the token 2, but .* ends at 1"):
         pairs.read("a", ["b", "a <new>"])

@@ -42,7 +42,7 @@ def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) 
 
 _JOINS = """
 import signal, threading
-from backend.engine.ranks.group import join_group
+from backend.engine.ranks.sharding import join_group
 from backend.engine.ranks.rank_info import RankInfo
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 engine = threading.Thread(target=join_group, args=(RankInfo.read(),))

@@ -25,8 +25,8 @@ from backend.engine.errors import (
 )
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages, at_once
-from backend.engine.ranks import group, link
 from backend.engine.ranks import leader as leader_module
+from backend.engine.ranks import link, sharding
 from backend.engine.ranks.fingerprint import versions
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
@@ -75,7 +75,7 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """Ranks whose group of MLX forms immediately."""
-    monkeypatch.setattr(group, "join_group", lambda _: None)
+    monkeypatch.setattr(sharding, "join_group", lambda _: None)
     info = RankInfo(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(info, "secret"))
     found.leader.open(found.fail)

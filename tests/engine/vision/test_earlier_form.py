@@ -12,8 +12,8 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from backend.engine.caching import kv
-from backend.engine.vision.earlier_form import in_earlier_form
 from backend.engine.vision.multimodal_model import MultimodalModel
+from backend.engine.vision.saved_names import in_earlier_form
 from backend.engine.vision.vision_builder import _open_multimodal_model
 from tests.engine.vision.checkpoint_files import read, write
 from tests.engine.vision.families import write_family

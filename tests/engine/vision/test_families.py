@@ -23,8 +23,7 @@ from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.architectures import aliases
-from backend.engine.loading.serving_trial import ServingTrial
-from backend.engine.loading.serving_verdict import SEEING_ON_CPU, Verdict
+from backend.engine.loading.serving_trial import SEEING_ON_CPU, ServingTrial, Verdict
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.request import (

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken
 
 from backend.engine.prompting.control_tokens import ControlTokens
-from backend.engine.vision.markers import Marker, learn
+from backend.engine.vision.media_prompts import Marker, learn
 
 CONTROL = ControlTokens({
     at: AddedToken(text, special=True)

@@ -12,7 +12,7 @@ from backend.engine.vision.patches import opencv_replaced
 
 _IMPORTING = """
 import sys
-from backend.engine.vision.earlier_form import in_earlier_form
+from backend.engine.vision.saved_names import in_earlier_form
 from backend.engine.vision.families import _modules, why_not_seen
 
 class Absent:

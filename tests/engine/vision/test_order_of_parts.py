@@ -2,7 +2,7 @@
 
 Every family that is served is compared, with templates that keep the order and that do not.
 
-Covers: backend/engine/vision/media_prompts.py, backend/engine/vision/markers.py
+Covers: backend/engine/vision/media_prompts.py, backend/engine/vision/media_prompts.py
 """
 
 from __future__ import annotations
