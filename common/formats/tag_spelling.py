@@ -47,12 +47,7 @@ def respelt(tag: str) -> tuple[str, ...]:
 
 def closings(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and every other way in which models write it."""
-    return tuple(dict.fromkeys((*openings(tag), *forms(tag), *respelt(tag)))) if tag else ()
-
-
-def forms(tag: str) -> tuple[str, ...]:
-    """Return a tag, also without its last or its first bracket."""
-    return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
+    return tuple(dict.fromkeys((*openings(tag), *respelt(tag)))) if tag else ()
 
 
 @cache
@@ -70,15 +65,9 @@ def openings(tag: str) -> tuple[str, ...]:
         begun = [token[0][:-1] if word else token[0].removesuffix(">"), token[0][1:]]
         if word:
             begun += [first + word, f"{first}{word}>", word + last, f"<{word}{last}"]
-            begun += [token[0] * 2] if rest else []
             begun += [""] if rest and not re.match(r"<\w", rest) else []
         found += [before + form + rest for form in begun]
     return tuple(dict.fromkeys(found))
-
-
-def bare_forms(tag: str) -> tuple[str, ...]:
-    """Return a closing tag, also without its last bracket, its first, or its first two."""
-    return (*forms(tag), tag[2:]) if tag.startswith("</") else forms(tag)
 
 
 def spellings(tag: str) -> tuple[str, ...]:

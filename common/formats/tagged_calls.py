@@ -20,7 +20,7 @@ from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
 from common.formats.tag_spelling import (
     attributes_of,
-    bare_forms,
+    closings,
     openings,
     respelt,
     spellings,
@@ -120,9 +120,8 @@ class CallTags:
 
     def _end_forms(self, closing: str) -> tuple[str, ...]:
         """Return a closing tag and its forms; without brackets if the call opens without them."""
-        more = () if self.call.endswith(">") else bare_forms(closing)
-        found = [form for form in openings(closing) if len(form) <= len(closing)]
-        return tuple(dict.fromkeys((*found, *more)))
+        bare = closing.startswith("</") and not self.call.endswith(">")
+        return (*openings(closing), *([closing[2:]] if bare else []))
 
     @cached_property
     def _closing(self) -> Mapping[str, str]:
@@ -147,8 +146,7 @@ class CallTags:
         respelt_block = "" if opens_call else reading.opener
         in_block = bool((yield from reading.accept(*openings(self.block), respelt_block)))
         in_block = in_block or not (self.block or self.call)  # elements with the names of tools
-        ends = (*respelt(self.block_close), *openings(self.block_close))
-        ends = tuple(form for form in ends if form.endswith((">", "]")))
+        ends = tuple(f for f in closings(self.block_close) if f.endswith((">", "]")))
         strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
         count = 0
         while True:
@@ -252,23 +250,23 @@ class CallTags:
         close = self.key_header_close if tag == self.parameter else self.header_close
         place = cursor.save()
         try:
-            if close in ("", ">"):
-                named = tag.endswith(("=", ">"))
-                text.append((yield from cursor.run(_NAME_RUN if named else _HEADER_RUN)))
-            else:
-                yield from cursor.until(markers_of(close, "\n"), text.append)
+            named = tag.endswith(("=", ">"))
+            text.append((yield from cursor.run(_NAME_RUN if named else _HEADER_RUN)))
             header = "".join(text)
-            unclosed = _ATTRIBUTES.match(header) if close else None
-            if unclosed and not attributes_of(header.rstrip("/"), "name"):
+            ends = yield from cursor.accept(close)
+            # The `>` of a tag such as `<function=NAME>` may be missing before these.
+            if close == ">" and (yield from cursor.peek()) in ("\n", "<", "{", "("):
+                ends = close
+            whole = _ATTRIBUTES.match(header)
+            if close and whole and not (ends and attributes_of(header.rstrip("/"), "name")):
                 cursor.restore(place)
-                cursor.take(unclosed.end() - len(text[0]))
+                cursor.take(whole.end() - len(text[0]))
                 yield from cursor.accept(*openings(close))
-                return unclosed[0], False
+                return whole[0], False
         finally:
             cursor.release()
-        # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
-        if close and (close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "(")):
-            yield from cursor.expect(close)
+        if close and not ends:
+            raise cursor.unreadable()
         return header.rstrip("/"), header.endswith("/")
 
     def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:
