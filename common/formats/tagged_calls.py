@@ -261,7 +261,9 @@ class CallTags:
             if close and whole and not (ends and attributes_of(header.rstrip("/"), "name")):
                 cursor.restore(place)
                 cursor.take(whole.end() - len(text[0]))
-                yield from cursor.accept(*openings(close))
+                ends = yield from cursor.accept(*openings(close))
+                if not ends and (yield from cursor.peek()) == "<":
+                    raise cursor.unreadable()
                 return whole[0], False
         finally:
             cursor.release()
