@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
-from common.formats import detection, families
+from common.formats import families
 from common.formats.cursor import Wait
 from common.formats.harmony import Harmony
 from common.formats.reading import Reading, Tags
@@ -71,8 +71,8 @@ class ChatFormat:
     @classmethod
     def detect(cls, chat_template: str | None, vocabulary: Collection[str]) -> ChatFormat:
         """Return the format whose markers occur in the template, or else in the vocabulary."""
-        tool = detection.tool_parser(chat_template or "", vocabulary)
-        tags = detection.reasoning_tags(chat_template or "", vocabulary)
+        tool = families.tool_parser(chat_template or "", vocabulary)
+        tags = families.reasoning_tags(chat_template or "", vocabulary)
         return cls(tool, families.grammar_of(tool))._with_tags(tags)
 
     def with_reasoning_of(self, other: ChatFormat) -> ChatFormat:

@@ -27,10 +27,9 @@ from common.chat_events import (
 from common.chat_format import ChatFormat
 from common.formats.answer import Answer
 from common.formats.cursor import END_TOKENS
-from common.formats.end_tokens import EndTokens
+from common.formats.end_tokens import EndTokens, TightMarks
 from common.formats.reading import FinishReason, Reading, Tags
 from common.formats.tagged_text import TaggedText
-from common.formats.tight_marks import TightMarks
 from common.formats.tool_schema import ToolSchemas
 from common.prefixes import common_prefix
 

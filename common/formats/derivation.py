@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from common.formats.arguments import PAIR_KEYS
 from common.formats.family import Family
 from common.formats.reading import CallSyntax, Tags
 from common.formats.shapes import UNMARKED, FencedShape, JsonShape, PythonShape, Shape, TagShape
+from common.formats.tool_schema import PAIR_KEYS
 from common.prefixes import common_prefix
 
 Made = tuple[str, Mapping[str, Any]]

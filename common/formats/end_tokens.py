@@ -1,16 +1,20 @@
-"""Drops the token that ends a model's turn, where it comes as text at the end of the answer.
+"""Drops what models write around tokens, from text that is still arriving.
 
-A checkpoint whose configuration does not name the token as a special one shows it as text.
+The token that ends a model's turn comes as text at the end of the answer if the checkpoint's
+configuration does not name it as a special one. White space between a mark and the word that
+belongs to it means nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 
-from common.formats.cursor import END_TOKENS, STRUCK_END, Markers
+from common.formats.cursor import END_TOKENS, STRUCK_END, Markers, markers_of
 
+_LONGEST = 200
+"""The most characters between a mark and its end."""
 _STRUCK = re.compile(r"<s[ >]")  # HTML that crosses text out also ends with </s>
 
 
@@ -78,3 +82,43 @@ class EndTokens:
             if token == STRUCK_END and self._struck:
                 return start
             start = end = end - len(token)
+
+
+class TightMarks:
+    """Holds back a tag that consists of a mark, a word and an end until it is complete.
+
+    ends: the text that ends a tag, by the mark with which the tag begins.
+    """
+
+    def __init__(self, ends: Mapping[str, str]) -> None:
+        self._ends = ends
+        self._marks = markers_of(*ends)
+        self.held = ""
+        """The text that is held back."""
+
+    def feed(self, text: str) -> str:
+        """Accept the next piece of text. Returns it without white space at the edges of tags."""
+        if not self._ends:
+            return text
+        text, at = self.held + text, 0
+        found: list[str] = []
+        while True:
+            start, mark = self._marks.find(text, at, ended=False)
+            found.append(text[at:start])
+            if not mark:
+                break
+            inside = start + len(mark)
+            limit = inside + _LONGEST + len(self._ends[mark])
+            at = text.find(self._ends[mark], inside, limit)
+            another = self._marks.find(text[:limit] if at < 0 else text[:at], inside, ended=True)[1]
+            if at < 0 and not another and len(text) < limit:
+                break
+            at = inside if at < 0 or another else at
+            found += (mark, text[inside:at].strip())
+        self.held = text[start:]
+        return "".join(found)
+
+    def finish(self) -> str:
+        """End the answer. Returns the text that was held back."""
+        held, self.held = self.held, ""
+        return held

@@ -1,19 +1,28 @@
-"""The families: names, signs, reasoning, and how each writes calls, in one literal for each."""
+"""The families: names, signs, reasoning, and how each writes calls, in one literal for each.
+
+A family is recognised by the markers in a chat template, or by the tokens in a vocabulary. The
+template is examined first: a fine-tuned model keeps the vocabulary of its base model, but the
+template shows what it was trained on. Of the families whose signs are all present, the one with the
+longest signs is the most specific.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from common.formats import addressed, gemma, mistral, qwen
+from common.formats import addressed, gemma, qwen
+from common.formats.cursor import Wait
 from common.formats.family import THINK, Family
 from common.formats.foreign import foreign_calls
 from common.formats.harmony import Harmony
 from common.formats.json_calls import read_bare_calls, read_code_blocks
 from common.formats.minimax_m3 import MARK
-from common.formats.reading import CallSyntax, Tags, begins_line
+from common.formats.pythonic import NAME
+from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.sections import Section
 from common.formats.shapes import (
     UNMARKED,
@@ -84,9 +93,31 @@ _MINIMAX_CALLS = (
     *_MINIMAX.syntaxes,
     CallSyntax(("<minimax:toolcall>",), _MINIMAX.tags.read, ("</minimax:toolcall>",), begins_line),
 )
+_TOOL_CALLS = "[TOOL_CALLS]"
+_BROKEN_TOOL_CALLS = ("[TOOL_CALLS", "TOOL_CALLS]", "TOOL_CALLS", "[TOOL_CALL]")
+_ARGS = ("[ARGS]", "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=")
+"""The marker before the arguments, and what models write instead."""
+_MISTRAL = Section((), (), (_TOOL_CALLS, *_BROKEN_TOOL_CALLS, f"{_TOOL_CALLS}:"), (), between=_ARGS)
+
+
+def _read_without_opening(reading: Reading) -> Wait[None]:
+    """Read a call whose first token is missing; `[ARGS]` still identifies it."""
+    if (yield from reading.peek()) in ("[", "{"):
+        yield from read_bare_calls(reading)
+    elif (yield from reading.follow(NAME, (_ARGS[0], "[CALL_ID]"))):
+        yield from _MISTRAL.read_named(reading)
+    else:
+        raise reading.unreadable()
+
+
+_MISTRAL_CALLS = (
+    CallSyntax((_TOOL_CALLS,), _MISTRAL.read),
+    CallSyntax(_BROKEN_TOOL_CALLS, _MISTRAL.read, begins=begins_line, broken=True),
+    CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
+)
 _XLAM_CALLS = (
     qwen.MARKED_CALLS,
-    mistral.CALLS[0],
+    _MISTRAL_CALLS[0],
     CallSyntax(("```",), read_code_blocks, begins=begins_line),
     CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
 )
@@ -313,7 +344,7 @@ FAMILIES = (
     Family(
         "Mistral", "mistral", JsonShape(_OBJECT, "[TOOL_CALLS][", ", ", "]"),
         signs=[("[TOOL_CALLS]",)], tags=(Tags("[THINK]", "[/THINK]", anywhere=True), THINK),
-        reasoning="mistral", calls=mistral.CALLS, silent=("[/TOOL_CALLS]",),
+        reasoning="mistral", calls=_MISTRAL_CALLS, silent=("[/TOOL_CALLS]",),
         by_token=("[ARGS]", JsonShape("[TOOL_CALLS]{name}[ARGS]{arguments}", separator="")),
     ),
     Family(
@@ -572,3 +603,35 @@ HARMONY_REASONING = frozenset(
 def grammar_of(name: str) -> TaggedText | Harmony:
     """Return the grammar for a value of `tool_parser:`. Raises KeyError if there is none."""
     return lenient(BY_NAME[name])
+
+
+_SIGNS = sorted(
+    ((signs, family.names.split()[0]) for family in FAMILIES for signs in family.signs),
+    key=lambda each: -sum(map(len, each[0])),
+)
+_MARKUP = re.compile(r"[<\[][^\n]*[>\]]")
+_TAGS: dict[tuple[str, str], Tags] = {}
+for _family in FAMILIES:
+    for _tags in _family.tags:
+        if _MARKUP.fullmatch(_tags.closing) and not isinstance(_family.grammar, Harmony):
+            _TAGS.setdefault((_tags.opening, _tags.closing), _tags)
+
+
+def tool_parser(chat_template: str, vocabulary: Collection[str]) -> str:
+    """Return the name of the tool parser whose markers are present; `plain` if there are none."""
+    has: Callable[[str], bool]
+    for has in (chat_template.__contains__, frozenset(vocabulary).__contains__):
+        for signs, name in _SIGNS:
+            if all(map(has, signs)):
+                return name
+    return "plain"
+
+
+def reasoning_tags(chat_template: str, vocabulary: Collection[str]) -> tuple[Tags, ...]:
+    """Return the reasoning tags that the template contains, or that are tokens."""
+    return tuple(
+        tags
+        for tags in _TAGS.values()
+        if tags.closing in chat_template
+        or (tags.opening in vocabulary and tags.closing in vocabulary)
+    )

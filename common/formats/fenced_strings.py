@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from common.formats.cursor import SPACE, Cursor, Wait, markers_of
 from common.formats.json_text import NUMBER, Send, escaped
+from common.formats.tag_spelling import openings
 
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
-_FENCED_RUN = re.compile(r"[^,}\]<]*")
 _BRACKETS_RUN = re.compile(r"[}\]\s]*")
 _FARTHEST, _MOST_DELIMITERS = 20_000, 100
 """How far the end of a string is searched whose delimiters are wrong."""
@@ -21,6 +22,13 @@ _SCALAR_THEN_KEY = re.compile(rf"\s*(?:{NUMBER.pattern}|[tT]rue|[fF]alse|null|No
 _TEXT_THEN_KEY = re.compile(r".*\S(?=\s+\w+:\s*\Z)", re.S)
 KEY_RUN = re.compile(r"[^:=,{}\[\]<\n]*")
 _WORD_RUN = re.compile(r"[\w$-]+")
+
+
+@cache
+def _text_before(fence: str) -> re.Pattern[str]:
+    """Return a pattern for text that neither a fence nor the end of a value begins in."""
+    begins = "".join(re.escape(form[0]) for form in openings(fence))
+    return re.compile(rf"[^,}}\]{begins}]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,11 @@ class Place:
     listed: bool = False
     free: bool = False
     keys: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def fences(self) -> tuple[str, ...]:
+        """The fence, also with damaged brackets."""
+        return openings(self.fence)
 
     def ends_call(self, cursor: Cursor) -> Wait[bool]:
         """Return whether the call ends here, or the answer does."""
@@ -156,6 +169,7 @@ def read_fenced(cursor: Cursor, place: Place, add: Send) -> Wait[None]:
     fence, or before the brackets at the end of the call.
     """
     fence, latest, quoted = place.fence, "", False
+    run = _text_before(fence)
     known = -1  # the position up to which the string is known to go on
 
     def show(text: str) -> None:
@@ -165,17 +179,19 @@ def read_fenced(cursor: Cursor, place: Place, add: Send) -> Wait[None]:
 
     add('"')
     while True:
-        yield from cursor.run(_FENCED_RUN, show)
+        yield from cursor.run(run, show)
         if not (yield from cursor.more()):
             raise cursor.unreadable()
-        if (yield from cursor.at([fence])):
-            kind = yield from _fence_kind(cursor, place, latest, quoted)
-            cursor.take(len(fence))
+        if found := (yield from cursor.at(place.fences)):
+            kind = yield from _fence_kind(cursor, place, found, latest, quoted)
             if kind == "end":
+                cursor.take(len(found))
                 break
-            show('"' if kind == "mark" else fence)
-            quoted = kind == "opening"
-            continue
+            if found == fence:
+                cursor.take(len(fence))
+                show('"' if kind == "mark" else fence)
+                quoted = kind == "opening"
+                continue
         length = 1
         if not quoted and cursor.position >= known:
             end, length = yield from _missing_end(cursor, place)
@@ -189,7 +205,7 @@ def read_fenced(cursor: Cursor, place: Place, add: Send) -> Wait[None]:
     add('"')
 
 
-def _fence_kind(cursor: Cursor, place: Place, latest: str, quoted: bool) -> Wait[str]:
+def _fence_kind(cursor: Cursor, place: Place, fence: str, latest: str, quoted: bool) -> Wait[str]:
     """Return what the next fence is.
 
     The `end` of the string, the `opening` or `closing` of a quoted one, or a quotation `mark`.
@@ -197,7 +213,7 @@ def _fence_kind(cursor: Cursor, place: Place, latest: str, quoted: bool) -> Wait
     if quoted:
         return "closing"
     with cursor.ahead():
-        cursor.take(len(place.fence))
+        cursor.take(len(fence))
         yield from cursor.space()
         yield from _expect_more(cursor, ())
         brackets = ("}", "]") if place.depth else (")", "]")
@@ -257,7 +273,7 @@ def _end_of_fenced(cursor: Cursor, place: Place, latest: str) -> Wait[int]:
         for _ in range(_MOST_DELIMITERS):
             if not (yield from cursor.until(fences, see)) or cursor.position - start > _FARTHEST:
                 break
-            kind = yield from _fence_kind(cursor, place, latest, quoted)
+            kind = yield from _fence_kind(cursor, place, place.fence, latest, quoted)
             if kind == "end":
                 return cursor.position
             see(cursor.take(len(place.fence)))

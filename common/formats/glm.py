@@ -9,7 +9,7 @@ from common.formats.answer import Call
 from common.formats.cursor import SPACE, Cursor, Unreadable, Wait, markers_of
 from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
-from common.formats.tag_spelling import forms, openings
+from common.formats.tag_spelling import openings
 from common.formats.tagged_calls import AROUND_ARGUMENTS, NAME_TAG, CallTags, Tag
 from common.formats.tool_schema import ToolSchemas
 from common.formats.values import object_of
@@ -127,11 +127,12 @@ class KeyValueTags(CallTags):
 
     def _read_parameter_header(self, cursor: Reading, _begun: str) -> Wait[Tag]:
         yield from cursor.space()
-        text = (yield from cursor.run(_KEY)).strip(" \t\r\n\"'`")
-        key = text.removesuffix(self.key_close[1:])
+        words: list[str] = []
+        closings = openings(self.key_close)
+        yield from cursor.until(markers_of("<", "\n", *closings), words.append)
+        key, closed = "".join(words).strip(" \t\r\n\"'`"), False
         yield from cursor.space()
-        closed = key != text
-        while (yield from cursor.accept(*forms(self.key_close))):
+        while (yield from cursor.accept(*closings)):
             closed = True
         yield from cursor.space()
         if self.kind[0] and (yield from cursor.accept(self.kind[0])):
@@ -140,7 +141,7 @@ class KeyValueTags(CallTags):
         yield from self._gap(cursor)
         if (yield from cursor.follow(("=", ":"), SPACE, self.value)):
             yield from cursor.accept_all(("=", ":"), SPACE)
-        opened = yield from cursor.accept(self.value, self.value.removeprefix("<"))
+        opened = yield from cursor.accept(*openings(self.value))
         if not opened:
             ends = (self.parameter, self.key_close, self.value, self.value[1:], self.kind[0])
             yield from cursor.drop_cut(ends)

@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 
 from common.formats.answer import Answer, Call
-from common.formats.arguments import arguments_of
 from common.formats.cursor import SPACE, Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments, read_bare_calls
 from common.formats.reading import Reading, Tags, is_quoted
 from common.formats.tag_spelling import openings
 from common.formats.tagged_calls import CallTags, Tag
+from common.formats.tool_schema import arguments_of
 from common.formats.values import MODEL_JSON, read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from common.formats.answer import Call
-from common.formats.arguments import arguments_of
 from common.formats.cursor import SPACE, Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import Reading
 from common.formats.string_literals import read_source
-from common.formats.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas, arguments_of
 from common.formats.values import (
     MODEL_JSON,
     Dialect,

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.reading import Reading
+from common.formats.tag_spelling import openings
 from common.formats.tagged_calls import CallTags, Tag
 from common.formats.value_sender import ValueSender
 from common.formats.values import object_of
 
 MARK = "]<]minimax[>["
-_MARKS = Markers([MARK])
+_MARKS = Markers(openings(MARK))
 _KEY, _KEY_IN_ATTRIBUTE = re.compile(r"[^<>/\s]*"), re.compile(r'[^<>"]+')
 _ENTRY = "item"
 _DEEPEST = 50
@@ -27,8 +28,10 @@ class ElementTags(CallTags):
     """An argument's tag is its key."""
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[str]:
-        others = yield from cursor.at([self.call, self.block, self.block_close, self.call_close])
-        return "" if others else (yield from cursor.accept(self.parameter, MARK))
+        others = (self.call, self.block, self.block_close, self.call_close)
+        if (yield from cursor.at([form for tag in others for form in openings(tag)])):
+            return ""
+        return (yield from cursor.accept(*openings(self.parameter)))
 
     def _next_key(self, _reading: Reading) -> Wait[str | None]:
         """Return None: a tag inside an argument is a member, even one with the same key."""
@@ -40,7 +43,9 @@ class ElementTags(CallTags):
             with cursor.ahead():
                 yield from cursor.inside(_MARKS, lambda _text: None)
                 yield from cursor.expect(f"{MARK}</")
-                return Tag((yield from cursor.run(_KEY)))
+                key = yield from cursor.run(_KEY)
+            yield from cursor.accept(f"{key}>")
+            return Tag(key)
         word = yield from cursor.run(_KEY)
         named = yield from cursor.accept_all(' name="', _KEY_IN_ATTRIBUTE, '"')  # as M2 writes it
         yield from cursor.expect(">")
@@ -76,16 +81,17 @@ def _read_element(
             value.add(text)
 
     yield from reading.inside(_MARKS, add)
-    text, end = "".join(chunks), end or f"{MARK}</{key}>"
-    if (yield from reading.accept(end)):
+    text = "".join(chunks)
+    ends = openings(end or f"{MARK}</{key}>")
+    if (yield from reading.accept(*ends)):
         return tools.typed_at(name, path, text)
     if text.strip() or (value and value.sent) or len(path) > _DEEPEST:
         raise reading.unreadable()
     if value:
         value.stop()
     members: list[tuple[str, str]] = []
-    while not (yield from reading.accept(end)):
-        yield from reading.expect(f"{MARK}<")
+    while not (yield from reading.accept(*ends)):
+        yield from reading.expect(*openings(f"{MARK}<"))
         inner = yield from reading.run(_KEY)
         yield from reading.expect(">")
         if not inner:

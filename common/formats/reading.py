@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.formats.answer import Answer, Call
-from common.formats.arguments import unwrapped, wraps
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas, unwrapped, wraps
 
 CLOSING_QUOTES = "`'\"”’»"
 FinishReason = Literal["stop", "length"]

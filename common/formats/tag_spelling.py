@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 _BARE = re.compile(r"""(?:\s*[=:]\s*|\s+)(?:"([^"]*)"|'([^']*)'|([^"'=]*))""")
 """A name or a key that is not in an attribute, as in `<function=NAME>`."""
@@ -10,7 +11,8 @@ _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
 
-_TOKEN = re.compile(r"(<[|｜]|\]<\])([^<>]*[^<>|｜\[])([|｜]>|\[>\[)(.*)", re.DOTALL)
+_TOKEN = re.compile(r"(<[|｜]|\]<\])([^<>]*[^<>|｜\[])([|｜]>|\[>\[)|<[^<>]*>?")
+"""A token of the vocabulary, or the tag of an element."""
 _CONFUSED = (
     *("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "</|{}|>"),
     *("<|{}>", "<|/{}>", "/{}>", "{}>"),
@@ -45,31 +47,27 @@ def respelt(tag: str) -> tuple[str, ...]:
 
 def closings(tag: str) -> tuple[str, ...]:
     """Return a closing tag, and every other way in which models write it."""
-    return tuple(dict.fromkeys((*openings(tag), *forms(tag), *respelt(tag)))) if tag else ()
+    return tuple(dict.fromkeys((*openings(tag), *respelt(tag)))) if tag else ()
 
 
-def forms(tag: str) -> tuple[str, ...]:
-    """Return a tag, also without its last or its first bracket."""
-    return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
-
-
+@cache
 def openings(tag: str) -> tuple[str, ...]:
-    """Return a tag, and its forms after the loss of brackets or of its first token."""
+    """Return a tag, and its forms after one of its tokens has lost brackets.
+
+    A token before others may be lost entirely, if the rest is not the tag of another family.
+    """
     if tag.startswith("[") and tag.endswith("]"):
         return (tag, tag[1:], tag[:-1])
-    if not (token := _TOKEN.match(tag)):
-        return forms(tag)
-    first, word, last, rest = token.groups()
-    whole = first + word + last
-    begun = [first + word, whole[:-1], f"{first}{word}>", word + last, f"<{word}{last}"]
-    begun += [whole[1:], *([whole * 2] if rest else [])]
-    begun += [""] if rest and not re.match(r"<\w", rest) else []  # another family's tag
-    return (tag, tag.removesuffix(">"), *(form + rest for form in begun))
-
-
-def bare_forms(tag: str) -> tuple[str, ...]:
-    """Return a closing tag, also without its last bracket, its first, or its first two."""
-    return (*forms(tag), tag[2:]) if tag.startswith("</") else forms(tag)
+    found = [tag, tag.removesuffix(">")]
+    for token in _TOKEN.finditer(tag):
+        before, rest = tag[: token.start()], tag[token.end() :]
+        first, word, last = token.groups()
+        begun = [token[0][:-1] if word else token[0].removesuffix(">"), token[0][1:]]
+        if word:
+            begun += [first + word, f"{first}{word}>", word + last, f"<{word}{last}"]
+            begun += [""] if rest and not re.match(r"<\w", rest) else []
+        found += [before + form + rest for form in begun]
+    return tuple(dict.fromkeys(found))
 
 
 def spellings(tag: str) -> tuple[str, ...]:

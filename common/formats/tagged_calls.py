@@ -20,8 +20,7 @@ from common.formats.pythonic import read_parenthesis
 from common.formats.reading import Reading
 from common.formats.tag_spelling import (
     attributes_of,
-    bare_forms,
-    forms,
+    closings,
     openings,
     respelt,
     spellings,
@@ -31,6 +30,8 @@ from common.formats.value_sender import LAST_BREAK, Lines, QuotedMarkup, ValueSe
 from common.formats.values import Pairs, object_of
 
 _HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{(]*")
+_ATTRIBUTES = re.compile(r'(?:\s+[\w-]+="[^"]*")++(?![\s>])')
+"""The beginning of a header whose end is damaged, with text behind it."""
 _WORD, _TEXT = re.compile(r"[\w:.|｜-]+"), re.compile(r"[^<>]*")
 _NAME_WORDS = frozenset({"name", "tool_name", "function_name", "function", "tool"})
 _STRAY = ("tool_call", "tool_calls", "function_calls", "function_call", "tool_response", "invoke")
@@ -100,7 +101,7 @@ class CallTags:
     @cached_property
     def _parameters(self) -> tuple[str, ...]:
         """The beginning of a parameter's tag, also without its first bracket."""
-        return (*spellings(self.parameter), self.parameter.removeprefix("<"))
+        return tuple(dict.fromkeys((*spellings(self.parameter), *openings(self.parameter))))
 
     @property
     def _bare_call(self) -> str:
@@ -119,7 +120,8 @@ class CallTags:
 
     def _end_forms(self, closing: str) -> tuple[str, ...]:
         """Return a closing tag and its forms; without brackets if the call opens without them."""
-        return forms(closing) if self.call.endswith(">") else bare_forms(closing)
+        bare = closing.startswith("</") and not self.call.endswith(">")
+        return (*openings(closing), *([closing[2:]] if bare else []))
 
     @cached_property
     def _closing(self) -> Mapping[str, str]:
@@ -144,7 +146,7 @@ class CallTags:
         respelt_block = "" if opens_call else reading.opener
         in_block = bool((yield from reading.accept(*openings(self.block), respelt_block)))
         in_block = in_block or not (self.block or self.call)  # elements with the names of tools
-        ends = respelt(self.block_close)
+        ends = tuple(f for f in closings(self.block_close) if f.endswith((">", "]")))
         strays = [tag for tag in _STRAY_CLOSINGS if tag != self.block_close]
         count = 0
         while True:
@@ -246,15 +248,27 @@ class CallTags:
         stem = tag.removesuffix("=")
         text = [begun[len(stem) :] if begun.startswith(stem) else tag[len(stem) :]]
         close = self.key_header_close if tag == self.parameter else self.header_close
-        if close in ("", ">"):
+        place = cursor.save()
+        try:
             named = tag.endswith(("=", ">"))
             text.append((yield from cursor.run(_NAME_RUN if named else _HEADER_RUN)))
-        else:
-            yield from cursor.until(markers_of(close, "\n"), text.append)
-        # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
-        if close and (close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{", "(")):
-            yield from cursor.expect(close)
-        header = "".join(text)
+            header = "".join(text)
+            ends = yield from cursor.accept(close)
+            # The `>` of a tag such as `<function=NAME>` may be missing before these.
+            if close == ">" and (yield from cursor.peek()) in ("\n", "<", "{", "("):
+                ends = close
+            whole = _ATTRIBUTES.match(header)
+            if close and whole and not (ends and attributes_of(header.rstrip("/"), "name")):
+                cursor.restore(place)
+                cursor.take(whole.end() - len(text[0]))
+                ends = yield from cursor.accept(*openings(close))
+                if not ends and (yield from cursor.peek()) == "<":
+                    raise cursor.unreadable()
+                return whole[0], False
+        finally:
+            cursor.release()
+        if close and not ends:
+            raise cursor.unreadable()
         return header.rstrip("/"), header.endswith("/")
 
     def _read_calls(self, reading: Reading, in_block: bool) -> Wait[None]:

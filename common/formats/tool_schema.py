@@ -1,4 +1,4 @@
-"""Turns arguments that were written as bare text into JSON, by the types in the tool's schema.
+"""Turns arguments that were written in another form into JSON, by the types in the tool's schema.
 
 A text such as `42` may be a number or a string; only the tool's schema says which. If the schema
 allows several types, the most specific type that fits the text is used, because templates write
@@ -13,13 +13,22 @@ from functools import cached_property
 from typing import Any, Literal
 
 from common.formats.json_text import NUMBER, json_string
-from common.formats.values import MODEL_JSON, PYTHON_JSON, as_json, string_of
+from common.formats.values import MODEL_JSON, PYTHON_JSON, as_json, object_of, parts, string_of
 
 Undeclared = Literal["text", "guess", "json"]
 """The type of an argument that is not declared: a string, or inferred from its text; or JSON, as
 the declared ones are too.
 """
 
+_WRAPPERS = frozenset(
+    {"arguments", "parameters", "properties", "input", "args", "params", "kwargs"}
+)
+_NAMES = frozenset({"name", "function"})
+PAIR_KEYS = frozenset({"name", "key", "parameter", "argument", "arg"})
+"""The keys of an argument's name in a list of arguments; the key of its value is `value`."""
+_FIRST_KEY = re.compile(r'\s*\{\s*"((?:[^"\\]|\\.)*)"\s*:')
+_NOTHING = (None, "null", "[]")
+_NOTHING_IN_STRINGS = ("", "null", "None")
 _MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+>?\Z""")
 _INDEX = re.compile(r":\d+\Z")  # of `functions.NAME:0`, which is a call's id
 _AROUND_NAME = " \t\r\n\"'`:*"
@@ -328,3 +337,58 @@ def _looks_like(text: str, only_nested: bool = False) -> str:
     if bare in ("True", "False", "None"):
         return {"True": "true", "False": "false", "None": "null"}[bare]
     return as_json(bare) or json_string(text)
+
+
+def arguments_of(text: str | None) -> str | None:
+    """Return arguments as the text of a JSON object; None if they are something else.
+
+    JSON inside a JSON string is decoded. Where a model writes nothing, null or [], this is `{}`.
+    A list may have the object as its only item, or the name and the value of each argument.
+    """
+    if text in _NOTHING:
+        return "{}"
+    inner = string_of(text)
+    if inner is not None:
+        empty = inner.strip() in _NOTHING_IN_STRINGS
+        text = "{}" if empty else as_json(inner) or as_json(inner, MODEL_JSON)
+    if text and text.startswith("["):
+        return _object_in([value for _, value in parts(text)])
+    return text if text and text.startswith("{") else None
+
+
+def _object_in(items: list[str]) -> str | None:
+    members = [dict(parts(item)) for item in items if item.startswith("{")]
+    pairs = [
+        (string_of(each[key]) or "", each["value"])
+        for each in members
+        for key in each.keys() & PAIR_KEYS
+        if each.keys() == {key, "value"}
+    ]
+    if len(pairs) == len(items):
+        return object_of(pairs)
+    return items[0] if len(items) == len(members) == 1 else None
+
+
+def wraps(tools: ToolSchemas, name: str, begun: str) -> bool | None:
+    """Return whether arguments that begin like this may be inside another object.
+
+    None if their first key is not complete. A key that the tool declares is an argument.
+    """
+    found = _FIRST_KEY.match(begun)
+    if not found:
+        return None
+    declared = tools.properties(name)
+    return bool(declared) and found[1] not in declared and found[1] in _WRAPPERS | _NAMES
+
+
+def unwrapped(tools: ToolSchemas, name: str, arguments: str) -> str:
+    """Return the arguments without an object around them, such as `{"arguments": {…}}`."""
+    if not wraps(tools, name, arguments):
+        return arguments
+    members = dict(parts(arguments))
+    outer = members.keys() - _NAMES
+    if len(outer) == 1 and outer <= _WRAPPERS:
+        inner = arguments_of(members[outer.pop()])
+        if inner and {key for key, _ in parts(inner)} & set(tools.properties(name)):
+            return inner
+    return arguments

@@ -422,7 +422,7 @@ def _read_unquoted_scalar(
 
     space: what comes before the value.
     """
-    if (yield from cursor.accept(place.fence)):
+    if (yield from cursor.accept(*place.fences)):
         yield from read_fenced(cursor, place, out.add)
         return
     head = yield from cursor.peek()

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.chat_format import ChatFormat
-from common.formats.detection import tool_parser
-from common.formats.families import FAMILIES
+from common.formats.families import FAMILIES, tool_parser
 from common.formats.family import Family
 from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
 from tests.common.chat_replay import parse_every_split, plain

@@ -126,3 +126,76 @@ def test_other_quotation_marks_are_read(family: Family, quotes: Callable[[str], 
     text = quotes(written(shape, CALLS[:1]))
     message = parse_every_split(format_, text, tools=TOOLS, tail=tail, count=1)
     assert plain(message) == ("", "", CALLS[:1]), text
+
+
+_DAMAGED_TOKEN = re.compile(r"<(/?[|｜])([^<>]*)([|｜])>")
+
+
+def _damaged(mark: str) -> dict[str, str]:
+    """The mark without each of its brackets, and without all of it."""
+    found = {"lost": "", "no first bracket": mark[1:], "no last bracket": mark[:-1]}
+    if _DAMAGED_TOKEN.fullmatch(mark):
+        found |= {"no |>": mark[:-2], "no last |": f"{mark[:-2]}>"}
+        found |= {"no <|": mark[2:], "no first |": f"<{mark[2:]}"}
+    return found
+
+
+MISREAD: dict[str, set[tuple[int, str]]] = {
+    "Qwen3-Coder, Qwen3.5 and later": {(4, "lost")},
+    "DeepSeek V3": {(2, "no |>")},
+    "DeepSeek V3.1": {(1, "no |>"), (2, "no <|")},
+    "DeepSeek V3.2": {(4, "lost")},
+    "DeepSeek V4": {(4, "lost")},
+    "DeepSeek V4.1": {(4, "lost")},
+    "GigaChat 3.5": {(4, "lost")},
+    "Step 3": {(6, "lost"), (7, "lost"), (8, "lost")},
+    "Hunyuan 3": {(1, "no last bracket")},
+    "Hunyuan 4": {(1, "no last bracket")},
+    "Solar Open 2": {(5, "lost")},
+    "Kimi K2": {(2, "no |>")},
+    "Kimi K3": {(1, "lost"), (7, "lost"), (11, "lost"), (13, "lost")},
+    "MiniMax M2": {(4, "lost")},
+    "MiniMax M3": {
+        (0, "lost"),
+        (1, "lost"),
+        (6, "lost"),
+        (7, "lost"),
+        (9, "no last bracket"),
+        (10, "lost"),
+        (11, "lost"),
+        (13, "lost"),
+    },
+    "dots": {(4, "lost")},
+    "Muse Spark": {(4, "lost")},
+    "Muse Glimmer": {(2, "lost"), (3, "lost"), (5, "lost")},
+    "MiniCPM 5": {(0, "lost"), (3, "lost")},
+    "Seed-OSS": {(2, "no last bracket"), (4, "lost"), (4, "no last bracket")},
+    "Solar Open": {(2, "no |>"), (3, "no <|")},
+    "PLaMo 3": {(2, "no |>"), (2, "no last |"), (3, "no <|"), (3, "no first |")},
+}
+"""Marks, counted from 0, whose damage gives a wrong call, or a call with some markup as text."""
+
+
+@pytest.mark.parametrize("family", WITH_CALLS, ids=lambda family: family.title)
+def test_a_damaged_mark_gives_the_call_or_text(family: Family) -> None:
+    """Each mark of a call is damaged once; the call is read, or all of it is text."""
+    format_ = ChatFormat.named(family.names.split()[0])
+    tail = ">>>" if family.title == "Functionary 3.2" else ""
+    misread = set()
+    for shape in (family.shape, family.by_token and family.by_token[1]):
+        text = written(shape, CALLS[:1]).rstrip() if shape else ""
+        for number, mark in enumerate(MARK.finditer(text)):
+            for damage, form in _damaged(mark[0]).items():
+                broken = text[: mark.start()] + form + text[mark.end() :]
+                message = parse_every_split(format_, broken, tools=TOOLS, tail=tail, count=1)
+                content, _, made = plain(message)
+                is_text = not made and content.strip() == broken.strip()
+                if not is_text and (content.strip() or not _is_ferry(made)):
+                    misread.add((number, damage))
+    assert misread == MISREAD.get(family.title, set())
+
+
+def _is_ferry(made: list[tuple[str, object]]) -> bool:
+    """Whether there is only the first call, perhaps with a line break behind a value."""
+    found = [(name, isinstance(given, dict) and _stripped(given)) for name, given in made]
+    return found == CALLS[:1]

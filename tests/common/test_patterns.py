@@ -7,7 +7,7 @@ import re
 import llguidance
 import pytest
 
-from common.call_grammar.lark_text import shape_of
+from common.call_grammar.rules import shape_of
 from tests.common.grammar_walks import byte_tokenizer, texts_of
 
 TABLE = byte_tokenizer().table()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.engine.constraints.special_tokens import SpecialTokens
-from common.call_grammar.lark_text import text_without
+from common.call_grammar.rules import text_without
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.reading import Tags

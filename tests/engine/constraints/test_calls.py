@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import InvalidRequest
-from common.call_grammar.build import FAMILIES
+from common.call_grammar.calls import FAMILIES
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.families import BY_NAME
