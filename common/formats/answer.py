@@ -2,9 +2,10 @@
 
 Templates put newlines between reasoning, answer and calls that belong to none of them, while
 whitespace inside an answer is output. So newlines are held back until the next text is known:
-before text they are output, at the edge of a block they are dropped. If text continues after a
-block, the newlines before that text are kept: no template writes them, and without them two
-sentences would run together. Whitespace alone between two blocks is dropped.
+before text they are output, at the edge of a block they are dropped. After text that no block can
+follow they are output at once. If text continues after a block, the newlines before that text are
+kept: no template writes them, and without them two sentences would run together. Whitespace alone
+between two blocks is dropped.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Answer:
         self._kind: type[Content] | type[Reasoning] = Content
         self._blank: list[str] = []
         self._after_block = False
+        self.last_block = False
+        """Whether nothing but text can follow content."""
         self._written: set[type[Content] | type[Reasoning]] = set()
         self._ids: set[str] = set()
         self.calls = 0
@@ -89,11 +92,12 @@ class Answer:
         self._latest = (self._latest + text[-2:])[-2:]
         # Commas may separate calls.
         separators = " \t\r\n,;" if self.called else None
-        body = text.strip(separators) if self.fresh else text.rstrip("\r\n")
-        if not body:
+        at_once = self.last_block and not self.reasoning
+        whole = text if at_once else text.rstrip("\r\n")
+        if not (text.strip(separators) if self.fresh else whole):
             self._blank.append(text)
             return
-        end = len(text.rstrip("\r\n"))
+        end = len(whole)
         lead = "".join(self._blank)
         if self.fresh and self._after_block and self._kind not in self._written:
             shown = _FIRST_BREAKS.sub("", lead + text[:end])

@@ -85,6 +85,12 @@ class TaggedText:
         return (*self._plain, *filter(None, calls))
 
     @cached_property
+    def _has_one_answer(self) -> bool:
+        """Whether no markup but calls can follow the beginning of the answer."""
+        anywhere = any(tags.anywhere for tags in (*self.tags, *self.late_tags))
+        return not (anywhere or self.silent or self.inline)
+
+    @cached_property
     def _others(self) -> frozenset[str]:
         """What opens calls only in other families."""
         openers = {opener for c in self.foreign for opener in c.openers}
@@ -117,6 +123,7 @@ class TaggedText:
         answer = reading.answer
         self._begin(reading)
         markers = self._markers(reading)
+        answer.last_block = not reading.tools and self._has_one_answer
 
         while marker := (
             yield from reading.until(markers, lambda text: reading.write(text, self._marked))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from common.chat_events import message_of
 from common.chat_format import ChatFormat
-from common.chat_parser import parse_chat
+from common.chat_parser import ChatParser, parse_chat
 from common.formats import families
 from tests.common.chat_replay import plain
 from tests.common.corpus import TOOLS
@@ -170,3 +172,12 @@ def test_templates_of_the_test_models_are_detected() -> None:
     found = sorted(Path(__file__).parents[1].glob("models/**/chat_template.jinja"))
     for path in found:
         assert ChatFormat.detect(path.read_text(encoding="utf-8"), ()).name == "hermes", path
+
+
+@pytest.mark.parametrize("tools", [[], [{"function": {"name": "look"}}]], ids=["none", "one"])
+def test_newlines_are_sent_at_once_if_no_call_can_follow(tools: list[Any]) -> None:
+    parser = ChatParser(ChatFormat.named("hermes", "qwen3"), tools=tools)
+    sent = [message_of(parser.feed(text)).content for text in ("<think>", "\n", "</think>", "\n")]
+    assert sent == ["", "", "", ""]
+    sent = [message_of(parser.feed(text)).content for text in ("One", "\n", "\n", "Two")]
+    assert sent == (["One", "", "", "\n\nTwo"] if tools else ["One", "\n", "\n", "Two"])
