@@ -56,8 +56,11 @@ class Burst:
         from them, and the last prompt is completed much earlier.
 
         streams: the sequences that decode.
-        filling, now: as in `update`.
+        filling: the sequences that have started and do not decode; those that only score are no
+            prompts to wait for.
+        now: as in `update`.
         """
+        filling = [sequence for sequence in filling if sequence.filled < sequence.target]
         if not filling or not self._pace.known:
             return False
         numbers = {sequence.number for sequence in filling}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from backend.engine.planning.burst import Burst
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import (
     Arrived,
@@ -23,6 +25,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
+from backend.engine.planning.sequence_state import SequenceState
 
 _LIMITS = Limits(CacheCost(1000, 0), 32, 1 << 40, 0, 0, prefill_chunk=2048, stall_ms=250)
 _ANSWER = 20  # tokens
@@ -167,6 +170,18 @@ def test_prompts_that_need_too_long_to_be_waited_for_still_share_long_passes(
     assert max(served.first.values()) < 2 * 32 * 34 * BUSY_ZEN_3.token
     decode = BUSY_ZEN_3.fixed + 32 * BUSY_ZEN_3.token
     assert max(served.gaps) < 6 * 0.25 + decode
+
+
+def test_streams_wait_for_prompts_but_not_for_the_scoring_of_their_continuations() -> None:
+    def prompt(number: int, **changes: Any) -> SequenceState:
+        tokens = tuple(range(100 * number, 100 * number + 30))
+        return SequenceState(Arrived(number, PrefixKey(tokens), tokens, 20, **changes), 0.0, 1)
+
+    burst = Burst(warmed(ZEN_3))
+    stream, scoring = prompt(1), prompt(2, joins=False, scores=True)
+    assert burst.interrupts([stream], [scoring], 1.0)
+    scoring.filled = scoring.target
+    assert not burst.interrupts([stream], [scoring], 1.1)
 
 
 def test_a_stream_that_has_just_begun_does_not_wait_for_prompts_that_need_too_long() -> None:
