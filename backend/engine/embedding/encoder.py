@@ -88,7 +88,7 @@ _INNER = _by_name({
     "mlp.router": "mlp.router.layer",
     "mlp": "mlp.experts",
 })  # fmt: skip
-# In names of Jina's weights: a matrix that is adapted, and its adapters (see `task_adapters`).
+# In names of Jina's weights: a matrix that is adapted, and its adapters (see `kind`).
 _ADAPTED, _ADAPTER = ".parametrizations.weight.original", ".parametrizations.weight.0."
 
 
@@ -161,7 +161,7 @@ class Plan:
 
 
 class Model(Module):
-    """An encoder. Its weights have the names in `encoder_names`."""
+    """An encoder. `in_own_names` returns the weights under its names."""
 
     model_type = "encoder"
 
