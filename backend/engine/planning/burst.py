@@ -15,10 +15,13 @@ _PAUSES = 20
 _MANY = 2
 _ALIKE = 4
 # Streams also wait: each of their decode steps then follows a pass as long as on an idle server.
-# This begins only while no stream has more than _YOUNG tokens, and ends after at most _INTERRUPTED
-# times the allowed pause.
+# This begins only while no stream has more than _YOUNG tokens, and lasts for at most _ONE_PAUSE
+# times the pause of an idle server; or for _INTERRUPTED times the allowed pause if each pass
+# completes at least _TOGETHER prompts, which would need far more time one by one.
 _YOUNG = 3
+_ONE_PAUSE = 1.5
 _INTERRUPTED = 60
+_TOGETHER = 2
 # Prompts that arrive during the wait prolong it once, if they are at most half as many as the
 # completed prompts, and need at most this share of the time that these have taken.
 _LATE = 0.5
@@ -77,8 +80,10 @@ class Burst:
 
     def _await(self, filling: Sequence[SequenceState], now: float) -> bool:
         """Let streams wait for these prompts, unless these need too much time."""
-        most = _INTERRUPTED * self._pace.pause(running=True)
         lefts = [sequence.target - sequence.filled for sequence in filling]
+        most = _ONE_PAUSE * self._pace.pause(running=False)
+        if _TOGETHER * max(lefts) <= self._pace.tokens(running=False):
+            most = _INTERRUPTED * self._pace.pause(running=True)
         if self._pace.seconds(sum(lefts)) > most:
             return False
         self._awaited = frozenset(sequence.number for sequence in filling)

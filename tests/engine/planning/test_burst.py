@@ -184,9 +184,17 @@ def test_streams_wait_for_prompts_but_not_for_the_scoring_of_their_continuations
     assert not burst.interrupts([stream], [scoring], 1.1)
 
 
-def test_a_stream_that_has_just_begun_does_not_wait_for_prompts_that_need_too_long() -> None:
-    """They need 23 s. The first stream is the only one until it ends."""
-    served = serve(ZEN_3, [(0.0, 300)] + [(0.8, 900)] * 10)
+@pytest.mark.parametrize(
+    ("machine", "first", "others"),
+    [(ZEN_3, 300, [900] * 10), (M4_MAX, 2000, [2000] * 3)],
+    ids=["23 s", "7 s for long prompts"],
+)
+def test_a_stream_that_has_just_begun_does_not_wait_for_prompts_that_need_too_long(
+    machine: Machine, first: int, others: list[int]
+) -> None:
+    """The first stream is the only one until it ends."""
+    begun = machine.fixed + first * machine.token
+    served = serve(machine, [(0.0, first), *((begun, length) for length in others)])
     assert max(served.gaps[: _ANSWER - 1]) < 3 * 0.25
 
 
