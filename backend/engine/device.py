@@ -350,6 +350,20 @@ def release_memory() -> None:
     drop_shared_arrays()
     gc.collect()
     mx.random.seed(0)
+    return_buffers()
+
+
+def return_buffers() -> None:
+    """Return freed buffers to the system. For the engine thread.
+
+    On a CPU, MLX 0.32.4 waits in `clear_cache` for all queued work and holds Python's interpreter
+    lock meanwhile, so that no other thread runs: none answers Health, and none notices a rank that
+    has stopped in the middle of that work. `synchronize` waits without the lock.
+    """
+    import mlx.core as mx
+
+    if mx.default_device() == mx.Device(mx.cpu):
+        mx.synchronize()
     mx.clear_cache()
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from backend.engine.commands import Submit
+from backend.engine.device import return_buffers
 from backend.engine.engine_state import DraftReport, Gauges
 from backend.engine.errors import (
     EngineError,
@@ -512,7 +513,7 @@ class Scheduler:
             gauges.tokens_per_second = 0.0
             self.executor.rest()
         if not self.busy or self._steps % _TIDY_EVERY == 0:
-            mx.clear_cache()
+            return_buffers()
 
     def _show_drafting(self) -> None:
         drafting, report = self._model.drafting, self.planner.widths.report
@@ -523,7 +524,7 @@ class Scheduler:
     def shed(self) -> None:
         """Drop the prompt cache and freed buffers, because an allocation failed."""
         self._events.append(MemoryShort())
-        mx.clear_cache()
+        return_buffers()
 
     def lend(self, nbytes: int) -> int:
         """Return the bytes that a batch of texts to embed may use now.

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,6 +24,7 @@ from backend.engine.device import (
     memory_plan,
     multiplies_packed,
     prefill_chunk,
+    return_buffers,
     starts_layers_early,
     step_timeout,
     weight_type,
@@ -203,3 +206,36 @@ print(len(calls))
 def test_importing_the_module_does_not_import_mlx() -> None:
     code = "import sys, backend.engine.device; sys.exit('mlx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_other_threads_run_while_the_return_of_buffers_waits_for_work() -> None:
+    """`mx.clear_cache` alone would hold the interpreter's lock until the work is done."""
+    turns = 0
+    done = threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    weights = mx.random.normal((1500, 1500))
+    mx.eval(weights)
+    product = weights
+    for _ in range(8):
+        product = product @ weights * 1e-3
+    counting = threading.Thread(target=count)
+    counting.start()
+    mx.async_eval(product)
+    before = turns
+    return_buffers()
+    after = turns
+    done.set()
+    counting.join()
+    assert after > before + 5
+
+
+def test_only_one_function_returns_buffers() -> None:
+    files = [*(ROOT / "backend").rglob("*.py")]
+    calls = [path.stem for path in files if "mx.clear_cache()" in path.read_text("utf-8")]
+    assert calls == ["device"]

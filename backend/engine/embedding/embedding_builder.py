@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from backend.engine import device as devices
@@ -358,7 +357,7 @@ def _prove(run: Run, name: str) -> None:
         _log.warning("model %s: the first text failed", shown(name), exc_info=True)
         raise Unusable(f"it failed on its first text ({type(fault).__name__})") from None
     finally:
-        mx.clear_cache()
+        devices.return_buffers()
     if not finite:
         raise Unusable("its output for a first text is not finite")
 

@@ -24,6 +24,7 @@ from operator import attrgetter
 import mlx.core as mx
 import numpy as np
 
+from backend.engine.device import return_buffers
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
@@ -196,13 +197,13 @@ class EncodeQueue:
             self._store(row, output)
         self._steps += 1
         if not self.busy or self._steps % _TIDY_EVERY == 0:
-            mx.clear_cache()
+            return_buffers()
 
     def _failed(self, rows: Sequence[_Row], fault: Exception) -> None:
         """Handle a failed step. After a failed allocation, its rows wait to run one by one."""
         self.short = is_allocation_failure(fault)
         if self.short and not rows[0].retried:
-            mx.clear_cache()
+            return_buffers()
             waiting = self._buckets.setdefault(bucket_of(rows[0].length), deque())
             waiting.extendleft(reversed(rows))
             for row in rows:

@@ -23,6 +23,7 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV, WindowKV
 from backend.engine.cpu_kernels import functions_of_mlx
+from backend.engine.device import return_buffers
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
 from backend.engine.sampling.logits_head import FIRST_TOKENS
@@ -142,7 +143,7 @@ def pass_cost(
     copies = small * max((COPIES * form.dtype.size for form in first.attention), default=0)
     choice = _choice_bytes(_CHOICE, vocabulary)
     filtered = _choice_bytes(_FILTERED, vocabulary)
-    mx.clear_cache()
+    return_buffers()
     return PassCost(
         per_token=round(_MARGIN * form.token) + all_logits * 2 * 4 * vocabulary,
         per_pair=_MARGIN * form.pair,
@@ -229,7 +230,7 @@ def _peak_bytes(run: Callable[[], None], *, busy: bool = False) -> int:
     numbers = mx.zeros(_BUSY if busy else 1)
     mx.eval(numbers)
     mx.synchronize()
-    mx.clear_cache()
+    return_buffers()
     exponentials = mx.exp(numbers)
     mx.async_eval(exponentials)
     before = mx.get_active_memory()

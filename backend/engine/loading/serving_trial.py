@@ -38,7 +38,7 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
-from backend.engine.device import Device
+from backend.engine.device import Device, return_buffers
 from backend.engine.drafting.drafter import DraftRequest
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, Overloaded
@@ -230,7 +230,7 @@ class ServingTrial:
             _log.warning("model %s: its trial failed", shown(self._name), exc_info=True)
             verdict = Verdict(strictest, drafts=False, complete=False)
         finally:
-            mx.clear_cache()
+            return_buffers()
         restrict(model, verdict, self._name, self._fault)
         return verdict
 

@@ -244,7 +244,7 @@ class _FollowedModel:
                 self._executor = Executor(self._model)
             case Signal.CLEAR:
                 self._executor.clear()
-                mx.clear_cache()
+                device.return_buffers()
             case Plain(tokens):
                 row = kv.new_row(self._model.model)
                 mx.eval(self._model.model(mx.array([list(tokens)]), cache=row))
@@ -275,4 +275,4 @@ class _FollowedModel:
         if not executor.sequences:
             executor.rest()
         if not executor.sequences or self._steps % _TIDY_EVERY == 0:
-            mx.clear_cache()
+            device.return_buffers()

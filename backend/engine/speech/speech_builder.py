@@ -222,7 +222,7 @@ def _prove(transcribe: Callable[[Speech], Any], name: str) -> None:
         reason = f"it failed on its first recording ({type(fault).__name__})"
         raise ModelRejected.because(name, reason) from None
     finally:
-        mx.clear_cache()
+        devices.return_buffers()
 
 
 def _no_text(_: bool) -> Any:

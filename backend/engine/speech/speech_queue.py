@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from backend.engine.device import return_buffers
 from backend.engine.engine_state import Gauges
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
 from backend.engine.events import Finished, Usage
@@ -152,7 +153,7 @@ class SpeechQueue:
         """Forget a job, and free what it holds."""
         self._jobs.remove(job)
         job.parts = iter(())
-        mx.clear_cache()
+        return_buffers()
         self._count()
 
     def _count(self) -> None:
