@@ -356,7 +356,7 @@ def release_memory() -> None:
 def return_buffers() -> None:
     """Return freed buffers to the system. For the engine thread.
 
-    On a CPU, MLX 0.32.4 waits in `clear_cache` for all queued work and holds Python's interpreter
+    On a CPU, MLX waits in `clear_cache` for all queued work and holds Python's interpreter
     lock meanwhile, so that no other thread runs: none answers Health, and none notices a rank that
     has stopped in the middle of that work. `synchronize` waits without the lock.
     """
