@@ -162,9 +162,11 @@ def _guarded(
 
 
 def _load(options: pb.ModelOptions, stub: BackendStub) -> Finding:
-    options.Options.append("load_trial:true")  # even if findings of an earlier load are stored
+    tried = pb.ModelOptions()
+    tried.CopyFrom(options)
+    tried.Options.append("load_trial:true")  # even if findings of an earlier load are stored
     began = time.perf_counter()
-    stub.LoadModel(options)
+    stub.LoadModel(tried)
     seconds = time.perf_counter() - began
     parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
     detail = f"{options.Model} in {seconds:.1f} s, weights {_mib(parts['weights'])}"
