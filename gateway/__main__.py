@@ -28,7 +28,7 @@ from gateway.arguments import BadArgument, settings_from
 from gateway.exchange import Traffic
 from gateway.greeting import Greeting, say
 from gateway.models.reading import read_folder, single
-from gateway.server import Server, allow_connections, bind, url_of
+from gateway.server import MOST_PUT_OFF, Server, allow_connections, bind, url_of
 from gateway.supervisor.supervisor import Supervisor
 
 LEVEL = "MLX_GATEWAY_LOG"
@@ -54,6 +54,7 @@ def main() -> int:
     app = create_app(settings, supervisor, traffic)
     greeting = Greeting(url_of(listener), settings, supervisor)
     gc.freeze()  # these objects stay, and a collection that visits them would pause every stream
+    gc.set_threshold(*gc.get_threshold()[:2], MOST_PUT_OFF)  # the server begins full collections
     gc.enable()
     Server(app, settings, supervisor, traffic, greeting).run(sockets=[listener])
     return 1 if greeting.failed else 0

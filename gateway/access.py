@@ -54,7 +54,7 @@ class AccessMiddleware:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         scope = {**scope, "method": method, "path": _plain(scope["path"])}
         try:
-            with self._traffic.request():
+            with self._traffic.request(seen):
                 if self._traffic.draining and not is_open(scope["path"]):
                     await response_of(_DRAINING, scope)(scope, receive, watched)
                 else:

@@ -78,21 +78,26 @@ class Traffic:
     """The requests of one gateway that have begun and not ended."""
 
     def __init__(self) -> None:
-        self.running = 0
+        self._running: dict[int, Exchange] = {}  # by identity
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def long(self) -> bool:
+        """Whether a request with a long body is running."""
+        return any(each.long for each in self._running.values())
+
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request for the duration of the block."""
-        self.running += 1
+    def request(self, exchange: Exchange) -> Iterator[None]:
+        """Record that a request runs during the block."""
+        self._running[id(exchange)] = exchange
         self._idle.clear()
         try:
             yield
         finally:
-            self.running -= 1
-            if not self.running:
+            del self._running[id(exchange)]
+            if not self._running:
                 self._idle.set()
 
     async def drain(self, patience: float) -> bool:

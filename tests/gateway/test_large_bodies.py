@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise, product
@@ -19,7 +20,7 @@ from starlette.types import Message
 from gateway.json_route import parse
 from gateway.openai.messages import ChatMessage
 from gateway.routes.embeddings import in_parts
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 from tests.polling import until
 
@@ -113,6 +114,36 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
         assert refused.json()["error"]["code"] == "context_length_exceeded"
         assert peak(process) - before < 5 * LONG
     until(lambda: kept() < LONG)
+
+
+def test_all_garbage_is_collected_only_after_a_long_body(tmp_path: Path) -> None:
+    """A full collection searches all objects of the body, and stops every stream meanwhile."""
+    program = (
+        "import gc, sys; gc.callbacks.append(lambda phase, about: phase == 'start'"
+        " and about['generation'] == 2 and print('collected', file=sys.stderr, flush=True));"
+        " from gateway import __main__ as shell; shell.main()"
+    )
+    parts = [{"type": "tool_use", "id": f"c{at}", "name": "f", "input": {}} for at in range(9000)]
+    turns = [{"role": "assistant", "content": parts}, {"role": "user", "content": "x"}]
+    body = {"max_tokens": 1, "messages": turns * 3}
+    child = subprocess.Popen(
+        [
+            *(str(ROOT / "scripts" / "python"), "-c", program),
+            *("--models-dir", str(tmp_path), "--port", "0", "--forget-prompts"),
+        ],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    try:
+        url = next(line for line in child.stderr if "listening on" in line).split()[-1]
+        httpx.post(f"{url}/v1/messages", json=body, timeout=WAIT, trust_env=False)
+        marks = (line for line in child.stderr if "collected" in line or "event=request" in line)
+        assert [next(marks).split()[0].startswith("time=") for _ in range(2)] == [True, False]
+    finally:
+        child.terminate()
+        child.communicate(timeout=WAIT)
 
 
 async def test_a_long_body_is_read_in_several_steps() -> None:
