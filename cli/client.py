@@ -135,7 +135,7 @@ class Client:
             if body is not None:
                 headers["Content-Type"] = b"application/json"
                 content = json.dumps(body).encode()
-            http.request(method, f"{parts.path.rstrip('/')}{quote(path)}", content, headers)
+            http.request(method, f"{parts.path}{quote(path)}", content, headers)
             answer = http.getresponse()
             if not 200 <= answer.status < 300:
                 raise Refused(

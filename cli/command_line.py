@@ -112,6 +112,7 @@ def _gateway_address(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="MLX_BACKEND_URL",
         default="http://127.0.0.1:8080",
         show_default=True,
+        callback=lambda _, __, url: url.rstrip("/").removesuffix("/v1"),  # a base URL of SDKs
         help="The address of a running gateway; also MLX_BACKEND_URL.",
     )
     key = click.option(
@@ -139,9 +140,9 @@ def serve(reference: str, **given: Any) -> None:
     flags = list(gateway_flags(given))
     serving.require_settings(given, os.environ)
     if reference:
-        if given["model"]:
-            both = f"both {reference} and --model {given['model']} say what to serve"
-            raise click.UsageError(both)
+        for flag, value in (("--model", given["model"]), ("--models-dir", given["models_dir"])):
+            if value:
+                raise click.UsageError(f"both {reference} and {flag} {value} say what to serve")
         flags.insert(0, f"--model={_fetching(lambda: serving.reference_of(reference))}")
     arguments = _fetching(lambda: serving.arguments_for(flags, os.environ))
     serving.become_gateway([*arguments, *model_settings(given)])

@@ -21,7 +21,7 @@ class ModelOption:
     key: str  # its path, such as `parameters.temperature`
     metavar: str
     meaning: str
-    kind: type[int] | type[float] | type[str] = str
+    kind: click.ParamType[Any] = click.STRING
 
     @property
     def name(self) -> str:
@@ -33,28 +33,28 @@ MODEL_OPTIONS = (
     ModelOption(
         *("--context-size", "context_size", "TOKENS"),
         "Maximum tokens of prompt and answer together. [default: as many as fit in memory]",
-        int,
+        click.IntRange(0),
     ),
     ModelOption(
         *("--parallel", "engine_args.parallel", "COUNT"),
         "Maximum number of answers at a time. [default: 32]",
-        int,
+        click.IntRange(1, 256),
     ),
     ModelOption(
         *("--temperature", "parameters.temperature", "NUMBER"),
         "Sampling temperature of requests that set none; 0 always picks the most likely token."
         " [default: the checkpoint's, or 1]",
-        float,
+        click.FloatRange(0, 100),
     ),
     ModelOption(
         *("--max-tokens", "parameters.max_tokens", "TOKENS"),
         "Maximum length of an answer if the request sets none. [default: the rest of the context]",
-        int,
+        click.IntRange(1),
     ),
     ModelOption(
         *("--kv-bits", "engine_args.kv_bits", "BITS"),
         "Bits per value of the KV cache: 2, 3, 4, 5, 6 or 8. [default: the model's own type]",
-        int,
+        click.IntRange(2, 8),
     ),
     ModelOption(
         *("--draft-model", "draft_model", "MODEL"),

@@ -86,9 +86,12 @@ def test_every_default_is_shown(word: str) -> None:
         (["serve", "--prot", "1"], "'--port'"),
         (["run", "--contextsize", "1"], "Did you mean '--context-size'?"),
         (["serve", "--context-size", "many"], "'many' is not a valid integer"),
+        (["serve", "--temperature", "101"], "'--temperature': 101.0 is not in the range"),
+        (["run", "x", "Hi", "--parallel", "0"], "'--parallel': 0 is not in the range"),
         (["rm"], "Missing argument 'MODEL'"),
         (["launch", "cluade"], "'cluade' is not an agent that can be launched; did you mean"),
         (["serve", "x", "--model", "y"], "both x and --model y say what to serve"),
+        (["serve", "x", "--models-dir", "y"], "both x and --models-dir y say what to serve"),
         (["run", "x"], "the message is empty: give PROMPT, or pipe a text in"),
         (["run", "x", ""], "the message is empty"),
         (["LS", "x"], "Got unexpected extra argument (x)"),
@@ -281,7 +284,8 @@ def test_a_running_gateway_is_asked_listed_and_told_to_unload(gateway: GatewayPr
     assert head.split()[:2] == ["NAME", "STATE"]
     assert row.split()[:2] == ["one", "ready"]
     assert mlx_backend("stop", "one", **there).out == "one is unloaded\n"
-    assert mlx_backend("ps", **there).out.splitlines()[1].split()[:2] == ["one", "stopped"]
+    base = {**there, "MLX_BACKEND_URL": f"{gateway.url}/v1/"}  # as SDKs have it
+    assert mlx_backend("ps", **base).out.splitlines()[1].split()[:2] == ["one", "stopped"]
     wrong = mlx_backend("stop", "onne", **there)
     assert (wrong.code, "did you mean 'one'?" in wrong.err) == (1, True)
     keyless = mlx_backend("ps", "--url", gateway.url)
