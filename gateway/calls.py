@@ -215,6 +215,8 @@ async def generate(
                 if "progress" in found:
                     yield Progress(**found["progress"], ms=reply.timing_prompt_processing)
                     continue
+                if found:  # log-probabilities, which take long to write
+                    exchange.current().long = True
                 if "prompt" in found:
                     prompt_logprobs = tuple(found["prompt"])
                 piece = _piece(reply, tuple(found.get("content", ())))

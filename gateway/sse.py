@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -25,6 +25,7 @@ from common.log_lines import traceback_of
 from gateway import exchange, logs
 from gateway.errors import SERVER, ApiError, too_slow
 from gateway.settings import GatewaySettings
+from gateway.threads import offload
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
@@ -32,6 +33,9 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would buffer the events
 }
+_COMPACT: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+_LEVELS = 6  # of lists and objects above the log-probabilities of one token
+_FLAT = 4096  # numbers or strings of a list
 _FAULT = ApiError(500, "the gateway failed during this answer", SERVER, "internal_error")
 
 
@@ -86,12 +90,40 @@ async def respond(
     async with aclosing(events):
         async for event in events:
             answer.add(event)
-    whole = answer.whole()
-    if isinstance(whole, str):
-        return PlainTextResponse(whole)
+    whole = await offload(answer.whole)
+    return PlainTextResponse(whole) if isinstance(whole, str) else await json_response(whole)
+
+
+async def json_response(whole: dict[str, Any]) -> Response:
+    """Return an answer that may be long, such as one with log-probabilities."""
+    text = await offload(lambda: "".join(json_parts(whole)))
     # The arguments of a call may contain half of a surrogate pair, which UTF-8 cannot represent.
-    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode(errors="replace"), media_type="application/json")
+
+
+def json_parts(value: Any, levels: int = _LEVELS) -> Iterator[str]:
+    """Yield the JSON of a value in parts, between which other threads have their turn.
+
+    To write a million numbers in one part would stop every stream for 100 ms.
+    """
+    if levels and value and isinstance(value, dict):
+        before = "{"
+        for name, inner in value.items():
+            yield before + json.dumps(name, **_COMPACT) + ":"
+            yield from json_parts(inner, levels - 1)
+            before = ","
+        yield "}"
+    elif levels and value and isinstance(value, list):
+        flat = not isinstance(value[0], dict | list)
+        for at in range(0, len(value), _FLAT if flat else 1):
+            yield "," if at else "["
+            if flat:
+                yield json.dumps(value[at : at + _FLAT], **_COMPACT)[1:-1]
+            else:
+                yield from json_parts(value[at], levels - 1)
+        yield "]"
+    else:
+        yield json.dumps(value, **_COMPACT)
 
 
 class EventStream(Response, Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import Field
 
 from common.field_names import named
@@ -15,6 +15,7 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Request
 from gateway.json_route import JsonRoute
+from gateway.sse import json_response
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -39,7 +40,7 @@ class DetokenizeRequest(Request):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> Response:
     """Return the token ids of a text. Nothing is added, not even a beginning-of-sequence token.
 
     `max_model_len`: the context, if it is known. `token_strs`: the pieces, if they are asked for.
@@ -63,12 +64,13 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]
     tokens: list[Any] = found
     if body.with_pieces:
         tokens = [{"id": i, "piece": text} for i, text in zip(found, pieces or (), strict=True)]
-    return {
+    whole = {
         "tokens": tokens,
         "count": len(found),
         "max_model_len": gateway.supervisor.context_size(config),
         "token_strs": pieces if body.return_token_strs else None,
     }
+    return await json_response(whole)
 
 
 @router.post("/detokenize")

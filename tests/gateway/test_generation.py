@@ -11,6 +11,7 @@ import pytest
 from gateway.blocks import Blocks, consume
 from gateway.calls import Done, Event, Piece, generate, generate_all
 from gateway.errors import BACKEND_GONE, ApiError
+from tests.gateway.requests_begun import begun
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -60,6 +61,22 @@ async def test_a_single_call_is_reported_also_if_two_arrive_together(
     assert (done.finish_reason, done.usage.completion_tokens) == ("stop", tokens)
     calls = [call for piece in pieces if isinstance(piece, Piece) for call in piece.tool_calls]
     assert [(call.index, call.id, call.arguments) for call in calls] == [(0, "call_a", "{}")]
+
+
+class Sure(Backend):
+    """Answers with log-probabilities."""
+
+    async def PredictStream(
+        self, _request: pb.PredictOptions, _context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[pb.Reply]:
+        yield pb.Reply(tokens=1, logprobs=b'{"content": [{"token": "a"}]}')
+
+
+@pytest.mark.parametrize("backend", [Backend([FIRST]), Sure()])
+async def test_an_answer_with_log_probabilities_counts_as_long(backend: Backend) -> None:
+    request = begun()
+    await events_of(backend)
+    assert request.long is isinstance(backend, Sure)
 
 
 def _call(index: int, name: str, arguments: str = "") -> pb.ToolCallDelta:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.errors import ApiError
 from gateway.ollama.answer import OllamaAnswer, chat_part
 from gateway.settings import GatewaySettings
-from gateway.sse import Answer, EventStream, respond
+from gateway.sse import Answer, EventStream, json_parts, respond
 from tests.gateway.requests_begun import begun
 
 SETTINGS = GatewaySettings(Path("models"), keepalive_interval=0)
@@ -161,6 +163,52 @@ async def test_a_disconnect_closes_the_events_at_once() -> None:
         await running
     assert closed == ["events"]
     assert not client.ended
+
+
+def _chosen(count: int) -> list[dict[str, Any]]:
+    """The log-probabilities of tokens, each with 20 alternatives."""
+    token = {"token": "é", "logprob": -1.5, "bytes": [195, 169]}
+    return [token | {"top_logprobs": [token] * 20}] * count
+
+
+LONG: dict[str, Any] = {
+    "/tokenize": {"tokens": list(range(100_000)), "count": 100_000, "token_strs": ["é"] * 9000},
+    "/chat/completions": {
+        "choices": [{"index": 0, "logprobs": {"content": _chosen(60), "refusal": None}}] * 99
+    },
+    "/completions": {"choices": [{"logprobs": {"top_logprobs": [{"é": -1.5}] * 9000}}]},
+    "/responses": {
+        "output": [{"content": [{"type": "output_text", "logprobs": _chosen(4000)}]}],
+        "metadata": {},
+    },
+    "nothing": {"choices": [], "usage": {}, "text": "\u2028"},
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_answer_is_written_in_short_parts(name: str) -> None:
+    """Between them, other threads have their turn."""
+    parts = list(json_parts(LONG[name]))
+    assert max(map(len, parts)) < 1 << 16
+    assert "".join(parts) == json.dumps(LONG[name], ensure_ascii=False, separators=(",", ":"))
+
+
+class Place(Text):
+    """An answer that contains the thread that wrote it."""
+
+    def whole(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"thread": threading.get_ident()}
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_long_answer_is_written_on_a_thread(long: bool) -> None:
+    async def events() -> AsyncGenerator[str, None]:
+        request.long = long
+        yield ""
+
+    request = begun()
+    response = await respond(events(), Place(), SETTINGS, streams=False)
+    assert (json.loads(bytes(response.body))["thread"] == threading.get_ident()) is not long
 
 
 @pytest.mark.parametrize("streams", [True, False])
