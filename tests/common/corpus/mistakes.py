@@ -255,8 +255,79 @@ FUNCTION_GEMMA = [
     )
     for before in ("", "Hm.\n")
 ]
+_QUOTED = (
+    'echo "hello world"',
+    'git commit -m "fix: it" -q',
+    'grep -E "^\\d+" f | sed "s/a/b/"',
+    'find . -name "*.py" | xargs grep "x"',
+    '<a href="x">y</a>\n<b id="z"/>',
+    'const a = "b";\nconsole.log("x", a);\nf(["c", 1]);\n',
+    'python -c "print({1: 2}[1])"',
+    '{"a": {"b": "c"}}',
+    '[\n  {"a": "b"},\n  {"c": "d"}\n]',
+)
+"""Texts whose quotes models forget to escape in JSON."""
+QUOTES = [
+    *(
+        Case(
+            f"quotes not escaped in {text!r}, {place}",
+            f"<tool_call>\n{call}\n</tool_call>",
+            calls=[("save_note", {"path": "n", "text": text})],
+        )
+        for text in _QUOTED
+        for string in ['"' + text.replace("\\", "\\\\") + '"']
+        for place, members in {
+            "last": f'{{"path": "n", "text": {string}}}',
+            "last, on lines": f'{{\n  "path": "n",\n  "text": {string}\n}}',
+        }.items()
+        for call in [f'{{"name": "save_note", "arguments": {members}}}']
+    ),
+    *(
+        Case(
+            f"quotes not escaped in {text!r}, before another member",
+            f'<tool_call>{{"name": "save_note", "arguments": {{"text": "{text}", "path": "n"}}}}'
+            "</tool_call>",
+            calls=[("save_note", {"text": text, "path": "n"})],
+        )
+        for text in _QUOTED
+        if "\\" not in text
+    ),
+    *(
+        Case(
+            f"a string in {mark}",
+            f'<tool_call>{{"name": "save_note", "arguments": {{"text": {mark}{text}{mark}, '
+            '"path": "n"}}</tool_call>',
+            calls=[("save_note", {"text": text, "path": "n"})],
+        )
+        for mark in ('"""', "`")
+        for text in ("one", 'say "a",\n{"b": 1},\nend\n')
+    ),
+    Case(
+        "arguments in a string without escapes",
+        f'<tool_call>{{"name": "ferry_times", "arguments": "{_ARGUMENTS}"}}</tool_call>',
+        calls=[A_FERRY],
+    ),
+    Case(
+        "keys with signs",
+        '<tool_call>{"name": "book_cabin", "arguments": {"route": {"a,b": "1", "c:\\"d": "[", '
+        '"e f": "{", "": "x"}}}</tool_call>',
+        calls=[("book_cabin", {"route": {"a,b": "1", 'c:"d': "[", "e f": "{", "": "x"}})],
+    ),
+    Case(
+        "strings of brackets and signs",
+        '<tool_call>{"name": "book_cabin", "arguments": {"guests": ["{", ":", "}", "", "[", ","]}}'
+        "</tool_call>",
+        calls=[("book_cabin", {"guests": ["{", ":", "}", "", "[", ","]})],
+    ),
+    Case(
+        "numbers as Python writes them",
+        '<tool_call>{"name": "book_cabin", "arguments": {"price": .5, "berths": +2, "code": 012}}'
+        "</tool_call>",
+        calls=[("book_cabin", {"price": 0.5, "berths": 2, "code": "012"})],
+    ),
+]
 MISTAKES: dict[tuple[str, str | None, str], list[Case]] = {
-    ("hermes", "qwen3", ""): HERMES,
+    ("hermes", "qwen3", ""): [*HERMES, *QUOTES],
     ("llama3_json", None, ""): LLAMA,
     ("qwen3_coder", "qwen3", ""): TAGGED,
     ("deepseek_v3", None, ""): [*DEEPSEEK, UNDIVIDED],
