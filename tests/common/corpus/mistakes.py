@@ -69,6 +69,11 @@ LLAMA = [
     ),
 ]
 TAGGED = [
+    Case(
+        "a quote too many in a tag",
+        _TAGS.replace("=ferry_times", '=ferry_times"').replace("=harbour", "='harbour"),
+        calls=[A_FERRY],
+    ),
     *_ends(_TAGS, "<|im_end|>"),
     Case(
         "a key in the closing tag",
@@ -168,6 +173,18 @@ GLM = [
     ),
 ]
 MISTRAL = [
+    Case(
+        "text before and after a call",
+        "Hm.\n\n[TOOL_CALLS]tide_now[ARGS]{}\n\nSo.",
+        "Hm.\n\nSo.",
+        calls=[A_TIDE],
+    ),
+    Case(
+        "no opening, behind text",
+        f"Hm.\n\nferry_times[ARGS]{_ARGUMENTS}",
+        "Hm.",
+        calls=[A_FERRY],
+    ),
     *_ends(f"[TOOL_CALLS][{_OBJECT}]", "</s>"),
     *(
         Case(
@@ -326,8 +343,46 @@ QUOTES = [
         calls=[("book_cabin", {"price": 0.5, "berths": 2, "code": "012"})],
     ),
 ]
+BARE = [
+    Case(
+        f"two calls{why}",
+        f'{_OBJECT}{between}{{"name": "tide_now", "arguments": {{}}}}',
+        calls=[A_FERRY, A_TIDE],
+    )
+    for why, between in {"": "; ", " on lines": "\n", " with a line between": "\n\n"}.items()
+]
+BARE += [
+    Case("a name before JSON", f"ferry_times{space}{_ARGUMENTS}", calls=[A_FERRY])
+    for space in ("", " ", "\n")
+] + [
+    Case(why, text, text)
+    for why, text in {
+        "another name before JSON": f"harbours {_ARGUMENTS}",
+        "a tool's name before a block of code": "ferry_times { harbour: red }",
+        "a name before JSON, and text": f"ferry_times {_ARGUMENTS} is a call.",
+    }.items()
+]
+ELEMENT = [
+    Case(f"{begun!r} around the answer", f"<think>So.</think>{begun}Hm.{end}", "Hm.", "So.")
+    for begun, end in (("<response>", "</response>"), ("\n<response>\n", "\n</response>\n"))
+] + [
+    Case(
+        "the element in the answer",
+        "<think>So.</think>\nIt is <response>1</response> here.",
+        "It is <response>1</response> here.",
+        "So.",
+    ),
+]
+ANSWERED = Case(
+    "the element in the answer",
+    "<answer>\nWrite <answer>1</answer> here.\n</answer>",
+    "Write <answer>1</answer> here.",
+)
 MISTAKES: dict[tuple[str, str | None, str], list[Case]] = {
-    ("hermes", "qwen3", ""): [*HERMES, *QUOTES],
+    ("hermes", "qwen3", ""): [*HERMES, *QUOTES, *BARE],
+    ("granite", None, ""): ELEMENT,
+    ("ernie45", None, ""): ELEMENT,
+    ("hunyuan_a13b", None, ""): [ANSWERED],
     ("llama3_json", None, ""): LLAMA,
     ("qwen3_coder", "qwen3", ""): TAGGED,
     ("deepseek_v3", None, ""): [*DEEPSEEK, UNDIVIDED],
