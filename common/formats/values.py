@@ -25,6 +25,7 @@ from common.formats.string_literals import (
 )
 
 _BASED_NUMBER = re.compile(r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})")
+_POINT = re.compile(r"(?<=[0-9])\.\Z")
 _GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9])")
 _DEEPEST_TERM = 8  # brackets inside more brackets are not looked at, so that time stays linear
 _METHOD_RUN = re.compile(r"\w*")
@@ -441,9 +442,10 @@ def _scalar(text: str, dialect: Dialect) -> str | None:
     if dialect.python and _BASED_NUMBER.fullmatch(text):
         return str(int(text, 0))
     if dialect.python:
-        return number_of(_GROUPED.sub("", text))
-    # In JSON, digits after a zero are rather a code than a number.
-    return number_of(text) if dialect.loose and not text.startswith("0") else None
+        text = _GROUPED.sub("", text)
+    elif not dialect.loose or text.startswith("0"):  # rather a code than a number
+        return None
+    return number_of(_POINT.sub(".0", text))
 
 
 def _read_unquoted_scalar(
