@@ -2,10 +2,10 @@
 
 Templates put newlines between reasoning, answer and calls that belong to none of them, while
 whitespace inside an answer is output. So newlines are held back until the next text is known:
-before text they are output, at the edge of a block they are dropped. After text that no block can
-follow they are output at once. If text continues after a block, the newlines before that text are
-kept: no template writes them, and without them two sentences would run together. Whitespace alone
-between two blocks is dropped.
+before text they are output, at the edge of a block they are dropped. Where no block can follow, as
+in a code block of the answer, they are output at once. If text continues after a block, the
+newlines before that text are kept: no template writes them, and without them the texts would
+run together. Whitespace alone between two blocks is dropped.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ class Answer:
         return self._kind is Reasoning
 
     @property
+    def after_block(self) -> bool:
+        """Whether only whitespace has come since the last block."""
+        return self.fresh and self._after_block
+
+    @property
     def quotes(self) -> bool:
         """Whether the latest character is a quotation mark at the beginning of a word."""
         return bool(_OPENING_QUOTE.search(self._latest))
@@ -92,14 +97,14 @@ class Answer:
         self._latest = (self._latest + text[-2:])[-2:]
         # Commas may separate calls.
         separators = " \t\r\n,;" if self.called else None
-        at_once = self.last_block and not self.reasoning
+        at_once = (self.last_block or self.markdown.fenced) and not self.reasoning
         whole = text if at_once else text.rstrip("\r\n")
         if not (text.strip(separators) if self.fresh else whole):
             self._blank.append(text)
             return
         end = len(whole)
         lead = "".join(self._blank)
-        if self.fresh and self._after_block and self._kind not in self._written:
+        if self.after_block and self._kind not in self._written:
             shown = _FIRST_BREAKS.sub("", lead + text[:end])
         else:
             shown = lead + text[:end]
@@ -174,6 +179,6 @@ class Answer:
 
     def flush(self) -> None:
         """End the text: trailing whitespace is output unless there is nothing else."""
-        if not (self.fresh and self._after_block) and (text := "".join(self._blank)):
+        if not self.after_block and (text := "".join(self._blank)):
             self._events.append(self._kind(text))
         self._blank = []

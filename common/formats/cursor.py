@@ -111,10 +111,11 @@ def _sequence(parts: tuple[Part, ...]) -> tuple[re.Pattern[str], int]:
         if isinstance(part, re.Pattern):
             text = part.pattern
         else:
-            text = "|".join(map(re.escape, sorted(part, key=len, reverse=True)))
+            listed = map(re.escape, sorted(part, key=len, reverse=True))
+            text = "|".join(listed) if part else "(?!)"
         pattern = f"(?:((?>{text})){pattern})?"
-    listed = [len(text) for part in literals if isinstance(part, tuple) for text in part]
-    return re.compile(pattern), max(listed, default=1) or 1
+    lengths = [len(text) for part in literals if isinstance(part, tuple) for text in part]
+    return re.compile(pattern), max(lengths, default=1) or 1
 
 
 class Cursor:
@@ -287,12 +288,8 @@ class Cursor:
 
     def follow(self, *parts: Part) -> Wait[tuple[str, ...]]:
         """Return the texts of these parts if they come next, unread; nothing if one is missing."""
-        place = self.save()
-        try:
+        with self.ahead():
             return (yield from self.accept_all(*parts))
-        finally:
-            self.restore(place)
-            self.release()
 
     def after_space(self, literals: Iterable[str]) -> Wait[tuple[int, str]]:
         """Return the length of the space and end tokens that come next, and the literal behind.

@@ -40,6 +40,7 @@ from common.formats.tagged_text import TaggedText
 
 _OBJECT = '{"name": {name}, "arguments": {arguments}}'
 _PARAMETERS = '{"name": {name}, "parameters": {arguments}}'
+_RESPONSE = ("<response>", "</response>")
 _CITATIONS = ("<co>", "<co: ", "</co>", "</co: ")
 _GLM_EXTRAS: Mapping[str, Any] = {
     "silent": ("<|role_end|>",),
@@ -100,20 +101,22 @@ _ARGS = ("[ARGS]", "[ARGS", "ARGS]", "[args]", "[ARGUMENTS]", "=")
 _MISTRAL = Section((), (), (_TOOL_CALLS, *_BROKEN_TOOL_CALLS, f"{_TOOL_CALLS}:"), (), between=_ARGS)
 
 
+def _begins_line_or_answer(reading: Reading, opener: str) -> bool:
+    return no_content_yet(reading, opener) or begins_line(reading, opener)
+
+
 def _read_without_opening(reading: Reading) -> Wait[None]:
     """Read a call whose first token is missing; `[ARGS]` still identifies it."""
-    if (yield from reading.peek()) in ("[", "{"):
-        yield from read_bare_calls(reading)
-    elif (yield from reading.follow(NAME, (_ARGS[0], "[CALL_ID]"))):
-        yield from _MISTRAL.read_named(reading)
-    else:
+    if not (yield from reading.follow(NAME, (_ARGS[0], "[CALL_ID]"))):
         raise reading.unreadable()
+    yield from _MISTRAL.read_named(reading)
 
 
 _MISTRAL_CALLS = (
     CallSyntax((_TOOL_CALLS,), _MISTRAL.read),
     CallSyntax(_BROKEN_TOOL_CALLS, _MISTRAL.read, begins=begins_line, broken=True),
-    CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
+    CallSyntax(("[", "{"), read_bare_calls, begins=no_content_yet),
+    CallSyntax((), _read_without_opening, begins=_begins_line_or_answer, by_name=True),
 )
 _XLAM_CALLS = (
     qwen.MARKED_CALLS,
@@ -141,7 +144,7 @@ _STEP_SECTION = Section(
     (_STEP.closing,),
     ("<｜tool_call_begin｜>",),
     ("<｜tool_call_end｜>",),
-    tags=invoked("steptml:", "", opening="", closing="").tags,
+    tags=invoked("steptml:", "", opening="", closing="<｜tool_call_end｜>").tags,
 )
 _GLM, _LONGCAT = key_value(undeclared="guess"), key_value("longcat_", undeclared="guess")
 _IQUEST = key_value(call="<iquestcoder_tool_call>{name}\n", call_end="</iquestcoder_tool_call>")
@@ -204,7 +207,7 @@ FAMILIES = (
     ),
     Family(
         "ERNIE 4.5", "ernie45", JsonShape(f"<tool_call>\n{_OBJECT}\n</tool_call>", separator="\n"),
-        reasoning="ernie45", calls=qwen.CALLS, silent=("<response>", "</response>"),
+        reasoning="ernie45", calls=qwen.CALLS, silent=_RESPONSE,
     ),
     Family(
         "DeepSeek V3", "deepseek_v3 deepseek_r1 deepseekv3", _V3,
@@ -407,7 +410,7 @@ FAMILIES = (
     Family(
         "Granite 3", "granite granite3", JsonShape(_OBJECT, "<|tool_call|>[", closing="]"),
         signs=[("<|tool_call|>",)], tags=_GRANITE_THINK, reasoning="granite",
-        calls=(qwen.MARKED_CALLS, json_block("<|tool_call|>")),
+        calls=(qwen.MARKED_CALLS, json_block("<|tool_call|>")), silent=_RESPONSE,
     ),
     Family(
         "Granite 20B", "granite_20b_fc", JsonShape(f"<function_call> {_OBJECT}", separator="\n"),
@@ -543,11 +546,9 @@ FAMILIES = (
         "InternLM 2 and 3, Intern-S1", "internlm internlm2 internlm3 interns1 intern_s1",
         JsonShape(f"<|action_start|><|plugin|>\n{_PARAMETERS}<|action_end|>", several=False),
         signs=[("<|action_start|>", "<|plugin|>")], reasoning="interns1",
-        calls=(
-            json_block("<|action_start|><|plugin|>", "<|action_end|>"),
-            json_block("<|action_start|> <|plugin|>", "<|action_end|>"),
-            json_block("<|action_start|>\n<|plugin|>", "<|action_end|>"),
-            json_block("<|action_start|>", "<|action_end|>"),
+        calls=tuple(
+            json_block(f"<|action_start|>{plugin}", "<|action_end|>")
+            for plugin in ("<|plugin|>", " <|plugin|>", "\n<|plugin|>", "")
         ),
     ),
     Family(

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from common.formats import qwen
-from common.formats.cursor import Wait
+from common.formats.cursor import SPACE, Wait
 from common.formats.json_calls import read_code_blocks
 from common.formats.pythonic import (
+    NAME,
     TOOL_CODE,
     at_named_call,
     read_fence,
@@ -52,8 +53,9 @@ def _read_python_block(reading: Reading) -> Wait[None]:
 
 
 def _read_named(reading: Reading) -> Wait[None]:
-    """Read Python calls on lines of their own."""
-    if (yield from at_named_call(reading)) != "(":
+    """Read Python calls on lines of their own, or JSON behind the name of a tool."""
+    python = (yield from at_named_call(reading)) == "("
+    if not python and not (yield from reading.follow(NAME, SPACE, "{", SPACE, ('"', "}"))):
         raise reading.unreadable()
     yield from read_statements(reading)
 

@@ -335,9 +335,11 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
         over = yield from reading.is_last()
         closed = (yield from reading.after_space(closers))[1]
         with reading.ahead():
-            separator = yield from reading.accept_all(SPACE, (";", ","), SPACE)
-            length = sum(map(len, separator))
-            another = separator and (yield from reading.peek()) in ("{", "[", "")
+            between = "".join((yield from reading.accept_all(SPACE, (";", ",", ""), SPACE)))
+            separator = between.strip()
+            head = yield from reading.peek()
+            another = head in ("{", "[") if separator or "\n" in between else False
+            another = another or (bool(separator) and not head)
         if closers and not (over or closed or another):
             raise Unreadable
         offered = all(call.name in reading.tools for call in found)
@@ -347,10 +349,10 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
             reading.call(call)
         if not another:
             return
-        reading.take(length)
+        reading.take(len(between))
         if not (yield from reading.more()):
             return
-        reading.begun = True  # a separator after a call can only belong to a call
+        reading.begun = bool(separator)  # which can only belong to a call
 
 
 def read_code_blocks(reading: Reading) -> Wait[None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from json.encoder import encode_basestring
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_LOOSE_NUMBER = re.compile(r"([+-]?)(?=\.?[0-9])0*([0-9]*)(?:\.([0-9]*))?([eE][+-]?[0-9]+)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Send = Callable[[str], None]
@@ -27,3 +28,11 @@ def escaped(text: str) -> str:
 def json_string(text: str) -> str:
     """Return a text as a JSON string."""
     return f'"{escaped(text)}"'
+
+
+def number_of(text: str) -> str | None:
+    """Return the text as a JSON number with the same digits; None if it is not a number."""
+    if NUMBER.fullmatch(text) or not (match := _LOOSE_NUMBER.fullmatch(text)):
+        return text if NUMBER.fullmatch(text) else None
+    sign, whole, fraction, exponent = match.groups(default="")
+    return f"{sign.strip('+')}{whole or '0'}{fraction and '.'}{fraction}{exponent}"

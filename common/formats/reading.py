@@ -26,6 +26,7 @@ class Reading(Cursor):
     opener_is_text: whether a marker that opens calls was output as text.
     broken: whether a malformed call has begun in the text.
     closing: the marker that closes the reasoning opened last.
+    wrapped: whether the answer is inside an element, as in `<answer>…</answer>`.
     aliases: the keys of the format's JSON objects, and the usual keys that they stand for.
     keyed: whether the name of a tool is the key of the arguments in the format's JSON objects.
     """
@@ -41,6 +42,7 @@ class Reading(Cursor):
     opener_is_text: bool = False
     broken: bool = False
     closing: str = ""
+    wrapped: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
     keyed: bool = False
     reread: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 
-from common.formats.cursor import Cursor, Wait, markers_of
+from common.formats.cursor import END_TOKENS, SPACE, Cursor, Wait, markers_of
 from common.formats.json_text import Send, escaped
 
 _AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<", "`")
@@ -17,7 +17,9 @@ _SQUARE_RUN, _ROUND_RUN = re.compile(r"[\]}]*"), re.compile(r"\)*")
 _METHOD_RUN = re.compile(r"\w*")
 _SOURCE_RUN = re.compile(r"[^,:()\[\]{}<`'\"\n]*")
 _LITERAL_BEGINS = re.compile(r"(?:^|\W)[bBfFrRuU]{0,2}\Z")
-_AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
+_AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;\\^$@&|~%#>")
+_BEHIND_COMMA = frozenset("'“{}],/-")
+_BRACKETS_RUN = re.compile(r"[}\]\s]*")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
@@ -28,10 +30,13 @@ _CUT_ESCAPE = re.compile(rf"\\(?:u{_HEX}*)?")
 _LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
 
 
-def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
+def _is_inner_quote(cursor: Cursor, inside: str, ends: tuple[str, ...], opened: bool) -> Wait[bool]:
     """Return whether the quote that comes next is a part of a string whose end comes later.
 
     Raises Cut if the text may have been cut inside the string.
+
+    inside: the bracket around the string if it is a value or an item.
+    opened: whether an inner quote has come that this one may close.
     """
     with cursor.ahead():
         cursor.take(1)
@@ -39,6 +44,8 @@ def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
         head = yield from cursor.peek()
         inner = head.isalnum() or head in _AFTER_INNER_QUOTE
         inner = inner and not ("\n" in space and (yield from cursor.at(["--"])))
+        if opened and inside and not inner and "\n" not in space:
+            inner = not (yield from _may_follow_value(cursor, inside, ends, space))
         if inner:
             yield from cursor.until(markers_of('"'), lambda _text: None)
         if (yield from cursor.more()):
@@ -48,8 +55,46 @@ def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
         raise cursor.unreadable()
 
 
-def read_quoted(cursor: Cursor, add: Send, loose: bool = False) -> Wait[None]:
+def _may_follow_value(cursor: Cursor, inside: str, ends: tuple[str, ...], space: str) -> Wait[bool]:
+    """Return whether what comes next can follow a string in these brackets, behind this space."""
+    head = yield from cursor.peek()
+    if head in ("", "/", "`") or (yield from cursor.at([*ends, *END_TOKENS])):
+        return True
+    if head == '"':  # of the next key, if the comma is missing
+        return bool(space)
+    if head == ",":
+        cursor.take(1)
+        yield from cursor.space()
+        return inside != "{" or (yield from _at_member(cursor))
+    if head not in ("}", "]"):
+        return False
+    yield from cursor.run(_BRACKETS_RUN)
+    return (yield from cursor.peek()) != '"' or (yield from _at_member(cursor))
+
+
+def _at_member(cursor: Cursor) -> Wait[bool]:
+    """Return whether a member of an object comes next, or what else models write behind a comma."""
+    head = yield from cursor.peek()
+    with cursor.ahead():
+        if head == '"':
+            yield from read_quoted(cursor, lambda _text: None)
+        else:
+            yield from cursor.run(_METHOD_RUN)
+        yield from cursor.accept_all(('"', ""), SPACE)
+        ended = not (yield from cursor.more())
+        return ended or bool((yield from cursor.at([":", "="]))) or head in _BEHIND_COMMA
+
+
+def read_quoted(
+    cursor: Cursor,
+    add: Send,
+    loose: bool = False,
+    inside: str = "",
+    ends: tuple[str, ...] = (),
+) -> Wait[None]:
+    """Read a JSON string. `loose`: quotes inside it may not be escaped."""
     add(cursor.take(1))
+    opened = False
     while True:
         yield from cursor.run(_STRING_RUN, add)
         head = yield from cursor.peek()
@@ -57,8 +102,11 @@ def read_quoted(cursor: Cursor, add: Send, loose: bool = False) -> Wait[None]:
             add((yield from _read_escape(cursor)))
         elif not head:
             raise cursor.unreadable()
-        elif head != '"' or (loose and (yield from _is_inner_quote(cursor))):
+        elif head != '"':
             add(escaped(cursor.take(1)))
+        elif loose and (yield from _is_inner_quote(cursor, inside, ends, opened)):
+            add(escaped(cursor.take(1)))
+            opened = not opened
         else:
             add(cursor.take(1))
             return

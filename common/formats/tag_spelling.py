@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-_BARE = re.compile(r"""(?:\s*[=:]\s*|\s+)(?:"([^"]*)"|'([^']*)'|([^"'=]*))""")
+_BARE = re.compile(r"""(?:\s*[=:]\s*|\s+)(?:"([^"]*)"|'([^']*)'|["']?([^"'=]*)["']?)""")
 """A name or a key that is not in an attribute, as in `<function=NAME>`."""
 _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""

@@ -42,6 +42,7 @@ _HEADERS = (
     "<|im_assistant|>assistant<|im_middle|>",
 )
 """The beginning of the model's turn, which it may repeat."""
+_ELEMENT = re.compile(r"</?[a-z]+>")
 _REST_OF_CODE = re.compile(r"[^`\n]*")  # inline code ends on its line
 _ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
 
@@ -179,6 +180,7 @@ class TaggedText:
                 return self._edge(reading, marker, reasoning=False)
         if marker in self.answers and reading.answer.reasoning:
             quoted = yield from is_quoted(reading, marker)
+            reading.wrapped = not quoted
             return not quoted and self._edge(reading, marker, reasoning=False)
         answer = reading.answer
         called, failed = answer.calls, False
@@ -205,9 +207,23 @@ class TaggedText:
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
         repeated = answer.fresh and marker in (*_HEADERS, *(END_TOKENS if answer.called else ()))
-        if not (repeated or marker in self.silent) or answer.markdown.quoted:
+        silent = repeated or (yield from self._is_silent(reading, marker))
+        if not silent or answer.markdown.quoted:
             return False
         return self._edge(reading, marker)
+
+    def _is_silent(self, reading: Reading, marker: str) -> Wait[bool]:
+        """Return whether the marker is silent here; an element only if it is around the answer."""
+        if marker not in self.silent or not _ELEMENT.fullmatch(marker):
+            return marker in self.silent
+        answer = reading.answer
+        if marker[1] == "/":
+            behind = (yield from reading.peek(len(marker) + 1))[len(marker) :]
+            counts = reading.wrapped and behind in ("", "\n", "<")
+        else:
+            counts = answer.fresh if marker in self.answers else answer.after_block
+        reading.wrapped = reading.wrapped or counts
+        return counts
 
     def _is_stray(self, reading: Reading, marker: str) -> Wait[bool]:
         """Return whether a closing marker at the end of a line closes nothing in the text."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
-from common.formats.json_text import NUMBER, json_string
+from common.formats.json_text import json_string, number_of
 from common.formats.values import MODEL_JSON, PYTHON_JSON, as_json, object_of, parts, string_of
 
 Undeclared = Literal["text", "guess", "json"]
@@ -34,7 +34,6 @@ _INDEX = re.compile(r":\d+\Z")  # of `functions.NAME:0`, which is a call's id
 _AROUND_NAME = " \t\r\n\"'`:*"
 _NAME_SEPARATOR = re.compile(r"(?<=[\w-])(?:[.:/]|__)")
 _SPELLING = re.compile(r"[\s_.-]")
-_LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
 _MOST_STORED = 1000
 """The most answers about a request's tools that are stored: models write any number of names."""
@@ -293,7 +292,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
     bare = text.strip()
     if bare in ("null", "None") and ("null" in types or "string" not in types):
         return "null"
-    if types & {"integer", "number"} and (number := _number(bare)):
+    if types & {"integer", "number"} and (number := number_of(bare)):
         return number
     if "boolean" in types and bare.lower() in ("true", "false"):
         return bare.lower()
@@ -313,21 +312,6 @@ def _unescaped(text: str) -> str:
     """Return JSON that the model escaped as if it were in a string; '' for other text."""
     decoded = as_json(f'"{text}"')
     return string_of(decoded) or "" if decoded else ""
-
-
-def _number(text: str) -> str | None:
-    """Return the text as a JSON number with the same digits; None if it is not a number."""
-    if NUMBER.fullmatch(text):
-        return text
-    match = _LOOSE_NUMBER.fullmatch(text)
-    if not match or (not (match[2] or match[3]) and "0" not in text):
-        return None
-    sign, whole, fraction, exponent = match.groups()
-    return (
-        f"{sign.strip('+')}{whole or '0'}"
-        + (f".{fraction}" if fraction else "")
-        + (f"e{exponent}" if exponent else "")
-    )
 
 
 def _looks_like(text: str, only_nested: bool = False) -> str:

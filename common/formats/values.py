@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.formats.cursor import SPACE, Cursor, Wait, complete, markers_of
+from common.formats.cursor import SPACE, Cursor, Unreadable, Wait, complete, markers_of
 from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
-from common.formats.json_text import NUMBER, Send, escaped, json_string
+from common.formats.json_text import NUMBER, Send, escaped, json_string, number_of
 from common.formats.string_literals import (
     at_literal,
     read_literal,
@@ -24,14 +24,10 @@ from common.formats.string_literals import (
     read_source,
 )
 
-_PYTHON_NUMBER = re.compile(
-    r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
-    r"|[-+]?(?:[0-9]{1,31}(?:_[0-9]{1,30}){0,3}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
-    r"(?:[eE][+-]?[0-9]{1,2})?"
-)
-"""Numbers that Python has and JSON does not, or with zeros in front; they are finite."""
+_BASED_NUMBER = re.compile(r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})")
+_POINT = re.compile(r"(?<=[0-9])\.\Z")
+_GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9])")
 _DEEPEST_TERM = 8  # brackets inside more brackets are not looked at, so that time stays linear
-_BASES = ("x", "o", "b")
 _METHOD_RUN = re.compile(r"\w*")
 _WORD_RUN = re.compile(r"[\w$-]+")
 _LINE = re.compile(r"[^\n]*")
@@ -251,7 +247,8 @@ def read_value(
                     place = Place(dialect.fence, ends, len(stack), listed, free, known)
                     yield from _read_unquoted_scalar(cursor, dialect, whole, place, space)
                 else:
-                    yield from _read_scalar(cursor, dialect, whole, ends)
+                    inside = stack[-1] if stack else ""
+                    yield from _read_scalar(cursor, dialect, whole, ends, inside=inside)
                 if convert:
                     out.add(convert(whole.text()))
                 state = "next"
@@ -350,17 +347,46 @@ def _read_loose_key(cursor: Cursor) -> Wait[str]:
     return key
 
 
-def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
-    """Read a quoted string if one comes next; returns whether it did."""
+def _read_string(
+    cursor: Cursor, dialect: Dialect, add: Send, inside: str = "", ends: tuple[str, ...] = ()
+) -> Wait[bool]:
+    """Read a quoted string if one comes next; returns whether it did.
+
+    inside: the bracket around it if it is a value or an item.
+    """
     head = yield from cursor.peek()
     typographic = head == "“" and (dialect.loose or dialect.python)
-    if typographic or (head == "'" and dialect.single_quotes):
+    loose = inside and head == '"' and dialect.loose
+    if loose and (length := (yield from _embedded_length(cursor))):
+        add(json_string(cursor.take(length)[1:-1]))
+        return True
+    tripled = loose and (yield from cursor.at(['"""']))
+    if typographic or tripled or (head == "'" and dialect.single_quotes):
         add('"')
         yield from read_literal(cursor, add)
         add('"')
     elif head == '"':
-        yield from read_quoted(cursor, add, dialect.loose)
+        yield from read_quoted(cursor, add, dialect.loose, inside, ends)
     return typographic or (head == "'" and dialect.single_quotes) or head == '"'
+
+
+def _embedded_length(cursor: Cursor) -> Wait[int]:
+    """Return the length of a string that is JSON with unescaped quotes; 0 if none comes next."""
+    start = cursor.position
+    with cursor.ahead():
+        if not (yield from cursor.accept_all('"', SPACE)):
+            return 0
+        # In JSON no word comes directly behind a string, such as `"{"`.
+        begins = (("{", "["), SPACE, ("{", "[", ""), SPACE, '"', _WORD_RUN)
+        if not (yield from cursor.follow(*begins)):
+            return 0
+        try:
+            yield from read_value(cursor)
+            yield from cursor.space()
+            yield from cursor.expect('"')
+        except Unreadable:
+            return 0
+        return cursor.position - start
 
 
 def _read_scalar(
@@ -369,6 +395,7 @@ def _read_scalar(
     out: _JsonOutput,
     ends: tuple[str, ...],
     stops: tuple[str, ...] = (",",),
+    inside: str = "",
 ) -> Wait[None]:
     if dialect.python and (yield from cursor.accept(dialect.fence)):
         yield from read_fenced(cursor, Place(dialect.fence, ends, depth=0), out.add)
@@ -386,9 +413,14 @@ def _read_scalar(
             raise cursor.unreadable()
         out.add(scalar or json_string(text))
         return
-    if (yield from _read_string(cursor, dialect, out.add)):
+    if (yield from _read_string(cursor, dialect, out.add, inside, ends)):
         return
     if dialect.loose:
+        if inside and (yield from cursor.peek()) == "`":
+            raw = yield from read_raw(cursor, Place("", ends))
+            if raw is not None:
+                out.add(json_string(raw))
+                return
         text = (yield from read_source(cursor, ends, (",", "\n", '"'))).strip()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
@@ -407,12 +439,13 @@ def _scalar(text: str, dialect: Dialect) -> str | None:
     """Return a word or a number as JSON; None for any other text."""
     if text in dialect.words or NUMBER.fullmatch(text):
         return dialect.words.get(text, text)
-    if not dialect.python or not _PYTHON_NUMBER.fullmatch(text):
+    if dialect.python and _BASED_NUMBER.fullmatch(text):
+        return str(int(text, 0))
+    if dialect.python:
+        text = _GROUPED.sub("", text)
+    elif not dialect.loose or text.startswith("0"):  # rather a code than a number
         return None
-    try:
-        return str(int(text, 0 if text[1:2] in _BASES else 10))
-    except ValueError:
-        return json.dumps(float(text))
+    return number_of(_POINT.sub(".0", text))
 
 
 def _read_unquoted_scalar(

@@ -181,3 +181,11 @@ def test_newlines_are_sent_at_once_if_no_call_can_follow(tools: list[Any]) -> No
     assert sent == ["", "", "", ""]
     sent = [message_of(parser.feed(text)).content for text in ("One", "\n", "\n", "Two")]
     assert sent == (["One", "", "", "\n\nTwo"] if tools else ["One", "\n", "\n", "Two"])
+
+
+def test_newlines_in_a_code_block_are_sent_at_once() -> None:
+    """No call can follow there, but one can behind the block."""
+    parser = ChatParser(ChatFormat.named("hermes"), tools=[{"function": {"name": "look"}}])
+    pieces = ("So:\n", "```py", "\n", "a = 1", "\n\n", "```\n", "Two")
+    sent = [message_of(parser.feed(text)).content for text in pieces]
+    assert sent == ["So:", "\n```py", "\n", "a = 1", "\n\n", "```", "\nTwo"]

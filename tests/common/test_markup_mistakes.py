@@ -148,7 +148,7 @@ MISREAD: dict[str, set[tuple[int, str]]] = {
     "DeepSeek V4": {(4, "lost")},
     "DeepSeek V4.1": {(4, "lost")},
     "GigaChat 3.5": {(4, "lost")},
-    "Step 3": {(6, "lost"), (7, "lost"), (8, "lost")},
+    "Step 3": {(6, "lost")},
     "Hunyuan 3": {(1, "no last bracket")},
     "Hunyuan 4": {(1, "no last bracket")},
     "Solar Open 2": {(5, "lost")},

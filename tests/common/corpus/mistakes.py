@@ -69,6 +69,11 @@ LLAMA = [
     ),
 ]
 TAGGED = [
+    Case(
+        "a quote too many in a tag",
+        _TAGS.replace("=ferry_times", '=ferry_times"').replace("=harbour", "='harbour"),
+        calls=[A_FERRY],
+    ),
     *_ends(_TAGS, "<|im_end|>"),
     Case(
         "a key in the closing tag",
@@ -168,6 +173,18 @@ GLM = [
     ),
 ]
 MISTRAL = [
+    Case(
+        "text before and after a call",
+        "Hm.\n\n[TOOL_CALLS]tide_now[ARGS]{}\n\nSo.",
+        "Hm.\n\nSo.",
+        calls=[A_TIDE],
+    ),
+    Case(
+        "no opening, behind text",
+        f"Hm.\n\nferry_times[ARGS]{_ARGUMENTS}",
+        "Hm.",
+        calls=[A_FERRY],
+    ),
     *_ends(f"[TOOL_CALLS][{_OBJECT}]", "</s>"),
     *(
         Case(
@@ -255,8 +272,117 @@ FUNCTION_GEMMA = [
     )
     for before in ("", "Hm.\n")
 ]
+_QUOTED = (
+    'echo "hello world"',
+    'git commit -m "fix: it" -q',
+    'grep -E "^\\d+" f | sed "s/a/b/"',
+    'find . -name "*.py" | xargs grep "x"',
+    '<a href="x">y</a>\n<b id="z"/>',
+    'const a = "b";\nconsole.log("x", a);\nf(["c", 1]);\n',
+    'python -c "print({1: 2}[1])"',
+    '{"a": {"b": "c"}}',
+    '[\n  {"a": "b"},\n  {"c": "d"}\n]',
+)
+"""Texts whose quotes models forget to escape in JSON."""
+QUOTES = [
+    *(
+        Case(
+            f"quotes not escaped in {text!r}, {place}",
+            f"<tool_call>\n{call}\n</tool_call>",
+            calls=[("save_note", {"path": "n", "text": text})],
+        )
+        for text in _QUOTED
+        for string in ['"' + text.replace("\\", "\\\\") + '"']
+        for place, members in {
+            "last": f'{{"path": "n", "text": {string}}}',
+            "last, on lines": f'{{\n  "path": "n",\n  "text": {string}\n}}',
+        }.items()
+        for call in [f'{{"name": "save_note", "arguments": {members}}}']
+    ),
+    *(
+        Case(
+            f"quotes not escaped in {text!r}, before another member",
+            f'<tool_call>{{"name": "save_note", "arguments": {{"text": "{text}", "path": "n"}}}}'
+            "</tool_call>",
+            calls=[("save_note", {"text": text, "path": "n"})],
+        )
+        for text in _QUOTED
+        if "\\" not in text
+    ),
+    *(
+        Case(
+            f"a string in {mark}",
+            f'<tool_call>{{"name": "save_note", "arguments": {{"text": {mark}{text}{mark}, '
+            '"path": "n"}}</tool_call>',
+            calls=[("save_note", {"text": text, "path": "n"})],
+        )
+        for mark in ('"""', "`")
+        for text in ("one", 'say "a",\n{"b": 1},\nend\n')
+    ),
+    Case(
+        "arguments in a string without escapes",
+        f'<tool_call>{{"name": "ferry_times", "arguments": "{_ARGUMENTS}"}}</tool_call>',
+        calls=[A_FERRY],
+    ),
+    Case(
+        "keys with signs",
+        '<tool_call>{"name": "book_cabin", "arguments": {"route": {"a,b": "1", "c:\\"d": "[", '
+        '"e f": "{", "": "x"}}}</tool_call>',
+        calls=[("book_cabin", {"route": {"a,b": "1", 'c:"d': "[", "e f": "{", "": "x"}})],
+    ),
+    Case(
+        "strings of brackets and signs",
+        '<tool_call>{"name": "book_cabin", "arguments": {"guests": ["{", ":", "}", "", "[", ","]}}'
+        "</tool_call>",
+        calls=[("book_cabin", {"guests": ["{", ":", "}", "", "[", ","]})],
+    ),
+    Case(
+        "numbers as Python writes them",
+        '<tool_call>{"name": "book_cabin", "arguments": {"price": .5, "berths": +2, "code": 012}}'
+        "</tool_call>",
+        calls=[("book_cabin", {"price": 0.5, "berths": 2, "code": "012"})],
+    ),
+]
+BARE = [
+    Case(
+        f"two calls{why}",
+        f'{_OBJECT}{between}{{"name": "tide_now", "arguments": {{}}}}',
+        calls=[A_FERRY, A_TIDE],
+    )
+    for why, between in {"": "; ", " on lines": "\n", " with a line between": "\n\n"}.items()
+]
+BARE += [
+    Case("a name before JSON", f"ferry_times{space}{_ARGUMENTS}", calls=[A_FERRY])
+    for space in ("", " ", "\n")
+] + [
+    Case(why, text, text)
+    for why, text in {
+        "another name before JSON": f"harbours {_ARGUMENTS}",
+        "a tool's name before a block of code": "ferry_times { harbour: red }",
+        "a name before JSON, and text": f"ferry_times {_ARGUMENTS} is a call.",
+    }.items()
+]
+ELEMENT = [
+    Case(f"{begun!r} around the answer", f"<think>So.</think>{begun}Hm.{end}", "Hm.", "So.")
+    for begun, end in (("<response>", "</response>"), ("\n<response>\n", "\n</response>\n"))
+] + [
+    Case(
+        "the element in the answer",
+        "<think>So.</think>\nIt is <response>1</response> here.",
+        "It is <response>1</response> here.",
+        "So.",
+    ),
+]
+ANSWERED = Case(
+    "the element in the answer",
+    "<answer>\nWrite <answer>1</answer> here.\n</answer>",
+    "Write <answer>1</answer> here.",
+)
 MISTAKES: dict[tuple[str, str | None, str], list[Case]] = {
-    ("hermes", "qwen3", ""): HERMES,
+    ("hermes", "qwen3", ""): [*HERMES, *QUOTES, *BARE],
+    ("granite", None, ""): ELEMENT,
+    ("ernie45", None, ""): ELEMENT,
+    ("hunyuan_a13b", None, ""): [ANSWERED],
     ("llama3_json", None, ""): LLAMA,
     ("qwen3_coder", "qwen3", ""): TAGGED,
     ("deepseek_v3", None, ""): [*DEEPSEEK, UNDIVIDED],

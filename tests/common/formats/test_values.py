@@ -13,6 +13,7 @@ from common.formats.json_text import json_string
 from common.formats.values import (
     GEMMA4,
     JSON,
+    MODEL_JSON,
     PYTHON,
     PYTHON_JSON,
     Dialect,
@@ -93,3 +94,12 @@ def test_a_string_that_no_encoding_can_represent_is_escaped() -> None:
 def test_string_of() -> None:
     assert string_of('"a\\n"') == "a\n"
     assert string_of("1") is None
+
+
+def test_numbers_of_models_keep_their_digits_and_whether_they_have_a_point() -> None:
+    written = {"2.": "2.0", ".5": "0.5", "+1": "1", "2.e3": "2e3", "-.50": "-0.50"}
+    found = {text: as_json(f"[{text}]", MODEL_JSON) for text in written}
+    assert found == {text: f"[{number}]" for text, number in written.items()}
+    others = ("012", "0x1F", "1_000", ".", "-", "e0", "1.2.3")
+    found = {text: as_json(f"[{text}]", MODEL_JSON) for text in others}
+    assert found == {text: f'["{text}"]' for text in others}
