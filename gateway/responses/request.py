@@ -269,9 +269,10 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
             conversation.add({"role": "user", "content": f"{SUMMARY}\n\n{summary}"}, place)
         else:
             exchange.current().ignore("input[][compaction]")
-    elif not isinstance(item, AdditionalTools) and not (
-        isinstance(item, Reasoning) and not _thought(item)
-    ):
+    elif isinstance(item, Reasoning) and not _thought(item):
+        if place != _EARLIER:  # encrypted by another provider, or not stored here
+            exchange.current().ignore("input[][reasoning]")
+    elif not isinstance(item, AdditionalTools):
         _assistant(conversation, item, place)
 
 
