@@ -286,7 +286,7 @@ def test_the_passes_of_a_draft_model_are_charged(
 def test_passes_of_adapters_of_wide_layers_are_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = {"intermediate_size": 16384}
+    wide = {"intermediate_size": 8192}
     monkeypatch.setitem(CONFIGS, "full", CONFIGS["full"] | wide)
     model = random_model("full")
     passes = steady_cost(model, VOCABULARY)
