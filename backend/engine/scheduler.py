@@ -30,7 +30,7 @@ from backend.engine.errors import (
 from backend.engine.events import Undelivered
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
-from backend.engine.executing.executor_sequence import ExecutorSequence, Failure
+from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
 from backend.engine.model import EngineModel
 from backend.engine.output import Output, RepetitionGuard
@@ -328,9 +328,6 @@ class Scheduler:
             return None
         return before + self._latest_seconds
 
-    def _now(self) -> float:
-        return time.monotonic()
-
     def _next_plan(self) -> StepPlan:
         """Return the plan of the next step: the latest plan if it is still valid, or a new plan."""
         if not self._events:
@@ -346,7 +343,7 @@ class Scheduler:
         events += self._events
         self._generated, self._decoded, self._events = defaultdict(list), [], []
         self._grown = 0
-        return self.planner.plan(self._now(), events)
+        return self.planner.plan(time.monotonic(), events)
 
     def _learn(self, events: list[PlannerEvent], began: float, read: int = 0) -> None:
         """Store the events of a step for the next plan.
@@ -431,20 +428,16 @@ class Scheduler:
         """End the sequences whose step failed; after a failed allocation, retry them once."""
         failures, self.executor.failures = self.executor.failures, []
         for failure in failures:
-            self._handle(failure)
-
-    def _handle(self, failure: Failure) -> None:
-        short = is_allocation_failure(failure.fault)
-        if short:
-            self.shed()
-        if not failure.sequences:
-            self._report(failure.where, failure.fault)
-        for number in failure.sequences:
-            if short and number not in self._retried and number in self._outputs:
-                self._retried.add(number)
-                self._events.append(Lost(number))
-            else:
-                self._fail(number, failure.where, failure.fault, short=short)
+            if short := is_allocation_failure(failure.fault):
+                self.shed()
+            if not failure.sequences:
+                self._report(failure.where, failure.fault)
+            for number in failure.sequences:
+                if short and number not in self._retried and number in self._outputs:
+                    self._retried.add(number)
+                    self._events.append(Lost(number))
+                else:
+                    self._fail(number, failure.where, failure.fault, short=short)
 
     def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
         """End a sequence because of a fault, after a failed allocation if `short`."""
@@ -562,6 +555,8 @@ class Scheduler:
             )
         self._adapter_bytes = nbytes
         self._model.weights_bytes += more
+        if self._model.adapters is not None:
+            self._model.passes.adapted = self._model.adapters.token_bytes
         if not self.busy:
             self.step()
 
@@ -578,7 +573,8 @@ class Scheduler:
                 remove(self._model.model, adapters, unused)
             except Exception as fault:  # the next call tries again
                 self._report("the removal of an adapter", fault)
-            self.count_adapters(adapters.nbytes)
+            else:
+                self.count_adapters(adapters.nbytes)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that MLX uses for this model besides the weights, by purpose."""

@@ -237,3 +237,25 @@ def test_a_failed_read_leaves_all_as_it_was(
     assert model.weights_bytes == bytes_before == held(model)
     rounds.drain()
     assert rounds.received[1].tokens == expected["one", 0]
+
+
+def test_an_adapter_that_cannot_be_removed_stays_until_it_can(
+    files: dict[str, Adapter],
+    expected: dict[tuple[str, int], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = Rounds(model := new_model())
+    at_once(stages(rounds, {"one": files["one"]}))
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("[malloc] Unable to allocate")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(row_adapters, "remove", broken)
+        at_once(stages(rounds, {}))
+        assert len(rounds.faults) == 1
+        assert model.weights_bytes == held(model) > 0
+    rounds.submit(1, prompt(0), 12)
+    rounds.drain()
+    assert rounds.received[1].tokens == expected["", 0]
+    assert model.weights_bytes == held(model) == 0

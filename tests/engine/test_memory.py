@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,9 @@ from backend.engine.drafting.batch_drafter import DraftModel, ModelDrafter
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import DraftRequest, LookupDrafter
 from backend.engine.executing.score_plan import Continuation, ScorePlan
+from backend.engine.loading.row_adapters import RowAdapters, choose_among
 from backend.engine.loading.row_masks import fit_row_masks
+from backend.engine.loading.stages import at_once
 from backend.engine.model import EngineModel
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import PassCost, PlannerEvent, StepPlan
@@ -26,9 +29,10 @@ from backend.engine.request import Sampling
 from backend.engine.sampling.logits_head import LogitsHead
 from tests.engine.caching.test_quantized_kv import HYBRID, model_of
 from tests.engine.kv_models import kv_model, words
-from tests.engine.random_models import VOCABULARY
+from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import HOUR, Rounds, engine_model
 from tests.engine.steady_cost import steady_cost, stored_cost
+from tests.engine.test_row_adapters import add_dora, write_choices
 
 pytestmark = pytest.mark.usefixtures("each_order")
 CostOf = Callable[[str], PassCost]
@@ -275,6 +279,29 @@ def test_the_passes_of_a_draft_model_are_charged(
     rounds, before = _limited(engine, monkeypatch)
     for ticket in range(rows):
         rounds.submit(ticket, words(300 + 60 * ticket, ticket), 12 + 6 * ticket, ignore_eos=True)
+    _check_charges(rounds, before)
+
+
+@pytest.mark.usefixtures("exact_buffers", "counted_clock")
+def test_passes_of_adapters_of_wide_layers_are_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"intermediate_size": 8192}
+    monkeypatch.setitem(CONFIGS, "full", CONFIGS["full"] | wide)
+    model = random_model("full")
+    passes = steady_cost(model, VOCABULARY)
+    choices = write_choices(tmp_path, model, one=8, two=64)
+    add_dora(tmp_path, choices)
+    pace = Pace(256, HOUR)
+    pace.measured(256, 0.1)  # so that the first pass is as long as the others
+    engine = engine_model(model, passes=passes, prompt_cache_bytes=0, prefill_chunk=256, pace=pace)
+    engine.adapters = RowAdapters(mx.float32)
+    rounds, before = _limited(engine, monkeypatch)
+    at_once(choose_among(choices, model, engine.adapters, rounds.scheduler.count_adapters))
+    before += engine.adapters.nbytes
+    for ticket in range(4):
+        prompt, name = words(360 + 60 * ticket, ticket), ["dora", "two"][ticket % 2]
+        rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True, adapter=name)
     _check_charges(rounds, before)
 
 

@@ -18,7 +18,7 @@ from backend.engine.errors import ModelRejected
 from backend.engine.load_request import AdapterRequest
 from backend.engine.loading.adapter_layers import apply_adapters
 from backend.engine.loading.adapters import CONFIG, WEIGHTS, Adapter, inspect_adapter
-from backend.engine.loading.row_adapters import RowAdapters, choose_among
+from backend.engine.loading.row_adapters import RowAdapters, choose_among, no_adapters
 from backend.engine.loading.stages import at_once
 from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words
@@ -62,8 +62,23 @@ def write_choices(folder: Path, model: Any, scale: float = 0.2, **ranks: int) ->
     return found
 
 
+def add_dora(folder: Path, choices: dict[str, Adapter]) -> None:
+    """Add an adapter as `one`, which also changes the length of each vector of weights."""
+    shutil.copytree(folder / "one", folder / "dora")
+    config = json.loads((folder / "dora" / CONFIG).read_text()) | {"fine_tune_type": "dora"}
+    (folder / "dora" / CONFIG).write_text(json.dumps(config))
+    weights = mx.load(str(folder / "dora" / WEIGHTS))
+    assert isinstance(weights, dict)
+    for name, value in list(weights.items()):
+        if name.endswith("lora_b"):
+            length = 1 + mx.random.uniform(shape=value.shape[1:], key=mx.random.key(len(name)))
+            weights[f"{name.removesuffix('lora_b')}m"] = length
+    mx.save_safetensors(str(folder / "dora" / WEIGHTS), weights)
+    choices["dora"] = inspect_adapter(folder / "dora", AdapterRequest("dora"))
+
+
 def add_choices(model: Any, choices: dict[str, Adapter]) -> RowAdapters:
-    adapters = RowAdapters(mx.float32)
+    adapters = no_adapters(model)
     at_once(choose_among(choices, model, adapters, lambda _: None))
     return adapters
 
@@ -122,18 +137,7 @@ def check_rows(
 @pytest.mark.parametrize("bias", [False, True])
 def test_rows_choose_dora(bits: int, bias: bool, tmp_path: Path) -> None:
     choices = write_choices(tmp_path, random_model("full"), one=2)
-    folder = tmp_path / "dora"
-    shutil.copytree(tmp_path / "one", folder)
-    config = json.loads((folder / CONFIG).read_text()) | {"fine_tune_type": "dora"}
-    (folder / CONFIG).write_text(json.dumps(config))
-    weights = mx.load(str(folder / WEIGHTS))
-    assert isinstance(weights, dict)
-    for name, value in list(weights.items()):
-        if name.endswith("lora_b"):
-            length = 1 + mx.random.uniform(shape=value.shape[1:], key=mx.random.key(len(name)))
-            weights[f"{name.removesuffix('lora_b')}m"] = length
-    mx.save_safetensors(str(folder / WEIGHTS), weights)
-    choices["dora"] = inspect_adapter(folder, AdapterRequest("dora"))
+    add_dora(tmp_path, choices)
 
     def model() -> Any:
         made = random_model("full")
@@ -243,15 +247,17 @@ def test_the_output_layer_is_refused_wherever_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_rows_of_a_model_in_half_precision_choose(dtype: mx.Dtype, tmp_path: Path) -> None:
-    model = random_model("full")
-    adapters = add_choices(model, write_choices(tmp_path, model))
+    choices = write_choices(tmp_path, random_model("full"))
     tokens = mx.array([words(9, row) for row in range(2)]) % 96
 
-    def logits() -> mx.array:
+    def logits(dtype: mx.Dtype) -> mx.array:
+        model = random_model("full")
+        model.set_dtype(dtype)
+        adapters = add_choices(model, choices)
         with adapters.using(numbers(adapters, "two", "one")):
             found: mx.array = model(tokens)
+        assert found.dtype == dtype
         return found.astype(mx.float32)
 
-    expected = logits()
-    model.set_dtype(dtype)
-    assert mx.abs(logits() - expected).max() < 0.1 * mx.abs(expected).max()
+    expected = logits(mx.float32)
+    assert mx.abs(logits(dtype) - expected).max() < 0.1 * mx.abs(expected).max()

@@ -93,14 +93,11 @@ def change_adapters(
     found = _choices(request, cancelled)
     _require_choosable(request, of_text=not served.media)
     yield "engine"
-    import mlx.core as mx
-
-    from backend.engine.loading.row_adapters import RowAdapters, choose_among
-    from backend.engine.loading.weights import dtype_of
+    from backend.engine.loading.row_adapters import choose_among, no_adapters
 
     scheduler = running()
     model = scheduler.model
-    model.adapters = model.adapters or RowAdapters(getattr(mx, dtype_of(model.model)))
+    model.adapters = model.adapters or no_adapters(model.model)
     yield from choose_among(found, model.model, model.adapters, scheduler.count_adapters)
     scheduler.remove_adapters()
     names = ", ".join(found) or "none"

@@ -38,6 +38,7 @@ _TOKENS = 8
 # Recurrent layers compute passes of this length in chunks, and shorter passes token by token.
 _MANY = 64
 _SEEN = 2048
+_PAIRED = 512  # tokens that attend to each other when `score_bytes` measures attention alone
 _BUSY = 1 << 19  # numbers whose exponentials take a CPU 5 ms, in which it launches a short pass
 # Longer passes use other kernels and have more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
@@ -51,8 +52,8 @@ _CHOICE = Sampling(
 _FILTERED = replace(_CHOICE, typical_p=0.5, top_p=0.5, xtc_probability=1.0)
 
 
-class _Attention(NamedTuple):
-    """The form of a layer's attention in the first pass.
+class Attention(NamedTuple):
+    """The form of a layer's attention in a pass of one row.
 
     columns: number of tokens to which the pass attends.
     """
@@ -76,7 +77,7 @@ class FirstPass:
     def __init__(self, model: Any) -> None:
         """Run the pass. Raises what the model raises."""
         self.row = kv.new_row(model)
-        with _noted_attention() as self.attention:
+        with noted_attention() as self.attention:
             self.logits = kv.feed_tokens(model, self.row, [FIRST_TOKENS])
 
     @property
@@ -94,14 +95,14 @@ class FirstPass:
 
 
 @contextmanager
-def _noted_attention() -> Iterator[list[_Attention]]:
+def noted_attention() -> Iterator[list[Attention]]:
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
-    forms: list[_Attention] = []
+    forms: list[Attention] = []
 
     def noting(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
         kv_heads, columns, size = keys.shape[1:]
         heads, value_size = queries.shape[1], values.shape[3]
-        forms.append(_Attention(heads, columns, kv_heads, size, value_size, queries.dtype))
+        forms.append(Attention(heads, columns, kv_heads, size, value_size, queries.dtype))
         return attend(queries, keys, values, **rest)
 
     mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
@@ -240,7 +241,7 @@ def _peak_bytes(run: Callable[[], None], *, busy: bool = False) -> int:
     return max(mx.get_peak_memory() - max(mx.get_active_memory(), before), 0)
 
 
-def _mask_bytes(forms: Iterable[_Attention]) -> int:
+def _mask_bytes(forms: Iterable[Attention]) -> int:
     """Return the peak bytes that an array as mask adds to attention to `_SEEN` tokens."""
     most = 0
     for heads, _, kv_heads, size, value_size, dtype in set(forms):
@@ -258,6 +259,20 @@ def _mask_bytes(forms: Iterable[_Attention]) -> int:
         plain, masked = (_peak_bytes(partial(run, mask)) for mask in ("causal", array))
         most = max(most, max(masked - plain, 0) + array.nbytes)
     return most
+
+
+def score_bytes(form: Attention) -> float:
+    """Return the peak bytes of attention per pair of tokens; 0 with a fused kernel."""
+    heads, _, kv_heads, size, value_size, dtype = form
+    sizes = (heads, size), (kv_heads, size), (kv_heads, value_size)
+    parts = [mx.zeros((1, number, _PAIRED, width), dtype) for number, width in sizes]
+    mx.eval(parts)
+    results = heads * _PAIRED * value_size * dtype.size
+
+    def run() -> None:
+        mx.eval(mx.fast.scaled_dot_product_attention(*parts, scale=1.0))
+
+    return max(_peak_bytes(run) - results, 0) / _PAIRED**2
 
 
 def _lengthen(row: kv.RowCache, tokens: int) -> None:

@@ -29,6 +29,7 @@ from backend.engine.loading.adapters import Adapter
 from backend.engine.loading.dense import dense_weight
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.stages import Stages
+from backend.engine.loading.weights import dtype_of
 from backend.engine.units import MIB
 from common.field_names import named
 from common.wording import shown
@@ -65,6 +66,11 @@ class RowAdapters:
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers.values())
+
+    @property
+    def token_bytes(self) -> int:
+        """The most bytes per token that a layer of a pass needs for what adapters compute."""
+        return max((layer.token_bytes for layer in self.layers.values()), default=0)
 
     @property
     def unnamed(self) -> set[int]:
@@ -125,6 +131,12 @@ class ChoosingLinear(Module):
     def nbytes(self) -> int:
         return self.bytes_with({})
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes per token of the input, and of the change of the output and its parts."""
+        inputs, outputs = sizes_of(self.linear)
+        return (inputs + (2 + bool(self._doras)) * outputs) * self._adapters.dtype.size
+
     def bytes_with(self, added: Mapping[int, Part]) -> int:
         """Return the bytes of the stacks once they also have these adapters."""
         ranks = {**self._ranks, **{number: part.rank for number, part in added.items()}}
@@ -175,9 +187,11 @@ class ChoosingLinear(Module):
         if chosen is None:
             return y
         wide = x.reshape(len(rows), -1, x.shape[-1]).astype(self.lora_a.dtype)
-        change = _product(_product(wide, self.lora_a, chosen), self.lora_b, chosen)
+        change = mx.gather_mm(wide, self.lora_a, rhs_indices=chosen)
+        change = mx.gather_mm(change, self.lora_b, rhs_indices=chosen)
         if self._doras:
-            product = y - getattr(self.linear, "linear", self.linear).get("bias", 0)
+            bias = getattr(self.linear, "linear", self.linear).get("bias")
+            product = y if bias is None else y - bias
             change += self.gain[chosen][:, None] * product.reshape(change.shape)
         return y + change.reshape(y.shape).astype(y.dtype)
 
@@ -193,10 +207,9 @@ def _in_type(part: Part, linear: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.arr
     return first.astype(dtype), second.astype(dtype), gain.astype(dtype)
 
 
-def _product(rows: mx.array, matrices: mx.array, chosen: mx.array) -> mx.array:
-    if rows.dtype == mx.float32 or gathers_half():
-        return mx.gather_mm(rows, matrices, rhs_indices=chosen)
-    return rows @ matrices[chosen]
+def no_adapters(model: Any) -> RowAdapters:
+    """Return the adapters of a model before any is loaded."""
+    return RowAdapters(getattr(mx, dtype_of(model)) if gathers_half() else mx.float32)
 
 
 def choose_among(

@@ -35,7 +35,6 @@ from backend.engine.loading.traits import measure, measure_passes
 from backend.engine.loading.weights import (
     LoadedModel,
     OpenModel,
-    dtype_of,
     load_model,
     too_large,
 )
@@ -144,7 +143,9 @@ def build(
     drafting = yield from load_drafting(order, loaded, traits.head, context_size, here)
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     taken += loaded.experts.working_bytes if loaded.experts else 0
-    taken += adapters.nbytes if adapters else 0
+    if adapters is not None:
+        taken += adapters.nbytes
+        traits.passes.adapted = adapters.token_bytes
     if open_media_input is not None:
         # The processor's cache takes one half of vision_cache_mib. The other half is for features,
         # which are freed when sequences need the memory.
@@ -332,9 +333,7 @@ def build(
 
 def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stages[RowAdapters]:
     """Load the adapters from which requests choose. Raises ModelRejected."""
-    import mlx.core as mx
-
-    from backend.engine.loading.row_adapters import RowAdapters, choose_among
+    from backend.engine.loading.row_adapters import choose_among, no_adapters
 
     taken = loaded.weights_bytes + (loaded.experts.working_bytes if loaded.experts else 0)
     limit = device.memory_limit(here, order.settings)
@@ -343,7 +342,7 @@ def _choices(order: LoadOrder, loaded: LoadedModel, here: device.Device) -> Stag
         if taken + nbytes > limit:
             raise too_large(taken + nbytes, limit)
 
-    adapters = RowAdapters(getattr(mx, dtype_of(loaded.model)))
+    adapters = no_adapters(loaded.model)
     yield from choose_among(order.choices, loaded.model, adapters, reserve)
     return adapters
 

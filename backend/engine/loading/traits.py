@@ -59,14 +59,15 @@ class Traits:
             "vocabulary": self.vocabulary,
             "head": self.head.path,
             "cost": asdict(self.cost),
-            "passes": asdict(self.passes),
+            "passes": asdict(self.passes) | {"adapted": 0},
             "together": self.together,
         }
 
 
 def measure_passes(model: Any, traits: Traits) -> None:
     """Measure the cost of passes in place of an upper bound. No sequence may be running."""
-    traits.passes.become(pass_cost(model, traits.vocabulary, all_logits=not traits.head.found))
+    measured = pass_cost(model, traits.vocabulary, all_logits=not traits.head.found)
+    traits.passes.become(replace(measured, adapted=traits.passes.adapted))
 
 
 def measure(

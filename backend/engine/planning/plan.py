@@ -68,6 +68,7 @@ class PassCost:
     per_seen: bytes per row and token to which it attends, in a pass of several tokens per row: keys
         and values that are computed from stored KV.
     step_seen: the same in a pass of one token per row.
+    adapted: additional bytes per token for the adapters from which requests choose.
     per_mask: additional bytes per pair if the mask is an array. MLX's CUDA kernels need a number
         for every attention head.
     per_choice: bytes per token whose logits are computed.
@@ -86,6 +87,7 @@ class PassCost:
     per_row: int = 0
     per_seen: float = 0.0
     step_seen: float = 0.0
+    adapted: int = 0
 
     def of(self, tokens: int, seen: int, masked: int = 0, rows: int = 1) -> int:
         """Return the bytes of a pass.
@@ -97,7 +99,7 @@ class PassCost:
         pairs = self.per_pair * seen + self.per_mask * min(masked, seen)
         small = min(tokens * seen * self.per_small, self.most_small) if tokens > 1 else 0
         attended = math.ceil((self.per_seen if tokens > rows else self.step_seen) * seen)
-        each = tokens * (self.per_token + math.ceil(pairs))
+        each = tokens * (self.per_token + self.adapted + math.ceil(pairs))
         return each + small + rows * (self.per_row + attended)
 
     def become(self, other: PassCost) -> None:
@@ -166,7 +168,6 @@ class Arrived:
     alone: whether the prefill cannot share a pass.
     joins: whether tokens are generated after the prompt.
     scores: whether continuations of the prompt are scored.
-    keep: whether the KV is worth storing when the sequence ends.
     encodes: bytes of the largest pass that encodes one of its images or audio.
     beside: bytes needed in addition to KV while the sequence is admitted.
     draft_tokens: maximum number of draft tokens that a decode step may check.
@@ -185,7 +186,6 @@ class Arrived:
     alone: bool = False
     joins: bool = True
     scores: bool = False
-    keep: bool = True
     encodes: int = 0
     beside: int = 0
     draft_tokens: int = 0

@@ -574,7 +574,7 @@ class Planner:
         fitting = max(left - self.entries.copied_bytes, 0) // size
         most = min(fair, share, fitting, _MOST_SNAPSHOTS)
         sequence.positions, sequence.snapshots = set(), set()
-        if self.limits.prompt_cache and sequence.arrived.keep:
+        if self.limits.prompt_cache:
             last, shared = sequence.prompt - 1, self.entries.match(sequence).shared
             likely = sequence.arrived.positions
             expected = [*likely[:1], last, shared, *likely[1:]]

@@ -108,7 +108,7 @@ class SequenceState:
     @property
     def storable(self) -> int:
         """Number of tokens of a cached prefix with this KV; 0 if it is not worth storing."""
-        if self.state == "waiting" or not self.arrived.keep:
+        if self.state == "waiting":
             return 0
         filled = self.total if self.state == "decode" else self.filled
         return filled if filled >= LEAST_STORED else 0

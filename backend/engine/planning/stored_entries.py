@@ -196,7 +196,7 @@ class StoredEntries:
 
         When the sequence ends, its own longer KV becomes a cached prefix instead.
         """
-        if not sequence.arrived.keep or self.index[entry].positions is not None:
+        if self.index[entry].positions is not None:
             return False
         return not any(
             other is not sequence and self.match(other).entry == entry

@@ -20,6 +20,7 @@ import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import RowShift
+from backend.engine.loading.pass_cost import Attention, noted_attention, score_bytes
 from backend.engine.recent import Recent
 from backend.engine.vision.features import Features, encode, of_text, outputs, thawed
 from backend.engine.vision.media_plan import IMAGE, VIDEO, MediaItem, MediaPlan, Span
@@ -27,6 +28,7 @@ from backend.engine.vision.multimodal_model import MultimodalModel
 
 _GRIDS = ("image_grid_thw", "video_grid_thw")
 _CANVAS = "minicpmv4_7"
+_LARGEST_PATCH = 32  # pixels
 _IMAGE, _VIDEO = 1, 2  # the numbers of MiniCPM-V 4.7 for the kinds of tokens
 
 
@@ -41,7 +43,11 @@ class MediaReader:
         self.features = Recent[Features](most_bytes)
         # Whether a pass must contain all tokens of an item, or of a prompt.
         self.whole = model.sees_ahead or model.reads_whole
-        self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
+        # The encoder's peak memory: bytes per byte of a prepared item, besides attention scores;
+        # bytes of these per pair of tokens, by form; and tokens per byte, by kind of item.
+        self._per_byte = 0.0
+        self._per_pair: dict[Attention, float] = {}
+        self._tokens_per_byte: dict[str, float] = {}
 
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
@@ -76,14 +82,34 @@ class MediaReader:
         """Compute the features of an item, and measure how much memory the encoder needs."""
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        features = encode(self.model, item)
-        needed = max(mx.get_peak_memory() - before, 0)
+        with noted_attention() as attention:
+            features = encode(self.model, item)
+        peak = mx.get_peak_memory() - before
+        for form in attention if (parts := parts_of(item)) else ():
+            tokens = form.columns * parts / max(item.nbytes, 1)
+            known = self._tokens_per_byte.get(item.kind, 0.0)
+            self._tokens_per_byte[item.kind] = max(known, tokens)
+            if (own := form._replace(columns=0)) not in self._per_pair:
+                self._per_pair[own] = score_bytes(own)
+        needed = peak - self._score_bytes(item)
         self._per_byte = max(self._per_byte, needed / max(item.nbytes, 1))
         return features
 
+    def _score_bytes(self, item: MediaItem) -> float:
+        """Return the bytes of attention scores; those of all tiles or frames may exist at once.
+
+        Returns 0 for items of which it is not known what attends to what.
+        """
+        parts = parts_of(item)
+        tokens = self._tokens_per_byte.get(item.kind, 0.0) * item.nbytes
+        most = max(self._per_pair.values(), default=0.0)
+        return most * tokens**2 / parts if parts else 0.0
+
     def needs(self, plan: MediaPlan) -> int:
         """Return the peak bytes of encoding a plan's largest item, estimated from earlier items."""
-        return math.ceil(self._per_byte * max((span.item.nbytes for span in plan.spans), default=0))
+        items = [span.item for span in plan.spans]
+        needed = (self._per_byte * item.nbytes + self._score_bytes(item) for item in items)
+        return math.ceil(max(needed, default=0))
 
     def reference(self, tokens: Sequence[int], item: MediaItem | None, prompt: int) -> mx.array:
         """Return the logits, [tokens, vocabulary], of mlx-vlm's forward pass over a sequence.
@@ -200,6 +226,21 @@ def _joined(pieces: Sequence[Features]) -> Features:
             for name in pieces[0].by_token
         },
     )
+
+
+def parts_of(item: MediaItem) -> int:
+    """Return the number of frames or tiles of an item, each of which attends only to itself.
+
+    Returns 0 if the item's arrays do not show it.
+    """
+    for name in _GRIDS:
+        if name in item.arrays:
+            return int(np.reshape(item.arrays[name], (-1, 3))[:, 0].sum())
+    pixels = item.arrays.get("pixel_values")
+    if not isinstance(pixels, np.ndarray) or pixels.ndim < 4:
+        return 0
+    patches = max(pixels.shape[-2:]) <= _LARGEST_PATCH  # which all attend to each other
+    return 1 if patches else math.prod(pixels.shape[:-3])
 
 
 def positions_of(

@@ -201,8 +201,6 @@ def random_arrival(world: World) -> None:
     if dice.random() < 0.1:
         fields |= {"fresh": True, "alone": True}
         fields.pop("on_disk", None)
-    if dice.random() < 0.1:
-        fields["keep"] = False
     if dice.random() < 0.2:
         fields["beside"] = dice.choice([1, 10, 1000]) * PER_TOKEN
     if "spans" in fields:
@@ -453,17 +451,6 @@ def test_an_entry_that_covers_a_prompt_counts_as_used() -> None:
     again = world.arrive(numbered(50, 1), joins=False)
     world.drain()
     assert [source and source.length for source in sources(world, again)] == [49]
-
-
-def test_a_sequence_that_does_not_keep_its_kv_takes_no_entry_away() -> None:
-    world = World(limits_of())
-    run_until_over(world, world.arrive(numbered(200), 1))
-    world.step()
-    (entry,) = world.executor.entries.values()
-    number = world.arrive([*entry.kv, 1, 2], 1, keep=False)
-    world.drain()
-    assert sources(world, number) == [Source("entry", 1, len(entry.kv))]
-    assert len(world.planner.entries.index) == 1
 
 
 def test_an_entry_that_two_sequences_need_is_moved_to_the_last_of_them() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from PIL import Image
 
 from backend.engine.embedding.readers import TextReader
 from backend.engine.engine import Engine
@@ -19,9 +21,19 @@ from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.request import Attachments, Sampling
 from backend.engine.vision import media_prefill
 from backend.engine.vision.features import Features, encode
-from backend.engine.vision.media_plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.media_prefill import parts_of
 from tests.engine.loading_models import read_weights
-from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, answer_to, asking, seeing, shown
+from tests.engine.vision.seeing import (
+    MANY,
+    ONE,
+    TINY_VISION,
+    answer_to,
+    asking,
+    encoded,
+    seeing,
+    shown,
+)
 
 COUNTING = "Count to 30."
 
@@ -180,3 +192,52 @@ async def test_a_tower_whose_features_are_not_finite_is_refused(tmp_path: Path) 
     held[name] = mx.full(held[name].shape, float("nan"))
     mx.save_safetensors(str(path / "model.safetensors"), held)
     assert "features are not finite" in await _rejected(model_file=str(path))
+
+
+async def test_the_encoder_takes_no_more_memory_than_is_charged_for_a_picture_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first large picture costs far more than its share of the small ones before it."""
+    path = tmp_path / "sharp"
+    shutil.copytree(TINY_VISION, path)
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    settings["size"]["longest_edge"] = 1 << 20
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    seen: list[tuple[int, int]] = []  # what was charged, and the peak
+
+    def watched(self: media_prefill.MediaReader, item: MediaItem) -> Features:
+        charged = self.needs(MediaPlan(item.tokens, [Span(0, item)]))
+        before = mx.get_active_memory()
+        features = encode_item(self, item)
+        seen.append((charged, mx.get_peak_memory() - before))
+        return features
+
+    encode_item = media_prefill.MediaReader.encode
+    async with seeing(path) as engine:
+        monkeypatch.setattr(media_prefill.MediaReader, "encode", watched)
+        for size in [(200, 150), (256, 256), (320, 900), (1024, 1024), (640, 640)]:
+            picture = encoded(Image.effect_noise(size, 50).convert("RGB"))
+            await answer_to(engine, asking(ONE, Attachments((picture,)), max_tokens=1))
+    assert len(seen) == 5
+    for charged, peak in seen:
+        assert 0.95 * peak <= charged <= 2 * peak
+
+
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ({"pixel_values": np.zeros((1, 3, 448, 448))}, 1),
+        ({"pixel_values": np.zeros((5, 3, 64, 64))}, 5),
+        ({"pixel_values": np.zeros((1, 4, 3, 64, 64))}, 4),
+        ({"pixel_values": np.zeros((64, 1536)), "image_grid_thw": np.array([[1, 8, 8]])}, 1),
+        ({"pixel_values": np.zeros((192, 1536)), "video_grid_thw": np.array([[3, 8, 8]])}, 3),
+        ({"pixel_values": np.zeros((64, 3, 14, 14)), "image_grid_hws": np.array([[8, 8]])}, 1),
+        ({"pixel_values": np.zeros((4, 1024, 768))}, 0),
+        ({"pixel_values": [np.zeros((3, 14, 280))]}, 0),
+        ({"input_features": np.zeros((1, 128, 3000))}, 0),
+    ],
+)
+def test_tiles_and_frames_attend_only_to_themselves(
+    arrays: dict[str, np.ndarray], parts: int
+) -> None:
+    assert parts_of(MediaItem("image", bytes(32), (1,), 0, 1, arrays, 1)) == parts
