@@ -86,9 +86,12 @@ def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> Mo
     architectures = [str(name) for name in config.get("architectures") or ()]
     if any(name.endswith("ForTokenClassification") for name in architectures):
         return ModelKind.TOKEN_CLASSIFY
-    # A step of sentence-transformers that scores a generated token, as in Qwen3-Reranker.
-    scores = any("LogitScore" in name.partition("/")[0] for name in files)
-    if scores or any(name.endswith("ForSequenceClassification") for name in architectures):
+    # The step LogitScore of sentence-transformers scores a generated token, as in Qwen3-Reranker.
+    # Models with the step Pooling make vectors, even if they were trained from a classifier.
+    steps = [name.partition("/")[0] for name in files]
+    classifies = any(name.endswith("ForSequenceClassification") for name in architectures)
+    pools = any(step.endswith("_Pooling") for step in steps)
+    if any("LogitScore" in step for step in steps) or (classifies and not pools):
         return ModelKind.RERANK
     if (
         config["model_type"] in _ONLY_ENCODERS

@@ -102,6 +102,31 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
     return tuple(strict)
 
 
+def with_single_calls(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Return the messages with one call in each message, followed by its result.
+
+    The templates of Llama 3 refuse a message with several calls.
+    """
+    single: list[Message] = []
+    for message in messages:
+        calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+        if message.get("role") in _RESULTS:
+            of_call = [
+                at
+                for at, other in enumerate(single, 1)
+                for call in other.get("tool_calls") or ()
+                if call.get("id") == message.get("tool_call_id")
+            ]
+            single.insert(of_call[-1] if of_call else len(single), message)
+        elif len(calls) > 1:
+            alone = {**message, "content": [] if isinstance(message.get("content"), list) else ""}
+            single += [{**alone, "tool_calls": [call]} for call in calls]
+            single[-len(calls)] = {**message, "tool_calls": [calls[0]]}
+        else:
+            single.append(message)
+    return tuple(single)
+
+
 def _unanswered(missing: Sequence[Message], result: Message) -> list[Message]:
     """Return the missing results, without the result that has arrived.
 

@@ -77,6 +77,16 @@ def test_the_adapters_of_tasks_are_downloaded_with_their_model(hub: Hub, tmp_pat
     assert {"text_matching/adapter_config.json", "text_matching/adapter_model.safetensors"} < found
 
 
+def test_the_parts_of_embedders_and_tokenizers_are_downloaded(hub: Hub) -> None:
+    names = "2_Dense/model.safetensors", "3_LayerNorm/model.safetensors", "tokenizer.model.v3"
+    folder = hub.repositories[REPOSITORY]
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes((folder / WEIGHTS[0]).read_bytes())
+    path = get()
+    assert all((path / name).is_file() for name in names)
+
+
 def test_a_complete_copy_is_used_without_the_hub(hub: Hub) -> None:
     path = get()
     calls = hub.calls

@@ -15,7 +15,10 @@ from mlx_lm.utils import load_model as open_text_model
 from backend.engine.loading.weights import mlx_lm_classes
 from tests.engine.saved_references import REFERENCES, SEEING_REFERENCES, TOKENS, write_saved
 
-_TEXT_PARTS = ("gemma3", "gemma3 as computed", "kimi_k25", "qwen3_vl_moe")
+_TEXT_PARTS = (
+    *("gemma3", "gemma3 as computed", "kimi_k25", "kimi_k25 as computed", "qwen3_vl_moe"),
+    *("minimax_m3_vl", "minimax_m3_vl as computed"),
+)
 _SEEING = json.loads(SEEING_REFERENCES.read_text())
 _REFERENCES = {f"{family} with images": _SEEING[family] for family in _TEXT_PARTS}
 _REFERENCES |= json.loads(REFERENCES.read_text())

@@ -203,7 +203,8 @@ def _embedding(
         encode = _id_encoder(checkpoint, loaded)
     else:
         end = _end_token(checkpoint, loaded)
-        if end is None and rule.modes == ("last",) and config["model_type"] == "qwen3":
+        conversion = config["model_type"] == "qwen3" and files.steps is None
+        if end is None and conversion and rule.modes == ("last",):
             # Conversions of Qwen3-Embedding no longer append the end token, although it is pooled.
             stated = config.get("eos_token_id")
             end = stated if type(stated) is int else None
@@ -213,6 +214,7 @@ def _embedding(
             end_token=end,
             pools_prompt=prompts.pooled,
             special=not is_static(config),
+            side=loaded.tokenizer.truncation_side,
         )
     return run, TextReader(
         encode, limits, per_token=rule.per_token, prompts=prompts, truncates=settings.truncate
@@ -251,7 +253,8 @@ def _reranking(
             run = _pooled(checkpoint, loaded, pooling_of_checkpoint(files, config, settings), score)
         else:
             run = networks.classifier(loaded.model, config, pad, score)
-        prompted = partial(pair_encoder, tokenizer, segments)
+        side = loaded.tokenizer.truncation_side
+        prompted = partial(pair_encoder, tokenizer, segments, side=side)
         return run, PairReader(prompted, limits, settings.truncate, prompt)
     model_type, compared = config["model_type"], answers_of(files)
     words, write = _ASKED.get(model_type, ((), None))

@@ -246,7 +246,7 @@ def _rotary(config: Mapping[str, Any], found: Fields) -> Fields:
     return {"theta": theta}
 
 
-_BERT = {"position_embedding_type": "absolute", "use_task_id": False}
+_BERT = {"position_embedding_type": "absolute", "use_task_id": False, "is_decoder": False}
 _GELU = {"hidden_act": "gelu", "hidden_activation": "gelu"}
 _ROBERTA = {"segments": 1, "epsilon": 1e-5, "pad": 1}
 FAMILIES: Mapping[str, Family] = {

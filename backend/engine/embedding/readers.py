@@ -5,7 +5,8 @@ rows with the checkpoint's tokenizer or its chat template.
 
 Rows that are too long are truncated as in sentence-transformers, unless the request forbids it: a
 text loses its end, a pair the end of the longer text, and a rendered chat the end of the contents,
-before the template's last words. The tokens that a tokenizer or a template adds are never removed.
+before the template's last words. If the tokenizer's `truncation_side` is left, texts and pairs lose
+their beginning instead. The tokens that a tokenizer or a template adds are never removed.
 """
 
 from __future__ import annotations
@@ -215,12 +216,14 @@ def text_encoder(
     end_token: int | None = None,
     pools_prompt: bool = True,
     special: bool = True,
+    side: str = "right",
 ) -> EncodeRow:
     """Return an encoder of single texts.
 
     end_token: a token that is appended to rows that do not end with this token, or with another
         that the tokenizer has appended; None for no token.
     pools_prompt: whether the tokens of a prompt are pooled.
+    side: the side on which a text that is too long loses tokens, `right` or `left`.
     """
 
     def tokens(text: str) -> Any:
@@ -228,7 +231,7 @@ def text_encoder(
 
     def encode(prompt: str, text: str, limit: int | None) -> Piece:
         row = tokens(prompt + text)
-        piece = _single(list(row.ids), list(row.sequence_ids), end_token, limit)
+        piece = _single(list(row.ids), list(row.sequence_ids), end_token, limit, side)
         if prompt and not pools_prompt:
             alone = tokens(prompt).sequence_ids
             piece = replace(piece, unpooled=len(alone) - (alone[-1:] == [None]))
@@ -259,29 +262,40 @@ def id_encoder(
 
 
 def _single(
-    ids: list[int], owners: list[int | None], end_token: int | None, limit: int | None
+    ids: list[int],
+    owners: list[int | None],
+    end_token: int | None,
+    limit: int | None,
+    side: str = "right",
 ) -> Piece:
     if end_token is not None and ids[-1:] != [end_token] and owners[-1:] != [None]:
         ids, owners = [*ids, end_token], [*owners, None]
-    return _truncated(ids, [0] * len(ids), owners, limit)
+    return _truncated(ids, [0] * len(ids), owners, limit, side)
 
 
-def pair_encoder(tokenizer: Any, segments: bool, prompt: str = "") -> EncodeRow:
+def pair_encoder(
+    tokenizer: Any, segments: bool, prompt: str = "", side: str = "right"
+) -> EncodeRow:
     """Return an encoder of pairs for a cross-encoder.
 
     segments: whether the model uses segment ids (BERT does, RoBERTa does not).
+    side: as for `text_encoder`.
     """
 
     def encode(query: str, document: str, limit: int | None) -> Piece:
         row = tokenizer.encode(prompt + query, document)
         types = list(row.type_ids) if segments else [0] * len(row.ids)
-        return _truncated(list(row.ids), types, list(row.sequence_ids), limit)
+        return _truncated(list(row.ids), types, list(row.sequence_ids), limit, side)
 
     return encode
 
 
 def _truncated(
-    ids: list[int], types: list[int], owners: Sequence[int | None], limit: int | None
+    ids: list[int],
+    types: list[int],
+    owners: Sequence[int | None],
+    limit: int | None,
+    side: str = "right",
 ) -> Piece:
     """Return a row of at most `limit` tokens.
 
@@ -292,12 +306,14 @@ def _truncated(
     lengths = owners.count(0), owners.count(1)
     left = list(_shares(*lengths, max(limit - (len(ids) - sum(lengths)), 0)))
     kept = []
-    for index, owner in enumerate(owners):
+    for index in range(len(ids))[:: -1 if side == "left" else 1]:
+        owner = owners[index]
         if owner is not None:
             left[owner] -= 1
             if left[owner] < 0:
                 continue
         kept.append(index)
+    kept.sort()
     return Piece([ids[at] for at in kept], [types[at] for at in kept], len(ids) - len(kept))
 
 

@@ -39,12 +39,6 @@ _SEVENTH = 7  # before this version, the system prompt is in the last question, 
 Message = dict[str, Any]
 
 
-def has_template(path: Path) -> bool:
-    """Return whether a folder has a chat template."""
-    stated = template_in(_object_in(path / OF_TOKENIZER)) or _template_of_processor(path)
-    return _in_a_file(path) or bool(stated)
-
-
 def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
     """Return the arguments that give a tokenizer its template; empty if none are needed.
 
@@ -136,7 +130,8 @@ def _version(tekken: dict[str, Any]) -> int:
 
 
 def _is_written_here(path: Path, special: set[str]) -> bool:
-    return "[INST]" in special and not has_template(path)
+    stated = template_in(_object_in(path / OF_TOKENIZER)) or _template_of_processor(path)
+    return "[INST]" in special and not (stated or _in_a_file(path))
 
 
 def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> list[Message]:

@@ -23,13 +23,13 @@ from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
-_SMALL_FILES = ("*.json", "*.jsonl", "*.txt", "*.jinja", "*.py", "*.model", "*.tiktoken")
+_SMALL_FILES = tuple("*.json *.jsonl *.txt *.jinja *.py *.model *.model.v* *.tiktoken".split())
 _ALL_FILES = (
     *_SMALL_FILES,
     "model*.safetensors",
     "mtp*.safetensors",
     "mtp/*.safetensors",
-    "*_Dense/model.safetensors",
+    "[0-9]*_*/model.safetensors",  # a step of sentence-transformers
     "*/adapter_model.safetensors",
 )
 

@@ -26,6 +26,19 @@ KIMI: Rules = [
     *PARTS_FIRST,
     (r"^language_model\.model\.blocks\.", "language_model.model.layers."),
 ]
+MINIMAX: Rules = [
+    *PARTS_FIRST,
+    (r"^multi_modal_projector\.merge_", "patch_merge_mlp."),
+    (r"^(vision_tower\.)embeddings\.proj\.", r"\1vision_model.embeddings.patch_embedding."),
+    (r"^(vision_tower\.)(?=layers\.)", r"\1vision_model.encoder."),
+    (r"^(vision_tower\.)(?=pre_layrnorm\.)", r"\1vision_model."),
+    (r"\.mlp\.gate\.(?=e_score_)", ".block_sparse_moe."),
+    (r"\.mlp\.(?=experts\.|gate\.|shared_experts\.)", ".block_sparse_moe."),
+    (r"(\.experts\.\d+)\.gate_proj\.", r"\1.w1."),
+    (r"(\.experts\.\d+)\.down_proj\.", r"\1.w2."),
+    (r"(\.experts\.\d+)\.up_proj\.", r"\1.w3."),
+    (r"\.indexer\.", ".index_"),
+]
 # By model type, for mlx-lm's names. A name that the model has itself stays.
 _RENAMED: Mapping[str, Rules] = {
     "bailing_hybrid": [(r"\.attention\.dense\.", ".attention.o_proj.")],
@@ -38,6 +51,7 @@ _RENAMED: Mapping[str, Rules] = {
     "laguna": [(r"\.mlp\.shared_experts\.", ".mlp.shared_expert.")],
     "llama4": [(r"^(model|lm_head)\.", r"language_model.\1.")],
     "llama4_text": [(r"^lm_head\.", "output.")],
+    "minimax_m3_vl": MINIMAX,
     "mimo_v2_flash": [(r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias")],
     "muse_glimmer": [(r"^model\.(?=vision_)", "")],
     "nanochat": [
@@ -53,7 +67,9 @@ _RENAMED: Mapping[str, Rules] = {
         (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
     ],
 }
+_SEPARATE = ("glm4v_moe", "kimi_k25", "minimax_m3_vl", "qwen3_next")
 _DOWN, _GATES_AND_VALUES = ".down_proj.weight", ".experts.gate_up_proj"
+_OTHER_GATES = "gate_up_proj.weight"  # of dense layers and shared experts
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _TIED = ("embed_tokens.weight", "word_embeddings.weight")
 _EMBEDDED = "model.language_model.embed_tokens.weight"
@@ -68,6 +84,7 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         own = _own_weights(self)
+        weights = separate(weights, model_type)
         weights = {_own_name(name, model_type, own): each for name, each in weights.items()}
         if model_type == "deepseek_v3":
             # mlx-lm drops the head for multi-token prediction, which is one more layer, if its
@@ -88,9 +105,6 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
             }
         elif model_type == "olmo_hybrid":
             weights |= _divided(weights)
-        elif model_type == "qwen3_next":
-            # By the names of single experts, mlx-lm recognises weights that MLX has not converted.
-            weights = single_experts(weights)
         elif model_type == "qwen3_5_moe":
             weights = _joined_experts(weights)
         elif model_type == "qwen3_vl_moe":
@@ -170,9 +184,21 @@ def _own_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> d
     return found
 
 
-def single_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights with a matrix for each expert, as they were first published."""
+def separate(weights: Mapping[str, mx.array], model_type: str) -> dict[str, mx.array]:
+    """Return the weights with a matrix for each expert, if a family's were published that way.
+
+    By the names of single experts, mlx-lm recognises weights that MLX has not converted.
+    """
     found = dict(weights)
+    if model_type not in _SEPARATE:
+        return found
+    if model_type == "minimax_m3_vl":
+        # MLX's own form has all experts of a layer in one array, and may be quantised.
+        for name in [name for name in found if name.endswith(_OTHER_GATES)]:
+            base = name.removesuffix(_OTHER_GATES)
+            if found[name].ndim == 2 and f"{base}gate_up_proj.scales" not in found:
+                halves = found.pop(name).split(2)
+                found[f"{base}gate_proj.weight"], found[f"{base}up_proj.weight"] = halves
     for name in [name for name in weights if name.endswith(_GATES_AND_VALUES)]:
         experts = name.removesuffix("gate_up_proj")
         gates, values = found.pop(name).split(2, axis=1)
@@ -184,7 +210,7 @@ def single_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def _joined_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights with a matrix for all experts; the inverse of `single_experts`."""
+    """Return the weights with a matrix for all experts; the inverse of `separate`."""
     import mlx.core as mx
 
     found = dict(weights)

@@ -34,7 +34,12 @@ from backend.engine.request import (
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
 from common.field_names import named, unmarked
 from common.prefixes import common_prefix, position_of
-from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
+from common.tool_text import (
+    in_strict_turns,
+    mentions_calls,
+    with_single_calls,
+    with_tools_as_text,
+)
 
 if TYPE_CHECKING:
     from backend.engine.prompting.chat_format import ToolSupport
@@ -334,8 +339,13 @@ class PromptBuilder:
         except (TemplateError, *_TEMPLATE_FAULTS) as fault:
             refusal = fault
         tried = [prompt.messages]
-        for system in (True, False):
-            strict = in_strict_turns(prompt.messages, system=system)
+        single = with_single_calls(prompt.messages)
+        for strict in (
+            in_strict_turns(prompt.messages),
+            in_strict_turns(prompt.messages, system=False),
+            single,
+            in_strict_turns(single),
+        ):
             if strict not in tried:
                 tried.append(strict)
                 with suppress(TemplateError, *_TEMPLATE_FAULTS):

@@ -27,9 +27,10 @@ from mlx.utils import tree_flatten
 from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.saved_weights import (
     KIMI,
+    MINIMAX,
     PARTS_FIRST,
     Rules,
-    single_experts,
+    separate,
     transpose_experts,
 )
 from backend.engine.vision.patches import opencv_replaced, replaced
@@ -74,19 +75,7 @@ _RENAMED: Mapping[str, Rules] = {
         (r"\.pos_emb\.position_embeddings$", ".pos_emb.weight"),
     ],
     "llava": [*PARTS_FIRST, *_TOWER],
-    "minimax_m3_vl": [
-        *PARTS_FIRST,
-        (r"^multi_modal_projector\.merge_", "patch_merge_mlp."),
-        (r"^(vision_tower\.)embeddings\.proj\.", r"\1vision_model.embeddings.patch_embedding."),
-        (r"^(vision_tower\.)(?=layers\.)", r"\1vision_model.encoder."),
-        (r"^(vision_tower\.)(?=pre_layrnorm\.)", r"\1vision_model."),
-        (r"\.mlp\.gate\.(?=e_score_)", ".block_sparse_moe."),
-        (r"\.mlp\.(?=experts\.|gate\.|shared_experts\.)", ".block_sparse_moe."),
-        (r"(\.experts\.\d+)\.gate_proj\.", r"\1.w1."),
-        (r"(\.experts\.\d+)\.down_proj\.", r"\1.w2."),
-        (r"(\.experts\.\d+)\.up_proj\.", r"\1.w3."),
-        (r"\.indexer\.", ".index_"),
-    ],
+    "minimax_m3_vl": MINIMAX,
     "molmo2": [
         (r"^model\.vision_tower\.layers\.", "model.vision_tower.transformer.resblocks."),
         (r"^model\.vision_tower\.", "model.vision_backbone.image_vit."),
@@ -112,8 +101,6 @@ _RENAMED: Mapping[str, Rules] = {
     "qwen2_5_vl": _TEXT_FIRST,
     "qwen2_vl": _TEXT_FIRST,
 }
-_SINGLE_EXPERTS = ("glm4v_moe", "kimi_k25", "minimax_m3_vl")
-_GATES = "gate_up_proj.weight"  # of dense layers and shared experts
 _QKV = tuple(f".{part}_proj." for part in "qkv")
 # Model type → matrices that are published as one: the parts of their names that differ, and the
 # published part.
@@ -184,14 +171,7 @@ def read_as_saved() -> Iterator[None]:
 def published(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
     """Return weights under their published names and in the published layouts."""
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
-    found = dict(weights)
-    if model_type in _SINGLE_EXPERTS:
-        found = single_experts(found)
-    if model_type == "minimax_m3_vl":
-        for name in [name for name in found if name.endswith(_GATES)]:
-            base = name.removesuffix(_GATES)
-            halves = found.pop(name).split(2)
-            found[f"{base}gate_proj.weight"], found[f"{base}up_proj.weight"] = halves
+    found = separate(weights, model_type)
     for pattern, replacement in _RENAMED.get(model_type, ()):
         found = {re.sub(pattern, replacement, name): each for name, each in found.items()}
     for marks, mark in _JOINED.get(model_type, ()):

@@ -585,12 +585,16 @@ async def test_options_override_the_checkpoint(
 
 
 async def test_the_end_token_that_a_causal_model_pools_at_is_added_once(tmp_path: Path) -> None:
+    """To a conversion, which has no steps; sentence-transformers follows the tokenizer."""
     folder = write("qwen3", tmp_path)
     async with serving(folder) as engine:
         whole = await embed(engine, "paris")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     async with serving(folder) as engine:
+        assert (await embed(engine, "paris")).prompt_tokens == 1
+    (folder / "modules.json").unlink()
+    async with serving(folder, settings={"type": "embedding"}) as engine:
         bare = await embed(engine, "paris")
     assert whole == bare
     assert whole.prompt_tokens == 2
@@ -610,6 +614,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
     [
         ("bert", {"hidden_act": "gelu_10"}, "its hidden_act is 'gelu_10'"),
         ("bert", {"position_embedding_type": "relative_key"}, "its position_embedding_type is"),
+        ("bert", {"is_decoder": True}, "its is_decoder is True, but only False"),
         ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it classifies texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
         ("mpnet", {"hidden_act": "mish"}, "its hidden_act is 'mish'"),

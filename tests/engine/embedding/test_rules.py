@@ -243,6 +243,12 @@ def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
             "",
             ModelKind.RERANK,
         ),
+        (  # vectors of a model that was trained from a classifier
+            {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
+            ("modules.json", "1_Pooling/config.json"),
+            "",
+            ModelKind.EMBEDDING,
+        ),
         (
             {"model_type": "bert", "architectures": ["BertForTokenClassification"]},
             (),
@@ -289,6 +295,9 @@ def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:
         texts.read_text("a <new>")
 
 
+SIDES = st.sampled_from(["right", "left"])
+
+
 def words(count: int) -> Tokenizer:
     """A tokenizer of words w0, w1, …, which adds [CLS] in front and [SEP] after each text."""
     names = ["[CLS]", "[SEP]", *(f"w{at}" for at in range(count))]
@@ -302,26 +311,30 @@ def words(count: int) -> Tokenizer:
     return tokenizer
 
 
-@given(st.integers(0, 12), st.integers(0, 12), st.integers(3, 20))
-def test_pairs_are_truncated_as_the_tokenizer_does(first: int, second: int, limit: int) -> None:
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(3, 20), SIDES)
+def test_pairs_are_truncated_as_the_tokenizer_does(
+    first: int, second: int, limit: int, side: str
+) -> None:
     query, document = (" ".join(f"w{at}" for at in range(count)) for count in (first, second))
     whole, cutting = words(12), words(12)
-    cutting.enable_truncation(limit)  # longest first, at the end
+    cutting.enable_truncation(limit, direction=side)  # longest first
     wanted = cutting.encode(query, document)
-    piece = pair_encoder(whole, True)(query, document, limit)
+    piece = pair_encoder(whole, True, side=side)(query, document, limit)
     assert (piece.ids, piece.segments) == (wanted.ids, wanted.type_ids)
     assert piece.cut == max(first + second + 3 - limit, 0)
     assert pair_encoder(whole, True)(query, document, None).cut == 0
 
 
-@given(st.integers(0, 12), st.integers(2, 20))
-def test_texts_are_truncated_as_the_tokenizer_does(count: int, limit: int) -> None:
+@given(st.integers(0, 12), st.integers(2, 20), SIDES)
+def test_texts_are_truncated_as_the_tokenizer_does(count: int, limit: int, side: str) -> None:
     text = " ".join(f"w{at}" for at in range(count))
     whole, cutting = words(12), words(12)
-    cutting.enable_truncation(limit)
-    piece = text_encoder(whole)("", text, limit)
+    cutting.enable_truncation(limit, direction=side)
+    piece = text_encoder(whole, side=side)("", text, limit)
     assert piece.ids == cutting.encode(text).ids
     assert piece.cut == max(count + 2 - limit, 0)
+    if side == "left":
+        return
     by_id = id_encoder(lambda text: whole.encode(text).ids, {0, 1})("", text, limit)
     assert (by_id.ids, by_id.cut) == (piece.ids, piece.cut)
 

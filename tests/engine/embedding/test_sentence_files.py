@@ -148,6 +148,20 @@ async def test_a_text_is_truncated_unless_that_is_refused(tmp_path: Path) -> Non
         assert (await embed(engine, "moon " * (1 << 18))).prompt_tokens == 10
 
 
+async def test_the_tokenizer_states_the_side_that_is_cut(tmp_path: Path) -> None:
+    folder = tiny.write("bert", tmp_path)
+    change(folder / "sentence_bert_config.json", max_seq_length=4)
+    text, end = "paris river moon france", "moon france"
+    change(folder / "tokenizer_config.json", truncation_side="left")
+    np.testing.assert_allclose(await vector(folder, text), await vector(folder, end), atol=1e-6)
+    folder = tiny.write("bert_rerank", tmp_path / "reranker")
+    change(folder / "tokenizer_config.json", truncation_side="left", model_max_length=6)
+    async with serving(folder) as engine:
+        (cut,) = await rerank(engine, "moon", ["paris river moon france"])
+        (rest,) = await rerank(engine, "moon", [end])
+    np.testing.assert_allclose(cut.score, rest.score, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["embedding", "text"])
 async def test_the_tokenizer_may_be_told_to_add_an_end_token(kind: str, tmp_path: Path) -> None:
     """As gte-Qwen2 and e5-mistral state it: in tokenizer_config.json alone."""

@@ -87,6 +87,24 @@ def test_calls_get_short_ids_if_the_template_requires_them() -> None:
     assert "<a1B2c3D4e>" in _text(_builder(template), HI, own)
 
 
+def test_calls_are_shown_one_by_one_if_the_template_requires_it() -> None:
+    """The templates of Llama 3.1 to 3.3 require it."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('only single tool-calls') }}{% endif %}"
+        "({{ m.tool_calls[0].function.name }} {{ m.content }})"
+        "{% else %}<{{ m.role }} {{ m.content }}>{% endif %}{% endfor %}"
+    )
+    called = {**TWICE, "content": "Both."}
+    results = [{**HISTORY[2], "tool_call_id": call, "content": call} for call in ("c2", CALL["id"])]
+    text = _text(_builder(template), HI, called, *results, SO)
+    name = "get_weather"
+    first, second = f"({name} Both.)<tool {CALL['id']}>", f"({name} )<tool c2>"
+    assert text == f"<user Hi>{first}{second}<user So?>"
+    unanswered = _text(_builder(template), HI, called, results[1], SO)
+    assert unanswered == f"<user Hi>{first}({name} )<user So?>"
+
+
 def test_arguments_without_an_end_become_an_object_if_the_template_requires_one() -> None:
     """Those of Qwen3-Coder, GLM and MiniMax do; an agent sends such a call back with its error."""
     template = (
