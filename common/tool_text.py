@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -107,24 +108,20 @@ def with_single_calls(messages: Iterable[Message]) -> tuple[Message, ...]:
 
     The templates of Llama 3 refuse a message with several calls.
     """
-    single: list[Message] = []
+    groups: list[list[Message]] = []  # a message with a call, and its results
+    of_call: dict[object, list[Message]] = {}
     for message in messages:
         calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
-        if message.get("role") in _RESULTS:
-            of_call = [
-                at
-                for at, other in enumerate(single, 1)
-                for call in other.get("tool_calls") or ()
-                if call.get("id") == message.get("tool_call_id")
-            ]
-            single.insert(of_call[-1] if of_call else len(single), message)
-        elif len(calls) > 1:
+        if message.get("role") in _RESULTS and groups:
+            of_call.get(message.get("tool_call_id"), groups[-1]).append(message)
+        elif calls:
             alone = {**message, "content": [] if isinstance(message.get("content"), list) else ""}
-            single += [{**alone, "tool_calls": [call]} for call in calls]
-            single[-len(calls)] = {**message, "tool_calls": [calls[0]]}
+            for at, call in enumerate(calls):
+                groups.append([{**(alone if at else message), "tool_calls": [call]}])
+                of_call[call.get("id")] = groups[-1]
         else:
-            single.append(message)
-    return tuple(single)
+            groups.append([message])
+    return tuple(chain.from_iterable(groups))
 
 
 def _unanswered(missing: Sequence[Message], result: Message) -> list[Message]:

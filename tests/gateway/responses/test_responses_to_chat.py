@@ -449,7 +449,9 @@ def test_a_screenshot_is_an_image_in_the_result() -> None:
         ({"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "e"}, None),
     ],
 )
-def test_an_item_that_is_unknown_or_sealed_is_a_message_if_it_has_text(item: Json, text: str | None) -> None:
+def test_an_item_that_is_unknown_or_sealed_is_a_message_if_it_has_text(
+    item: Json, text: str | None
+) -> None:
     running = begun()
     added = translated([message_item("user", "hi"), item]).chat.messages[1:]
     texts = [each.model_dump(exclude_none=True)["content"] for each in added]
