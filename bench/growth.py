@@ -23,6 +23,12 @@ ANSWERS = {
     "a long argument": (
         "hermes", '<tool_call>{"name": "save_note", "arguments": {"text": "', "text \\n",
         '"}}</tool_call>'),
+    "quotes without escapes": (
+        "hermes", '<tool_call>{"name": "save_note", "arguments": {"text": "', '"a", "b", ',
+        '"}}</tool_call>'),
+    "JSON inside strings": (
+        "hermes", '<tool_call>{"name": "save_note", "arguments": {"text": [', '"{"a": 1}", ',
+        "]}}</tool_call>"),
     "a list of numbers": (
         "hermes", '<tool_call>{"name": "save_note", "arguments": {"text": [1', ", 12",
         "]}}</tool_call>"),
