@@ -142,7 +142,7 @@ def serve(reference: str, **given: Any) -> None:
     if reference:
         for flag, value in (("--model", given["model"]), ("--models-dir", given["models_dir"])):
             if value:
-                raise click.UsageError(f"both {reference} and {flag} {value} say what to serve")
+                raise serving.Contradiction([reference, f"{flag} {value}"])
         flags.insert(0, f"--model={_fetching(lambda: serving.reference_of(reference))}")
     arguments = _fetching(lambda: serving.arguments_for(flags, os.environ))
     serving.become_gateway([*arguments, *model_settings(given)])

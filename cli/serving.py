@@ -34,7 +34,10 @@ _SOURCES = (f"{SETTINGS}MODELS_DIR", f"{SETTINGS}MODEL")
 
 
 class Contradiction(click.UsageError):
-    """More than one setting says what to serve; `str()` lists these settings."""
+    """More than one setting says what to serve."""
+
+    def __init__(self, settings: Sequence[str]) -> None:
+        super().__init__(f"both {' and '.join(settings)} say what to serve: give only one of them")
 
 
 def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -52,7 +55,7 @@ def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]
     own = {} if named else {name: value for name in _SOURCES if (value := environ.get(name))}
     chosen = [*named, *(f"{name}={value}" for name, value in (variables | own).items())]
     if len(chosen) > 1:
-        raise Contradiction(f"both {' and '.join(chosen)} say what to serve: give only one of them")
+        raise Contradiction(chosen)
     if named or own:
         return list(given)
     if "MODELS" in variables:

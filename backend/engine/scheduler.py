@@ -328,6 +328,9 @@ class Scheduler:
             return None
         return before + self._latest_seconds
 
+    def _now(self) -> float:
+        return time.monotonic()
+
     def _next_plan(self) -> StepPlan:
         """Return the plan of the next step: the latest plan if it is still valid, or a new plan."""
         if not self._events:
@@ -343,7 +346,7 @@ class Scheduler:
         events += self._events
         self._generated, self._decoded, self._events = defaultdict(list), [], []
         self._grown = 0
-        return self.planner.plan(time.monotonic(), events)
+        return self.planner.plan(self._now(), events)
 
     def _learn(self, events: list[PlannerEvent], began: float, read: int = 0) -> None:
         """Store the events of a step for the next plan.

@@ -161,7 +161,7 @@ def test_a_folder_of_models_is_served_by_its_own_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "both"),
     [
-        (["m", "--models-dir", "all"], {}, "--models-dir and --model"),
+        (["m", "--models-dir", "all"], {}, "m and --models-dir all"),
         (["m"], {"MODELS": "all"}, "--model and MODELS=all"),
         (["--models-dir=all"], {"MODEL": "m"}, "--models-dir and MODEL=m"),
         ([], {"MODELS": "all", "MODEL": "m"}, "MODELS=all and MODEL=m"),
