@@ -227,6 +227,7 @@ def ignored(answer: Any) -> list[str]:
             {
                 "input[].internal",
                 "input[][web_search_call]",
+                "input[][reasoning]",
                 "tools[].output_schema",
                 "tools[].format",
                 "tools[][web_search]",
