@@ -101,6 +101,15 @@ def _up_to_the_end(rendered: str) -> str:
     return text.replace(_END, "")
 
 
+def _rearranged(messages: tuple[Mapping[str, Any], ...]) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """Yield the messages in orders that strict templates accept, from the smallest change on."""
+    yield in_strict_turns(messages)
+    yield in_strict_turns(messages, system=False)
+    single = with_single_calls(messages)
+    yield single
+    yield in_strict_turns(single)
+
+
 class CostlyPrompt(InvalidRequest):
     """The chat template takes more time or memory than a prompt may."""
 
@@ -339,13 +348,7 @@ class PromptBuilder:
         except (TemplateError, *_TEMPLATE_FAULTS) as fault:
             refusal = fault
         tried = [prompt.messages]
-        single = with_single_calls(prompt.messages)
-        for strict in (
-            in_strict_turns(prompt.messages),
-            in_strict_turns(prompt.messages, system=False),
-            single,
-            in_strict_turns(single),
-        ):
+        for strict in _rearranged(prompt.messages):
             if strict not in tried:
                 tried.append(strict)
                 with suppress(TemplateError, *_TEMPLATE_FAULTS):
