@@ -290,8 +290,9 @@ def _reranking(
 
 
 def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:
-    special = frozenset(loaded.tokenizer.all_special_ids)
-    return id_encoder(loaded.tokenizer.encode, special, _end_token(checkpoint, loaded))
+    tokenizer, end = loaded.tokenizer, _end_token(checkpoint, loaded)
+    special = frozenset(tokenizer.all_special_ids)
+    return id_encoder(tokenizer.encode, special, end, tokenizer.truncation_side)
 
 
 def _chat(loaded: LoadedModel, tokenizer: Any, messages: Messages | None) -> ChatEncoder:

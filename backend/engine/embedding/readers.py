@@ -244,19 +244,21 @@ def id_encoder(
     encode_ids: Callable[[str], list[int]],
     special: Collection[int] = (),
     end_token: int | None = None,
+    side: str = "right",
 ) -> EncodeRow:
     """Return an encoder of single texts that uses a function from texts to token ids.
 
-    special: ids of special tokens. A special token at the end stays if a row is truncated.
-    end_token: as for `text_encoder`.
+    special: ids of special tokens. Those at the ends of a row stay if it is truncated.
+    end_token, side: as for `text_encoder`.
     """
 
     def encode(prompt: str, text: str, limit: int | None) -> Piece:
         ids = encode_ids(prompt + text)
         owners: list[int | None] = [0] * len(ids)
-        if ids and ids[-1] in special:
-            owners[-1] = None
-        return _single(ids, owners, end_token, limit)
+        for end in (0, -1) if ids else ():
+            if ids[end] in special:
+                owners[end] = None
+        return _single(ids, owners, end_token, limit, side)
 
     return encode
 
@@ -266,7 +268,7 @@ def _single(
     owners: list[int | None],
     end_token: int | None,
     limit: int | None,
-    side: str = "right",
+    side: str,
 ) -> Piece:
     if end_token is not None and ids[-1:] != [end_token] and owners[-1:] != [None]:
         ids, owners = [*ids, end_token], [*owners, None]
