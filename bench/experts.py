@@ -29,7 +29,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from backend.engine.experts.offload import offload, slots_of
-from backend.engine.experts.read_ahead import Payoff
+from backend.engine.experts.read_ahead import MOST_TOKENS
 from backend.engine.loading.weights import cast
 from backend.engine.units import MIB
 from bench.checkpoint import TINY_IDS, cached, copy_tokenizer
@@ -186,7 +186,7 @@ def _decode(
     cache, token, seconds = make_prompt_cache(model), 7, 0.0
     answer = []
     with (
-        patch.object(Payoff, "_choose", lambda *_: ahead),
+        patch("backend.engine.experts.layer_cache.MOST_TOKENS", MOST_TOKENS if ahead else 0),
         patch.object(os, "preadv", late if delay else read),
         (dropped or Path(os.devnull)).open("rb") as file,
     ):

@@ -18,7 +18,7 @@ import numpy as np
 
 from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.expert_tensors import Location
-from backend.engine.experts.read_ahead import Payoff, Router
+from backend.engine.experts.read_ahead import MOST_TOKENS, Router
 from backend.engine.experts.weight_files import Reading, WeightFiles
 
 _FADING = 0.98  # factor on each expert's worth in each pass
@@ -40,16 +40,6 @@ class Parameter:
         return values
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How a layer relates to the other layers with experts."""
-
-    payoff: Payoff  # the decision whether to read ahead, shared by all layers of a pass
-    first: bool  # whether a pass begins with this layer
-    # The next layer and its router; None if a pass ends with this layer.
-    following: tuple[LayerCache, Router] | None
-
-
 @dataclass(eq=False)
 class LayerCache:
     """The slots of one layer."""
@@ -59,8 +49,8 @@ class LayerCache:
     files: WeightFiles
     portion: int  # maximum number of bytes that are read before they are written to slots
     counts: ExpertCounts
-    # Set when all layers have caches; None if the order of the layers is unknown.
-    link: Link | None = field(default=None, init=False)
+    # The next layer and its router, set when all layers have caches; None if there is none.
+    following: tuple[LayerCache, Router] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # Several parameters may be made from the same bytes, which are read once.
@@ -110,24 +100,18 @@ class LayerCache:
         else:
             self._bring(experts)
             result = self.switch(x, mx.array(self._slots_of(selected)))
-        if self.link and self.link.following and likely is not None:
+        if self.following and likely is not None:
             # Before the launch, which lets the threads have Python's lock.
-            self.link.following[0].read_ahead(np.array(likely))
+            self.following[0].read_ahead(np.array(likely))
         # Until the result is computed, it refers to the slots, and writing to them needs a copy.
         mx.async_eval(result)
-        if self.link and not self.link.following:
-            self.link.payoff.end()
         return result
 
     def _likely(self, x: mx.array, indices: mx.array) -> mx.array | None:
         """Return the experts that the next layer probably selects; None not to read any."""
-        if self.link is None:
+        if self.following is None or x.size // x.shape[-1] > MOST_TOKENS:
             return None
-        if self.link.first:
-            self.link.payoff.begin(x.size // x.shape[-1])
-        if self.link.following is None or not self.link.payoff.active:
-            return None
-        return self.link.following[1].choose(x, indices.shape[-1])
+        return self.following[1].choose(x, indices.shape[-1])
 
     def read_ahead(self, likely: np.ndarray) -> None:
         """Begin to read missing experts that this layer probably selects.

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from mlx.utils import tree_unflatten
 
 from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.expert_tensors import LocationFinder
-from backend.engine.experts.layer_cache import LayerCache, Link, Parameter
-from backend.engine.experts.read_ahead import Payoff, Router
+from backend.engine.experts.layer_cache import LayerCache, Parameter
+from backend.engine.experts.read_ahead import Router
 from backend.engine.experts.weight_files import WeightFiles
 from backend.engine.loading.stages import Stages
 from backend.engine.units import MIB
@@ -150,15 +151,11 @@ def _link(model: Any, caches: Mapping[str, LayerCache]) -> None:
     modules = dict(model.named_modules())
     for paths in stacks.values():
         paths.sort(key=lambda path: [int(number) for number in _NUMBER.findall(path)])
-        payoff = Payoff()
-        for at, path in enumerate(paths):
-            following = None
-            for after in paths[at + 1 : at + 2]:
-                # The router is beside the layer of experts, or beside the module around it.
-                parts = after.split(".")
-                around = [modules.get(".".join(parts[:-depth]), ()) for depth in (1, 2)]
-                following = caches[after], Router(around, caches[after].experts)
-            caches[path].link = Link(payoff, not at, following)
+        for path, after in pairwise(paths):
+            # The router is beside the layer of experts, or beside the module around it.
+            parts = after.split(".")
+            around = [modules.get(".".join(parts[:-depth]), ()) for depth in (1, 2)]
+            caches[path].following = caches[after], Router(around, caches[after].experts)
 
 
 def slots_of(budget: int, sizes: Sequence[int]) -> tuple[int, int]:

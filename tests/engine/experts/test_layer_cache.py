@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupDrafter
 from backend.engine.errors import ExpertsUnreadable
-from backend.engine.experts.read_ahead import Payoff
+from backend.engine.experts.layer_cache import LayerCache
 from backend.engine.model import EngineModel
 from backend.engine.planning.draft_width import DraftWidth
 from backend.engine.request import Sampling
@@ -106,7 +106,7 @@ def test_tokens_depend_neither_on_slots_nor_on_who_shares_them(
 ) -> None:
     """arrivals: the step, the number of the prompt, its length, and the tokens of its answer.
 
-    dice: decide which passes read ahead.
+    dice: decide which layers read ahead.
     """
     drafting = Drafting(3, lambda: [LookupDrafter()]) if drafts else None
     rounds = Rounds(replace(_cached(folder, slots), drafting=drafting))
@@ -138,7 +138,12 @@ def _play(
 
 
 def _reading_ahead(decide: Callable[[], bool]) -> AbstractContextManager[Any]:
-    return patch.object(Payoff, "_choose", lambda _self, _times: decide())
+    likely = LayerCache._likely
+
+    def chosen(cache: LayerCache, x: mx.array, indices: mx.array) -> mx.array | None:
+        return likely(cache, x, indices) if decide() else None
+
+    return patch.object(LayerCache, "_likely", chosen)
 
 
 _PASSES = st.lists(
