@@ -114,16 +114,10 @@ class Server(uvicorn.Server):
 
 
 def _leave_at_once() -> None:
-    """Exit without waiting after a second signal, but leave no backend behind.
-
-    The wardens stay to end backends that are being started at this moment, and then end themselves.
-    """
-    me = psutil.Process()
-    wardens = me.children()
-    for process in me.children(recursive=True):
-        if process not in wardens:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
+    """Exit without waiting after a second signal, but leave no backend behind."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
     os._exit(1)
 
 
