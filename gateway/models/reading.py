@@ -160,8 +160,7 @@ def _references(given: Any) -> set[str]:
         return set()
     parameters = given.get("parameters")
     model = parameters.get("model") if isinstance(parameters, dict) else None
-    drafts = given.get("draft_models")
-    names = [model, given.get("draft_model"), *(drafts if isinstance(drafts, list) else ())]
+    names = (model, given.get("draft_model"))
     return {name.rstrip("/") for name in names if isinstance(name, str)}
 
 
