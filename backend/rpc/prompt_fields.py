@@ -10,8 +10,8 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.checks import require_alone, require_most
 from backend.rpc.request_metadata import template_arguments
+from backend.rpc.template_messages import template_messages
 from common.field_names import BadField, named
-from common.messages import template_messages
 from common.tools import (
     ToolChoice,
     corrected_choice,

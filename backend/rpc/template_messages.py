@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from common.field_names import BadField, named
 from common.wording import json_fault
+from wire import backend_pb2 as pb
 
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
 # every request, so no prompt would start with the same tokens as the previous one.
@@ -21,24 +22,7 @@ _BILLING_LABEL = "x-anthropic-billing-header:"
 _BILLING = re.compile(rf"^{_BILLING_LABEL}[^\n]*\n*", re.MULTILINE)
 
 
-class WireMessage(Protocol):
-    """The fields of a protocol message, as the generated class has them."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def content(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def tool_call_id(self) -> str: ...
-    @property
-    def reasoning_content(self) -> str: ...
-    @property
-    def tool_calls(self) -> str: ...
-
-
-def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
+def template_messages(messages: Iterable[pb.Message]) -> tuple[dict[str, Any], ...]:
     """Return one dict per message. Raises BadField with the index of a wrong message."""
     names: dict[str, str] = {}  # of the functions called so far, by the id of the call
     entries = []
@@ -72,7 +56,7 @@ def _names_by_id(calls: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]
             yield call["id"], name
 
 
-def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
+def _template_message(index: int, message: pb.Message) -> dict[str, Any]:
     if not message.role:
         raise BadField(
             f"{named(f'Messages[{index}]')} has no role: set user, assistant, system or tool"
