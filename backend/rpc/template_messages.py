@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from common.field_names import BadField, named
+from backend.engine.errors import InvalidRequest
+from common.field_names import named
 from common.wording import json_fault
 from wire import backend_pb2 as pb
 
@@ -23,7 +24,7 @@ _BILLING = re.compile(rf"^{_BILLING_LABEL}[^\n]*\n*", re.MULTILINE)
 
 
 def template_messages(messages: Iterable[pb.Message]) -> tuple[dict[str, Any], ...]:
-    """Return one dict per message. Raises BadField with the index of a wrong message."""
+    """Return one dict per message. Raises InvalidRequest with the index of a wrong message."""
     names: dict[str, str] = {}  # of the functions called so far, by the id of the call
     entries = []
     for index, message in enumerate(messages):
@@ -58,7 +59,7 @@ def _names_by_id(calls: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]
 
 def _template_message(index: int, message: pb.Message) -> dict[str, Any]:
     if not message.role:
-        raise BadField(
+        raise InvalidRequest(
             f"{named(f'Messages[{index}]')} has no role: set user, assistant, system or tool"
         )
     content = message.content
@@ -85,13 +86,15 @@ def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
         fault = json_fault(error)
-        raise BadField(
+        raise InvalidRequest(
             f"{named(f'Messages[{index}].tool_calls')} is not valid JSON: {fault}"
         ) from None
     if calls is None:
         return []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise BadField(f"{named(f'Messages[{index}].tool_calls')} must be a JSON list of objects")
+        raise InvalidRequest(
+            f"{named(f'Messages[{index}].tool_calls')} must be a JSON list of objects"
+        )
     return [_with_decoded_arguments(call) for call in calls]
 
 

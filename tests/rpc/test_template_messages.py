@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine.errors import InvalidRequest
 from backend.rpc.template_messages import template_messages
 from wire import backend_pb2 as pb
 
@@ -115,12 +116,12 @@ def test_a_message_without_calls_has_no_key_for_them(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["{", "{}", '"x"', "[1]", "7", "[" * 100_000])
 def test_unreadable_calls_name_the_message(text: str) -> None:
-    with pytest.raises(ValueError, match=r"Messages\[1\]\.tool_calls"):
+    with pytest.raises(InvalidRequest, match=r"Messages\[1\]\.tool_calls"):
         template_messages([sent(), sent(tool_calls=text)])
 
 
 def test_a_message_without_a_role_is_named() -> None:
-    with pytest.raises(ValueError, match=r"Messages\[0\] has no role"):
+    with pytest.raises(InvalidRequest, match=r"Messages\[0\] has no role"):
         template_messages([sent(role="")])
 
 
@@ -130,7 +131,7 @@ def test_any_text_of_calls_is_parsed_or_refused_with_a_message(text: str) -> Non
     entries: tuple[dict[str, Any], ...] = ({},)
     try:
         entries = template_messages([sent(tool_calls=text)])
-    except ValueError as error:
+    except InvalidRequest as error:
         refused = str(error)
     assert refused.startswith("Messages[0].tool_calls") or refused == ""
     assert all(isinstance(call, dict) for call in entries[0].get("tool_calls", []))
