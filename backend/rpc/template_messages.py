@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
+from backend.rpc.checks import json_value
 from common.field_names import named
-from common.wording import json_fault
 from wire import backend_pb2 as pb
 
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
@@ -80,21 +80,10 @@ def _template_message(index: int, message: pb.Message) -> dict[str, Any]:
 
 
 def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
-    if not text.strip():
-        return []
-    try:
-        calls = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        fault = json_fault(error)
-        raise InvalidRequest(
-            f"{named(f'Messages[{index}].tool_calls')} is not valid JSON: {fault}"
-        ) from None
-    if calls is None:
-        return []
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise InvalidRequest(
-            f"{named(f'Messages[{index}].tool_calls')} must be a JSON list of objects"
-        )
+    field, what = f"Messages[{index}].tool_calls", "a JSON list of objects"
+    calls = json_value(list, field, text, what)
+    if not all(isinstance(call, dict) for call in calls):
+        raise InvalidRequest(f"{named(field)} must be {what}")
     return [_with_decoded_arguments(call) for call in calls]
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from backend.engine.errors import InvalidRequest
+from backend.rpc.checks import json_value
 from common.field_names import named
-from common.wording import json_fault, shown
+from common.wording import shown
 
 Tool = dict[str, Any]
 Mode = Literal["auto", "none", "required"]
@@ -42,16 +43,7 @@ class ToolChoice:
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
     """Return the tools in the form that templates expect. Raises InvalidRequest."""
-    if not text.strip():
-        return ()
-    try:
-        tools = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{named('Tools')} is not valid JSON: {json_fault(error)}") from None
-    if tools is None:
-        return ()
-    if not isinstance(tools, list):
-        raise InvalidRequest(f"{named('Tools')} must be a JSON list")
+    tools = json_value(list, "Tools", text, "a JSON list")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
