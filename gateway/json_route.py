@@ -56,7 +56,7 @@ class JsonRoute(APIRoute):
         async def with_body(request: Request) -> Response:
             # Free the body, because it may be large and the request may take long.
             body = pop_body(request.scope)
-            if "POST" in (self.methods or ()) or self.body_field is not None:
+            if self.body_field is not None:
                 parsed = await parse(Headers(scope=request.scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 MutableHeaders(scope=request.scope)["content-type"] = "application/json"
@@ -69,8 +69,7 @@ class JsonRoute(APIRoute):
         return with_body
 
     def _checked(self, body: dict[str, Any]) -> Any:
-        if self.body_field is None:
-            return body
+        assert self.body_field is not None
         checked, problems = self.body_field.validate(body, {}, loc=("body",))
         if problems:
             raise invalid(problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -48,15 +49,13 @@ def _authorized(stub: Stub, token: str) -> Stub:
     Interceptors would do the same, at a cost for every message of every stream.
     """
 
-    def with_token(method: Callable[..., Any]) -> Callable[..., Any]:
-        def start(request: Any, *, metadata: Any = (), **given: Any) -> Any:
-            entry = ("authorization", f"Bearer {token}")
-            return method(request, metadata=(*metadata, entry), **given)
+    entry = ("authorization", f"Bearer {token}")
 
-        return start
+    def start(method: Callable[..., Any], request: Any, *, metadata: Any = (), **given: Any) -> Any:
+        return method(request, metadata=(*metadata, entry), **given)
 
     for name, method in vars(stub).items() if token else ():
-        setattr(stub, name, with_token(method))
+        setattr(stub, name, functools.partial(start, method))
     return stub
 
 
