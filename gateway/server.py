@@ -133,22 +133,19 @@ def allow_connections() -> None:
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 chooses a free port. Raises BadArgument."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError:
         raise BadArgument(f"--host {host} is not an address of this machine") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)  # clients may connect as soon as the address is printed
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    try:  # clients may connect as soon as the address is printed
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise BadArgument(f"port {port} is in use: give another --port, or 0") from None
-        raise BadArgument(f"{host} port {port} cannot be used: {error.strerror}") from None
-    return listener
+        reason = os.strerror(error.errno or 0)
+        raise BadArgument(f"{host} port {port} cannot be used: {reason}") from None
 
 
 def url_of(listener: socket.socket) -> str:

@@ -195,11 +195,8 @@ def write_tools(options: pb.PredictOptions, offer: Offer, request: ChatCompletio
     if not offer.tools:
         return
     options.Tools = json.dumps(offer.tools)
-    if offer.name:
-        choice: Any = {"type": "function", "function": {"name": offer.name}}
-        options.ToolChoice = json.dumps(choice)
-    else:
-        options.ToolChoice = json.dumps(offer.mode)
+    called = {"type": "function", "function": {"name": offer.name}}
+    options.ToolChoice = json.dumps(called if offer.name else offer.mode)
     if request.parallel_tool_calls is False or is_legacy(request):
         options.Metadata["mlx.parallel_tool_calls"] = "false"
 
