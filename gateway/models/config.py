@@ -2,7 +2,7 @@
 
 Files written for LocalAI work unchanged. A key without meaning for a language model on MLX is
 ignored; a key whose effect would be missed is refused, with advice on what to do instead. Both
-tables are part of docs/models.md, which also says what the other keys mean.
+tables are part of docs/models.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.field_table import FieldTable, Refused, each
+from gateway.described import about
 
 _NEUTRAL = each(
     {
@@ -124,23 +125,30 @@ class Parameters(Strict):
     None means not set in the file; then the checkpoint's value applies, else DEFAULTS.
     """
 
-    model: str = Field(min_length=1)
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: Share | None = None
-    top_k: int | None = Field(default=None, ge=-1)
-    min_p: Share | None = None
-    typical_p: Share | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = Field(default=None, ge=-1, lt=1 << 31)
-    repeat_penalty: float | None = Field(default=None, ge=0)
-    repeat_last_n: int | None = Field(default=None, ge=-1)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
-    tokenizer: str = ""
-    rope_freq_base: float = 0
-    rope_freq_scale: float = 0
+    model: str = Field(
+        min_length=1,
+        description="Hub id (`owner/name`), folder under the models folder, or absolute path.",
+    )
+    temperature: float | None = about("0 always picks the most likely token.", ge=0, le=100)
+    top_p: Share | None = about("Probability mass to keep.")
+    top_k: int | None = about("Number of tokens to keep; 0 or -1 is off.", ge=-1)
+    min_p: Share | None = about("Minimum probability, as a share of the most likely token's.")
+    typical_p: Share | None = about("Locally typical sampling; 1 is off.")
+    max_tokens: int | None = about("Maximum number of tokens in an answer.", ge=1)
+    seed: int | None = about("-1 draws a new one for each request.", ge=-1, lt=1 << 31)
+    repeat_penalty: float | None = about(
+        "llama.cpp's repetition penalty over prompt and answer; 1 is off.", ge=0
+    )
+    repeat_last_n: int | None = about(
+        "Number of recent tokens that repeat_penalty covers; -1 means all.", ge=-1
+    )
+    frequency_penalty: float | None = about("OpenAI's; 0 is off.", ge=-2, le=2)
+    presence_penalty: float | None = about("OpenAI's; 0 is off.", ge=-2, le=2)
+    logit_bias: dict[str, float] | None = about("Token id → value added to its logit.")
+    ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
+    tokenizer: str = about("Passed to LoadModel; refused by this backend.", "")
+    rope_freq_base: float = about("Passed to LoadModel.", 0)
+    rope_freq_scale: float = about("Passed to LoadModel.", 0)
 
     def chosen(self, name: str, given: float | None = None) -> float:
         """Return the request's value, else the model's, else the default."""
@@ -161,7 +169,9 @@ class Parameters(Strict):
 class Template(Strict):
     """The section `template`. The checkpoint has its own chat template, so only one key remains."""
 
-    use_tokenizer_template: Literal[True] = True
+    use_tokenizer_template: Literal[True] = about(
+        "Must be true: only the checkpoint's template is supported.", True
+    )
 
     _foreign = foreign("template.")
 
@@ -169,7 +179,7 @@ class Template(Strict):
 class Reasoning(Strict):
     """The section `reasoning`: whether a model thinks if a request does not set that."""
 
-    disable: bool | None = None
+    disable: bool | None = about("`true`: no thinking (enable_thinking false); `false`: thinking.")
 
 
 class WarmPrompt(Strict):
@@ -180,60 +190,92 @@ class WarmPrompt(Strict):
 
 
 class ModelConfig(Strict):
-    """A model of the models folder, whose keys docs/models.md describes.
+    """A model of the models folder. What is passed to LoadModel is checked by the backend."""
 
-    What is passed to LoadModel is checked by the backend.
-    """
-
-    name: Name
-    aliases: list[Name] = []
-    description: str = ""
-    disabled: bool = False
-    backend: str = ""
-    address: str = ""
-    env: dict[str, str] = {}
+    name: Name = Field(description="The name that requests use; if missing, the file's name.")
+    aliases: list[Name] = about("Other names of the model.", [])
+    description: str = about("A description for people.", "")
+    disabled: bool = about("Ignore this file.", False)
+    backend: str = about(
+        "Absolute path of a `run.sh` to start; empty, `mlx`, `mlx-vlm` or"
+        " `mlx-backend`: the one that comes with the gateway.",
+        "",
+    )
+    address: str = about(
+        "`host:port` of a backend that is already running; the gateway never stops it.", ""
+    )
+    env: dict[str, str] = about("Environment variables for the backend's process.", {})
     parameters: Parameters
-    stopwords: list[str] = []
+    stopwords: list[str] = about("Stop strings, in addition to those of a request.", [])
     template: Template = Template()
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = about(
+        "Variables for the chat template; a request's own take precedence.", {}
+    )
     reasoning: Reasoning = Reasoning()
-    reasoning_effort: str = ""
+    reasoning_effort: str = about(
+        "`none`, `minimal`, `low`, `medium` or `high`, for requests without one.", ""
+    )
 
-    context_size: int = Field(default=0, ge=0, lt=1 << 31)
-    max_model_len: int = Field(default=0, ge=0, lt=1 << 31)
-    options: list[str] = []
-    engine_args: dict[str, Any] = {}
-    overrides: list[str] = []
-    type: str = ""
-    dtype: str = ""
-    quantization: str = ""
-    load_format: str = ""
-    trust_remote_code: bool = False
-    embeddings: bool = False
-    reranking: bool = False
-    mmproj: str = ""
-    cache_type_k: str = ""
-    cache_type_v: str = ""
-    rope_scaling: str = ""
-    yarn_ext_factor: float = 0
-    yarn_attn_factor: float = 0
-    yarn_beta_fast: float = 0
-    yarn_beta_slow: float = 0
-    tensor_parallel_size: int = Field(default=0, ge=0)
-    lora_adapter: str = ""
-    lora_base: str = ""
-    lora_scale: float = 0
-    lora_adapters: list[str] = []
-    lora_scales: list[float] = []
-    adapters: dict[str, str] = {}
-    draft_model: str = ""
-    n_draft: int = Field(default=0, ge=0, le=64)
+    context_size: int = about(
+        "Maximum tokens of prompt and answer together; 0: as many as memory holds for one request,"
+        " at most the model's maximum.",
+        0,
+        ge=0,
+        lt=1 << 31,
+    )
+    max_model_len: int = about("As context_size; the smaller applies.", 0, ge=0, lt=1 << 31)
+    options: list[str] = about("`key:value`, see [options.md](options.md).", [])
+    engine_args: dict[str, Any] = about(
+        "Options as a map, which takes precedence; an unknown key fails the load.", {}
+    )
+    overrides: list[str] = about("Passed to LoadModel.", [])
+    type: str = about("Passed to LoadModel.", "")
+    dtype: str = about("Type of the weights: float32, float16, bfloat16, auto.", "")
+    quantization: str = about("Passed to LoadModel.", "")
+    load_format: str = about("Passed to LoadModel.", "")
+    trust_remote_code: bool = about("Whether Python files in the checkpoint may be run.", False)
+    embeddings: bool = about("Require a model that can serve /embeddings.", False)
+    reranking: bool = about("Require a model that can serve /rerank.", False)
+    mmproj: str = about("Passed to LoadModel.", "")
+    cache_type_k: str = about("Type of the KV cache: `f16`, `q8_0`, `q4_0` …", "")
+    cache_type_v: str = about("The same for the values; may differ, such as `q8_0` and `q4_0`.", "")
+    rope_scaling: str = about("Passed to LoadModel.", "")
+    yarn_ext_factor: float = about("Passed to LoadModel.", 0)
+    yarn_attn_factor: float = about("Passed to LoadModel.", 0)
+    yarn_beta_fast: float = about("Passed to LoadModel.", 0)
+    yarn_beta_slow: float = about("Passed to LoadModel.", 0)
+    tensor_parallel_size: int = about("Passed to LoadModel.", 0, ge=0)
+    lora_adapter: str = about("An adapter of mlx-lm or PEFT: folder, path or hub id.", "")
+    lora_base: str = about("Passed to LoadModel.", "")
+    lora_scale: float = about("Multiplies the adapter's own scale; 0 means 1.", 0)
+    lora_adapters: list[str] = about("Several adapters, which are added up.", [])
+    lora_scales: list[float] = about("Scales of lora_adapters, in the same order.", [])
+    adapters: dict[str, str] = about(
+        "Name → LoRA adapter: a request may choose one with `adapters`, or by its name as `model`.",
+        {},
+    )
+    draft_model: str = about(
+        "The drafter: a small model, a prediction head (MTP), EAGLE-3 or DFlash.", ""
+    )
+    n_draft: int = about("Maximum number of tokens drafted at a time.", 0, ge=0, le=64)
 
-    preload: bool = False
-    warm_prompts: list[WarmPrompt] = []
-    pinned: bool = False
-    idle_unload: float | None = Field(default=None, ge=0)
-    memory_mib: int = Field(default=0, ge=0)
+    preload: bool = about("Load the model when the gateway starts.", False)
+    warm_prompts: list[WarmPrompt] = about(
+        "Prompts that are read after a load while no request runs: each has `system`, a text, and"
+        " `tools`, a list in OpenAI's form. See [gateway.md](gateway.md#warm-prompts).",
+        [],
+    )
+    pinned: bool = about("Never unload the model, neither to free memory nor when idle.", False)
+    idle_unload: float | None = about(
+        "Unload after this many seconds without a request; 0: never; if missing, the"
+        " gateway's `--idle-unload`.",
+        ge=0,
+    )
+    memory_mib: int = about(
+        "Memory that the model needs, in MiB; 0: the size of its weights, if they are local.",
+        0,
+        ge=0,
+    )
 
     def option(self, key: str) -> str:
         """Return an option for the backend; '' if the file does not set it."""

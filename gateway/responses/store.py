@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from common.field_names import named
 from common.wording import shown
 from gateway import exchange
@@ -241,9 +243,16 @@ def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
     """
     named = [f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" for item in given]
     items = [
-        {"id": name, "status": "completed"} | item.model_dump(exclude_none=True)
+        {"id": name, "status": "completed"} | _plain(item)
         for name, item in zip(named, given, strict=True)
     ]
     earlier, before = (previous.conversation(), previous.size) if previous else ((), 0)
     input_bytes = before + sum(map(_size, items))
     return Stored({}, earlier, tuple(items), frozenset(named), input_bytes)
+
+
+def _plain(value: Any) -> Any:
+    """Do what `model_dump(exclude_none=True)` does, but without copies of long texts."""
+    if isinstance(value, BaseModel):
+        return {name: _plain(inner) for name, inner in value if inner is not None}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +14,6 @@ from gateway import fields
 from gateway.arguments import KEY_FILE, default_of, flag_of
 from gateway.models.config import KEYS, ModelConfig
 from gateway.settings import GatewaySettings
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def settings_table() -> str:
@@ -30,15 +27,10 @@ def settings_table() -> str:
 
 
 def tables() -> dict[str, str]:
-    """Each table by the name in the comments around it in docs/models.md.
-
-    What a key means is written in the document; the rest of its row comes from the schema.
-    """
+    """Each table by the name in the comments around it in docs/models.md."""
     schema = ModelConfig.model_json_schema()
-    text = (DOCS / "models.md").read_text("utf-8")
-    meanings = dict(re.findall(r"^\| `([\w.]+)` \| [^|]+ \| [^|]*\| (.+) \|$", text, re.MULTILINE))
     keys = [
-        f"| `{key}` | {_value(field)} | {_default(field)} | {meanings[key]} |"
+        f"| `{key}` | {_value(field)} | {_default(field)} | {field['description']} |"
         for key, field in _fields(schema, schema["$defs"], "")
     ]
     return {
@@ -134,7 +126,7 @@ def write() -> None:
     """Write every table between the comments around it."""
     found = {"settings": settings_table(), "refused": refused_table()}
     for file, of in (("gateway.md", found), ("models.md", tables())):
-        path = DOCS / file
+        path = Path(__file__).parents[2] / "docs" / file
         text = path.read_text()
         for name, table in of.items():
             begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
