@@ -67,16 +67,20 @@ class Agent:
 
     program: the name of its executable.
     install: the command that installs it.
+    tested: the version that was tried.
     setup: returns the set-up for a gateway and its model.
     least: size of the context, in tokens, that it needs: its first request alone has thousands of
         tokens, mostly tools.
+    note: what the documentation adds.
     """
 
     name: str
     program: str
     install: str
+    tested: str
     setup: Callable[[Served], Setup]
     least: int = 0
+    note: str = ""
 
 
 def _claude(served: Served) -> Setup:
@@ -197,14 +201,55 @@ def _pi(served: Served) -> Setup:
 
 AGENTS = {
     "claude": Agent(
-        *("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code"), _claude, 40_000
+        *("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "2.1.332"),
+        _claude,
+        least=40_000,
     ),
-    "codex": Agent("Codex CLI", "codex", "npm install -g @openai/codex", _codex, 16_000),
-    "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", _opencode, 20_000),
-    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, 24_000),
-    "cline": Agent("Cline CLI", "cline", "npm install -g cline", _cline, 20_000),
-    "goose": Agent("goose", "goose", "see https://goose-docs.ai", _goose),
-    "pi": Agent("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", _pi, 40_000),
+    "codex": Agent(
+        *("Codex CLI", "codex", "npm install -g @openai/codex", "0.171.0"),
+        _codex,
+        least=16_000,
+        note="Each `-c` may also be a line of `~/.codex/config.toml`. `launch` adds a file that"
+        " describes\nthe model (`models` in the answer of `/v1/models`), without which Codex warns"
+        " that it has\nno metadata. Codex accepts no description without instructions: those of the"
+        " file replace\nCodex's own and are shorter. To keep Codex's own, leave out"
+        " `model_catalog_json`.",
+    ),
+    "opencode": Agent(
+        *("opencode", "opencode", "npm install -g opencode-ai", "1.18.34"), _opencode, least=20_000
+    ),
+    "qwen": Agent(
+        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
+        _qwen,
+        least=24_000,
+        note="Qwen Code leaves 23,000 tokens of a large window unused, but uses nearly all of a"
+        " window of\nat most 33,000 tokens. So `launch` sets 33,000 for a context of up to 54,000."
+        " In that window\nit refuses a message of 9,000 words by its own estimate, even after it"
+        " has compressed the\nconversation.",
+    ),
+    "cline": Agent(
+        *("Cline CLI", "cline", "npm install -g cline", "3.0.65"),
+        _cline,
+        least=20_000,
+        note="Cline has no setting for the context window. It reads the error of a full context.",
+    ),
+    "goose": Agent(
+        *(
+            "goose",
+            "goose",
+            "see https://goose-docs.ai",
+            "only its providers, in goose-sdk 0.1.0a13",
+        ),
+        _goose,
+    ),
+    "pi": Agent(
+        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "1.6.0"),
+        _pi,
+        least=40_000,
+        note="pi shortens a conversation when fewer than 16,384 tokens of the window are left, and"
+        " leaves\nthe newest 20,000 tokens as they are, so it cannot shorten one in a smaller"
+        " window.",
+    ),
 }
 
 

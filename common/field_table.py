@@ -1,4 +1,4 @@
-"""Describes which fields of a request or a file have no effect, or are refused.
+"""Describes which fields of a request or a file are used, have no effect, or are refused.
 
 The code that refuses or ignores fields reads these tables, and so does the documentation.
 """
@@ -49,13 +49,17 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class FieldTable:
-    """The treatment of the fields of a request or a file; those without a row are used.
+    """The treatment of the fields of a request or a file.
 
+    Each field is in one of the mappings. Fields that a schema describes need no row.
+
+    used: the effect of each field.
     neutral: fields that are accepted without effect, and the reason for each.
     """
 
     refused: Mapping[str, Refused] = field(default_factory=dict)
     neutral: Mapping[str, str] = field(default_factory=dict)
+    used: Mapping[str, str] = field(default_factory=dict)
 
     def first_refused(self, values: Mapping[str, Any]) -> str:
         """Return the first refused field whose value requests something; "" if there is none."""

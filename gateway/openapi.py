@@ -6,7 +6,7 @@ error, in OpenAI's error object.
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import json
 import re
 from typing import Any
@@ -61,18 +61,25 @@ def operation_id(route: APIRoute) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Serve the document with the gateway's errors; FastAPI's own route is removed.
+    """Serve the document with the gateway's errors.
 
-    Building the document takes a second, during which streams must continue.
+    Building the document takes a second, during which streams must continue: it is built once, on a
+    thread, and FastAPI's own route, which would block, is replaced.
     """
+    making: asyncio.Future[bytes] | None = None
 
-    @functools.cache
     def document() -> dict[str, Any]:
         about: dict[str, Any] = {"title": app.title, "version": app.version, "summary": app.summary}
         return with_refusals(get_openapi(**about, routes=app.routes))
 
-    def describe(_: Request) -> Response:  # Starlette runs a plain function on a thread
-        return Response(json.dumps(document()).encode(), media_type="application/json")
+    async def describe(_: Request) -> Response:
+        nonlocal making
+        if making is None:
+            making = asyncio.ensure_future(
+                asyncio.to_thread(lambda: json.dumps(document()).encode())
+            )
+        # A client that disconnects must not cancel it for the others that wait.
+        return Response(await asyncio.shield(making), media_type="application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it
     place = app.openapi_url or ""

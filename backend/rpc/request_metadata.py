@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -35,6 +35,14 @@ _WINDOW = Rule(int, 0, "", 0, 1 << 20)
 _FLAG = Rule(bool, False, "")
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A Metadata key. `read` raises a ValueError that says what to send."""
+
+    read: Callable[[str], Any]
+    meaning: str
+
+
 def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
     """Return the model's defaults with the `mlx.` keys applied. Raises InvalidRequest."""
     given: dict[str, Any] = {}
@@ -48,7 +56,7 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
             hint = f"; did you mean '{PREFIX}{similar}'?" if similar else f": use one of {known}"
             raise InvalidRequest(f"unknown {named('Metadata')} key {shown(key)}{hint}")
         try:
-            given[name] = KEYS[name](text.strip())
+            given[name] = KEYS[name].read(text.strip())
         except ValueError as wanted:
             raise InvalidRequest(
                 f"{named(f'Metadata {key}')} is {shown(text)}: send {wanted}"
@@ -148,22 +156,68 @@ _POSITIONS = _listed(
     _position,
 )
 
-# By key: its reader, which raises a ValueError that says what to send. docs/fields.md describes the
-# keys.
-KEYS: dict[str, Callable[[str], Any]] = {
-    **{
-        name: RULES[name].read
-        for name in "min_tokens xtc_probability xtc_threshold grammar_type parallel_tool_calls"
-        " thinking_budget".split()
-    },
-    **dict.fromkeys(
-        "grammar_or_calls stream_logprobs stream_progress prompt_logprobs prompt_only count_only"
-        " continue_final_message".split(),
-        _FLAG.read,
+KEYS: dict[str, Key] = {
+    name: Key(RULES[name].read, meaning)
+    for name, meaning in {
+        "min_tokens": "minimum length of the answer in tokens",
+        "xtc_probability": "XTC sampling: probability per token, from 0 to 1",
+        "xtc_threshold": "XTC sampling: probability above which a token counts as likely",
+        "grammar_type": "how Grammar is read: `auto`, `gbnf`, `json_schema`, `lark` or `regex`",
+        "parallel_tool_calls": "`false`: an answer that must call a tool makes one call",
+        "thinking_budget": "maximum number of reasoning tokens in an answer to Messages; then"
+        " reasoning is closed. 0: none; -1: no limit. If it is not sent, `reasoning_effort` sets"
+        " the limit, unless the chat template uses that variable: minimal and low 1024, medium"
+        " 8192, high 24576",
+    }.items()
+}
+KEYS |= {
+    name: Key(_FLAG.read, f"`true`: {meaning}")
+    for name, meaning in {
+        "grammar_or_calls": "the answer must match Grammar or call the offered tools as ToolChoice"
+        " allows; otherwise it must match Grammar",
+        "stream_logprobs": "if log-probabilities are requested, each streamed Reply carries those"
+        " of its own tokens, and the last Reply only the rest",
+        "stream_progress": "until the first text, streamed Replies report prompt progress:"
+        ' `logprobs` is `{"progress": {"total", "cached", "processed"}}` in tokens; the first'
+        " comes as soon as the request is accepted",
+        "prompt_logprobs": "the last Reply's `logprobs` has a list `prompt` next to `content`, with"
+        " one entry per token of the raw prompt and TopLogprobs alternatives; `text` is what the"
+        " token adds to the text, and the first `logprob` is null",
+        "prompt_only": "the prompt is prefilled and nothing is generated, regardless of Tokens; the"
+        " finish reason is `length`",
+        "count_only": "nothing is computed; `prompt_tokens` counts the prompt, which may be longer"
+        " than the context",
+        "continue_final_message": "the last of Messages is the beginning of the answer, and the"
+        " model continues it",
+    }.items()
+}
+KEYS |= {
+    "presence_window": Key(
+        _WINDOW.read,
+        "number of recent tokens of prompt and output that PresencePenalty covers; 0: the whole"
+        " output and none of the prompt",
     ),
-    **dict.fromkeys(("presence_window", "frequency_window"), _WINDOW.read),
-    **dict.fromkeys(("stop_token_ids", "prompt_token_ids"), _TOKENS),
-    "infill": _infill,
-    "adapter": str,
-    **dict.fromkeys(("image_messages", "audio_messages", "video_messages"), _POSITIONS),
+    "frequency_window": Key(_WINDOW.read, "the same for FrequencyPenalty"),
+    "stop_token_ids": Key(
+        _TOKENS, "JSON list of token ids: any of them ends the answer, and its text is left out"
+    ),
+    "prompt_token_ids": Key(
+        _TOKENS, "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added"
+    ),
+    "infill": Key(
+        _infill,
+        'JSON `{"suffix", "files": [{"name", "text"}]}`: the answer is the text between Prompt and'
+        " the suffix; needs a model whose tokenizer has fill-in-the-middle tokens",
+    ),
+    "adapter": Key(
+        str, "name of one of the adapters of the option `adapters`; empty, or not sent: none"
+    ),
+    "image_messages": Key(
+        _POSITIONS,
+        "JSON list: for each of Images the index of its message in Messages, from 0; or a list of"
+        " that index, the number of characters of its content before the image (default 0), and a"
+        " number that orders items between the same two characters (default 0)",
+    ),
+    "audio_messages": Key(_POSITIONS, "the same for Audios"),
+    "video_messages": Key(_POSITIONS, "the same for Videos"),
 }

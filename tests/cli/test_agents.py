@@ -68,34 +68,6 @@ def launched(gateway: GatewayProcess, programs: Path, *arguments: str) -> Ended:
     )
 
 
-# By agent: the version that was run, and what the document says in addition.
-TESTED = {
-    "claude": "2.1.332",
-    "codex": "0.171.0",
-    "opencode": "1.18.34",
-    "qwen": "0.24.4",
-    "cline": "3.0.65",
-    "goose": "only its providers, in goose-sdk 0.1.0a13",
-    "pi": "1.6.0",
-}
-NOTES = {
-    "codex": """\
-Each `-c` may also be a line of `~/.codex/config.toml`. `launch` adds a file that describes
-the model (`models` in the answer of `/v1/models`), without which Codex warns that it has
-no metadata. Codex accepts no description without instructions: those of the file replace
-Codex's own and are shorter. To keep Codex's own, leave out `model_catalog_json`.""",
-    "qwen": """\
-Qwen Code leaves 23,000 tokens of a large window unused, but uses nearly all of a window of
-at most 33,000 tokens. So `launch` sets 33,000 for a context of up to 54,000. In that window
-it refuses a message of 9,000 words by its own estimate, even after it has compressed the
-conversation.""",
-    "cline": "Cline has no setting for the context window. It reads the error of a full context.",
-    "pi": """\
-pi shortens a conversation when fewer than 16,384 tokens of the window are left, and leaves
-the newest 20,000 tokens as they are, so it cannot shorten one in a smaller window.""",
-}
-
-
 def sections() -> str:
     """The table of agents and their sections in docs/agents.md."""
     served = Served("http://127.0.0.1:8080", "NAME", 40_960)
@@ -103,10 +75,10 @@ def sections() -> str:
     for word, agent in AGENTS.items():
         anchor = agent.name.lower().replace(" ", "-")
         least = f"{agent.least:,}" if agent.least else ""
-        parts[0] += f"\n| [{agent.name}](#{anchor}) | `launch {word}` | {least} | {TESTED[word]} |"
+        parts[0] += f"\n| [{agent.name}](#{anchor}) | `launch {word}` | {least} | {agent.tested} |"
         setup = placed(agent.setup(served), Path("~/.cache/mlx-backend/agents"))
         shown = "\n".join(f"    {line}".rstrip() for line in script(agent, setup).splitlines())
-        note = f"\n{NOTES[word]}\n" if word in NOTES else ""
+        note = f"\n{agent.note}\n" if agent.note else ""
         parts.append(f"### {agent.name}\n{note}\n{shown}")
     return "\n\n".join(parts) + "\n"
 
@@ -147,7 +119,7 @@ def test_an_agent_gets_the_model_the_address_and_the_window(
     assert gateway.url in told
     assert KEY in told
     assert re.search(r"\bone\b", told)
-    assert "1024" in told or word == "cline"  # which has no setting for the window
+    assert "1024" in told or agent.note.startswith("Cline has no setting")
     assert "a-secret-of-another-gateway" not in environment
     assert "LD_PRELOAD" not in environment
     assert str(ROOT) not in environment.partition("PYTHONPATH=")[2].partition("\0")[0]
