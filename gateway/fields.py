@@ -42,7 +42,6 @@ CHAT = FieldTable(
         "modalities": Refused("answers are text; leave it out", empty_or(["text"])),
         "chat_template": Refused("send variables of the model's own as chat_template_kwargs"),
         "documents": Refused("write them into a message"),
-        "role_mapping": Refused("write the prompt, and send it to /v1/completions"),
         "echo": Refused("use /v1/completions to see the prompt"),
         "suffix": Refused("use /v1/completions"),
     },

@@ -45,9 +45,9 @@ _NEUTRAL = each(
 _REFUSED = each(
     {
         "write this name into the list `aliases` of the model itself": "alias",
-        "name one, as draft_model": "draft_models",
         "a request is served by one model; leave it out": "failover router",
         "only backends that speak backend.proto are served": "proxy",
+        "send role_mapping with the request": "roles",
         "send it as the first of the request's messages": "system_prompt",
         "send a grammar or a response_format with the request": "grammar",
         "answers are not edited; use stopwords": "cutstrings extract_regex trimspace trimsuffix",
@@ -59,7 +59,7 @@ _REFUSED = each(
         "set by each request": "parameters.n parameters.echo parameters.logprobs"
         " parameters.top_logprobs",
         "the backend does not support it; leave it out": "parameters.negative_prompt",
-        "the checkpoint's own template is used; leave it out": "roles template.chat"
+        "the checkpoint's own template is used; leave it out": "template.chat"
         " template.chat_message template.function template.multimodal template.reply_prefix"
         " template.join_chat_messages_by_character",
         "completion prompts are sent unchanged; leave it out": "template.completion",
@@ -256,6 +256,9 @@ class ModelConfig(Strict):
     )
     draft_model: str = about(
         "The drafter: a small model, a prediction head (MTP), EAGLE-3 or DFlash.", ""
+    )
+    draft_models: list[str] = about(
+        "Draft models that a request may choose with `draft_model`.", []
     )
     n_draft: int = about("Maximum number of tokens drafted at a time.", 0, ge=0, le=64)
 

@@ -160,7 +160,8 @@ def _references(given: Any) -> set[str]:
         return set()
     parameters = given.get("parameters")
     model = parameters.get("model") if isinstance(parameters, dict) else None
-    names = (model, given.get("draft_model"))
+    drafts = given.get("draft_models")
+    names = [model, given.get("draft_model"), *(drafts if isinstance(drafts, list) else ())]
     return {name.rstrip("/") for name in names if isinstance(name, str)}
 
 

@@ -134,7 +134,7 @@ def events_of(
     if adapter:
         for options in wanted:
             options.Metadata["mlx.adapter"] = adapter
-    lend = functools.partial(gateway.supervisor.lease, request.model)
+    lend = functools.partial(gateway.supervisor.lease, request.model, request.draft_model)
     since = exchange.current().started
 
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:

@@ -21,8 +21,8 @@ from gateway.fields import TextRequest
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.openai.answer_format import FormatFields, constraint_of, write_constraint
-from gateway.openai.messages import ChatMessage, has_media, without_media
-from gateway.openai.messages_to_wire import wire_messages
+from gateway.openai.messages import ChatMessage, RoleMapping, has_media, without_media
+from gateway.openai.messages_to_wire import prompt_of, wire_messages
 from gateway.openai.sampling import (
     MOST_ALTERNATIVES,
     NAMES,
@@ -69,6 +69,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
     chat_template_kwargs: dict[str, Any] | None = about("Arguments that override the model file's.")
     continue_final_message: bool | None = about("The answer continues the last message.")
     add_generation_prompt: bool | None = about("vLLM: send false with continue_final_message.")
+    role_mapping: RoleMapping | None = about("Texts to use instead of the chat template.")
     options: Options | None = about("Ollama's object; the request's own fields win.")
 
     @property
@@ -170,6 +171,10 @@ async def _write_prompt(
     options: pb.PredictOptions, request: ChatCompletionRequest, gateway: Gateway
 ) -> None:
     _require_one_beginning(request)
+    if request.role_mapping is not None:
+        found = await wire_messages(request.messages, gateway.settings, pb.PredictOptions())
+        options.Prompt = prompt_of(request.role_mapping, found, options)
+        return
     found = await wire_messages(request.messages, gateway.settings, options)
     options.UseTokenizerTemplate = True
     if request.continue_final_message:
@@ -188,6 +193,11 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
             f"{named('add_generation_prompt')} is {json.dumps(continues)} and"
             f" continue_final_message is {json.dumps(continues)}: an answer either begins a"
             " message or continues one"
+        )
+    if continues and request.role_mapping is not None:
+        raise bad_field(
+            f"{named('continue_final_message')} needs the model's chat template: leave out"
+            " role_mapping"
         )
     if continues and request.messages[-1].role != "assistant":
         raise bad_field(

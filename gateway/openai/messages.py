@@ -210,6 +210,16 @@ Part = ContentPart | PdfPart | ToolUseBlock | ResultPart | ThoughtPart
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 
+class RoleMapping(Strict):
+    """The strings that mlx_lm.server puts around messages, for models without a chat template."""
+
+    system: str = ""
+    user: str = ""
+    assistant: str = ""
+    tool: str = ""
+    stop: str = about("The text that ends every message.", "")
+
+
 class ChatMessage(Strict):
     """One message. Fields that its role does not have are ignored, and calls refused."""
 

@@ -27,6 +27,7 @@ from gateway.openai.messages import (
     Part,
     PdfPart,
     ResultPart,
+    RoleMapping,
     ThoughtPart,
     ToolCall,
     Turn,
@@ -291,3 +292,27 @@ def _call(call: ToolCall) -> dict[str, object]:
     arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:
+    """Return the prompt of mlx_lm.server's `role_mapping`: the messages without a template.
+
+    Raises ApiError for an empty prompt, and for what needs a chat template.
+    """
+    called = any(message.tool_calls for message in found.messages)
+    if options.Tools or called or any(found.media.values()):
+        raise bad_field(
+            f"{named('role_mapping')} cannot be combined with tools, images, videos and audio,"
+            " which need the model's chat template: leave it out"
+        )
+    texts = [
+        f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
+        for message in found.messages
+    ]
+    prompt = ("".join(texts) + mapping.assistant).rstrip()
+    if not prompt:
+        raise bad_field(
+            f"{named('messages')} and role_mapping have no text between them: send a message to"
+            " answer"
+        )
+    return prompt

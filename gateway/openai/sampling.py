@@ -127,6 +127,7 @@ class SamplingFields(CommonSampling):
     lora: Annotated[list[Lora], _MANY] | None = about(
         "llama.cpp: one of /lora-adapters with scale 1, others with 0."
     )
+    draft_model: str | None = about("mlx_lm.server: one of the draft_models of the model's file.")
 
     def fill(self, values: Mapping[str, Any]) -> None:
         """Set those of these fields that the request does not set, under any of their names."""

@@ -17,7 +17,7 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Strict
 from gateway.models.config import ModelConfig
-from gateway.openai.sampling import given_as
+from gateway.openai.sampling import NAMES, given_as
 from gateway.repairs import known
 from wire import backend_pb2 as pb
 
@@ -89,6 +89,9 @@ def write_template_arguments(
     options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
 ) -> None:
     """Write thinking and template variables into Metadata. Raises ApiError for contradictions."""
+    if request.role_mapping is not None:
+        _require_no_template(request)
+        return
     variables = request.chat_template_kwargs or {}
     thinking = request.enable_thinking
     if request.reasoning_effort == "none":
@@ -138,3 +141,17 @@ def _flag(value: Any) -> bool | None:
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.strip().lower())
     return value if isinstance(value, bool) else None
+
+
+def _require_no_template(request: ChatCompletionRequest) -> None:
+    for name in ("chat_template_kwargs", _THINKING, _EFFORT, *NAMES[_BUDGET]):
+        if getattr(request, name) not in (None, {}):
+            raise bad_field(
+                f"{named(name)} needs the model's chat template, which role_mapping replaces:"
+                " leave out one of them"
+            )
+    if request.include_reasoning is False:
+        raise bad_field(
+            f"{named('include_reasoning')} is false, but reasoning is not separated from the"
+            " answer with role_mapping: leave out one of them"
+        )

@@ -94,7 +94,7 @@ def not_named(count: int) -> ApiError:
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """Return the refusal of an adapter that the model's file does not list."""
+    """Return the refusal of an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     return bad_field(
         f"{named(param)} is {shown(value)}: this model's configuration offers {offered}"

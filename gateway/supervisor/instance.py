@@ -39,8 +39,9 @@ _MISSES = 3  # Health calls in a row without an answer, after which the process 
 _log = logging.getLogger("gateway.supervisor")
 
 
-def load_request(config: ModelConfig, models_dir: Path) -> pb.ModelOptions:
-    """Return the LoadModel request of a model."""
+def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.ModelOptions:
+    """Return the LoadModel request of a model, with one of its `draft_models` if `draft` is set."""
+    draft_model = draft or config.draft_model
     own = [f"n_draft:{config.n_draft}"] if config.n_draft else []
     if config.adapters:
         own.append(f"adapters:{', '.join(map('='.join, config.adapters.items()))}")
@@ -52,7 +53,7 @@ def load_request(config: ModelConfig, models_dir: Path) -> pb.ModelOptions:
         # The last option of a key counts, so the file's own options come last.
         "Options": [*own, *config.options],
         "EngineArgs": json.dumps(config.engine_args) if config.engine_args else "",
-        "DraftModel": _local(models_dir, config.draft_model),
+        "DraftModel": _local(models_dir, draft_model),
         "Tokenizer": config.parameters.tokenizer,
         "RopeFreqBase": config.parameters.rope_freq_base,
         "RopeFreqScale": config.parameters.rope_freq_scale,
@@ -99,11 +100,22 @@ class ModelStatus:
     leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is loaded: a model, with the draft model that a request chose."""
+
+    name: str
+    draft: str = ""
+
+    def __str__(self) -> str:
+        return "+".join(part for part in (self.name, self.draft) if part)
+
+
 class ModelInstance:
     """One model's state. Only this class changes it."""
 
-    def __init__(self, config: ModelConfig, settings: GatewaySettings) -> None:
-        self.name = config.name
+    def __init__(self, key: Key, config: ModelConfig, settings: GatewaySettings) -> None:
+        self.key = key
         self.config = config
         self.leases = 0
         self.last_used = time.monotonic()
@@ -144,7 +156,7 @@ class ModelInstance:
             waits = self.failures.retry_at > time.monotonic()
             state = State.BACKING_OFF if waits else State.FAILED
         return ModelStatus(
-            self.name,
+            str(self.key),
             state,
             process.pid if process else None,
             process.port if process else None,
@@ -165,7 +177,7 @@ class ModelInstance:
         self.work = asyncio.ensure_future(self._load(after))
 
     def _request(self, config: ModelConfig) -> pb.ModelOptions:
-        return load_request(config, self._settings.folder)
+        return load_request(config, self._settings.folder, self.key.draft)
 
     async def change_adapters(self, config: ModelConfig) -> None:
         """Give a loaded model other adapters, with which it is also loaded later.
@@ -182,7 +194,7 @@ class ModelInstance:
 
     def begin_unload(self, reason: str) -> None:
         assert self.state is State.READY
-        _log.info("%s: unloading (%s)", self.name, reason)
+        _log.info("%s: unloading (%s)", self.key, reason)
         self.state = State.STOPPING
         self.work = asyncio.ensure_future(self._unload(free=True))
 
@@ -234,7 +246,7 @@ class ModelInstance:
         except BaseException:
             self.state = State.STOPPED
             raise
-        _log.info("%s: ready after %.1f s", self.name, time.monotonic() - started)
+        _log.info("%s: ready after %.1f s", self.key, time.monotonic() - started)
         return None
 
     async def _within_limit(self, start: Coroutine[Any, Any, None]) -> None:
@@ -255,12 +267,12 @@ class ModelInstance:
             await asyncio.wait((work,))
 
     async def _start(self) -> None:
-        _log.info("%s: starting a backend", self.name)
-        backend = await Backend.start(self.config, self.name)
+        _log.info("%s: starting a backend", self.key)
+        backend = await Backend.start(self.config, str(self.key))
         self.backend = backend
         try:
             self.state = State.LOADING
-            _log.info("%s: loading %s", self.name, self.config.parameters.model)
+            _log.info("%s: loading %s", self.key, self.config.parameters.model)
             request = self._request(self.config)
             self.context_size, self.context_reason = await backend.load(request)
             self.memory = await backend.memory(_STATUS_LIMIT)
@@ -278,7 +290,7 @@ class ModelInstance:
 
     def _load_failed(self, sentence: str) -> ApiError:
         self._fail(sentence, ran=0.0)
-        return load_failed(self.name, sentence)
+        return load_failed(self.key.name, sentence)
 
     def _fail(self, sentence: str, ran: float) -> None:
         self.failures = policy.after_failure(self.failures, sentence, ran, time.monotonic())
@@ -286,7 +298,7 @@ class ModelInstance:
         self.memory = 0
         # Without a first load of --model the gateway ends, and says why itself.
         if self._ready_at or not self._settings.model:
-            _log.error("%s: %s", self.name, sentence)
+            _log.error("%s: %s", self.key, sentence)
 
     async def _guard(self, backend: Backend) -> None:
         """Notice immediately that a backend has ended, and soon that it no longer answers."""

@@ -29,7 +29,7 @@ from gateway.supervisor import failures, policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.instance import ModelInstance, ModelStatus, State
+from gateway.supervisor.instance import Key, ModelInstance, ModelStatus, State
 from wire import backend_pb2 as pb
 
 AdapterChange = Callable[[dict[str, str]], dict[str, str]]
@@ -62,7 +62,7 @@ class Supervisor:
         self._settings = settings
         self.catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
         self.checkpoints = Checkpoints(settings.folder)
-        self._instances: dict[str, ModelInstance] = {}  # by name
+        self._instances: dict[Key, ModelInstance] = {}
         self._outdated: list[ModelInstance] = []  # instances of files that have changed since
         memory = settings.max_memory_bytes
         self._limits = policy.Limits(
@@ -90,10 +90,10 @@ class Supervisor:
 
     def status(self) -> list[ModelStatus]:
         """Return every model of the folder, and all other loaded ones."""
-        statuses = {model.name: self._stopped(model) for model in self.catalogue.models}
+        statuses = {Key(model.name): self._stopped(model) for model in self.catalogue.models}
         statuses |= {
-            name: replace(instance.status(), leaves_at=self._leaves_at(instance))
-            for name, instance in self._instances.items()
+            key: replace(instance.status(), leaves_at=self._leaves_at(instance))
+            for key, instance in self._instances.items()
         }
         broken = self.catalogue.broken.items()
         return [
@@ -104,13 +104,13 @@ class Supervisor:
 
     def context_size(self, model: ModelConfig) -> int | None:
         """Return the context that the backend reported, else the limit of file and checkpoint."""
-        instance = self._instances.get(model.name)
+        instance = self._instances.get(Key(model.name))
         reported = instance.context_size if instance else 0
         return reported or self.checkpoints.context_size(model)
 
     def context_reason(self, model: ModelConfig) -> str:
         """Return why the context of a loaded model is shorter than the model's own."""
-        instance = self._instances.get(model.name)
+        instance = self._instances.get(Key(model.name))
         return instance.context_reason if instance else ""
 
     def _stopped(self, model: ModelConfig) -> ModelStatus:
@@ -138,7 +138,7 @@ class Supervisor:
 
     def peek(self, name: str) -> Stub | None:
         """Return a model's backend if it is ready; this does not keep it loaded."""
-        instance = self._instances.get(name)
+        instance = self._instances.get(Key(name))
         if instance is None or instance.backend is None or instance.state is not State.READY:
             return None
         return instance.backend.stub
@@ -165,13 +165,13 @@ class Supervisor:
         """Read the models folder again; a changed model is unloaded once it is idle."""
         if read:
             self.catalogue.adopt(self.catalogue.read(always=True))
-        for name, instance in list(self._instances.items()):
+        for key, instance in list(self._instances.items()):
             try:
-                config = self.catalogue.resolve(name)
+                config = self.catalogue.resolve(key.name)
             except ApiError:
                 config = None
             if config != instance.config:
-                self._outdated.append(self._instances.pop(name))
+                self._outdated.append(self._instances.pop(key))
 
     async def stop(self, patience: float = 0.0, after: float = 0.0) -> None:
         """Refuse new requests, give running ones `patience` seconds more, and end every process.
@@ -192,12 +192,9 @@ class Supervisor:
         await asyncio.gather(*(instance.shut() for instance in self._all()))
 
     @asynccontextmanager
-    async def lease(self, name: str | None) -> AsyncIterator[Lease]:
-        """Yield a loaded model. Raises ApiError."""
-        config = self.catalogue.resolve(name)
-        if config.name not in self._instances:
-            self._instances[config.name] = ModelInstance(config, self._settings)
-        instance = self._instances[config.name]
+    async def lease(self, name: str | None, draft_model: str | None = None) -> AsyncIterator[Lease]:
+        """Yield a loaded model, with a draft model that its file offers. Raises ApiError."""
+        instance = self._instance(self.catalogue.resolve(name), draft_model or "")
         instance.leases += 1
         self._unused.clear()
         if self._warming is not None:
@@ -220,16 +217,17 @@ class Supervisor:
         self._background.append(asyncio.ensure_future(self._load_all([name])))
 
     async def unload(self, name: str) -> None:
-        """Unload a model. Raises ApiError 409 while requests use it."""
-        instance = self._instances.get(self.catalogue.resolve(name).name)
-        if instance is None:
-            return
-        if instance.leases:
-            raise failures.in_use(instance.name)
-        if instance.state is State.READY:
-            instance.begin_unload("requested")
-        if instance.working:
-            await instance.settled()
+        """Unload a model, with all its variants. Raises ApiError 409 while requests use it."""
+        config = self.catalogue.resolve(name)
+        found = [i for key, i in self._instances.items() if key.name == config.name]
+        if any(instance.leases for instance in found):
+            raise failures.in_use(config.name)
+        for instance in found:
+            if instance.state is State.READY:
+                instance.begin_unload("requested")
+        for instance in found:
+            if instance.working:
+                await instance.settled()
 
     async def change_adapters(self, name: str, change: AdapterChange) -> None:
         """Change the adapters of a model, which is loaded for it. Raises ApiError.
@@ -248,13 +246,24 @@ class Supervisor:
             config = self.catalogue.with_adapters(name, change(dict(before.adapters)))
             if config.backend not in OWN_BACKENDS:
                 raise failures.adapters_refused(LoadFailed("another backend does not apply them"))
+            instances = [i for key, i in self._instances.items() if key.name == before.name]
+            done: list[ModelInstance] = []
+            for instance in instances:
+                instance.leases += 1
             try:
-                if (instance := self._instances.get(before.name)) is not None:
+                for instance in instances:
                     await instance.change_adapters(config)
+                    done.append(instance)
                 self.catalogue.change(config)
             except LoadFailed as problem:
+                for instance in done:
+                    with contextlib.suppress(LoadFailed):
+                        await instance.change_adapters(before)
                 _log.error("%s: the adapters stay as they are: %s", name, problem)
                 raise failures.adapters_refused(problem) from None
+            finally:
+                for instance in instances:
+                    self._release(instance)
 
     async def remove(self, name: str) -> None:
         """Unload a model, and stop serving it (see `Catalogue.remove`). Raises ApiError."""
@@ -262,6 +271,17 @@ class Supervisor:
         await self.unload(name)
         self.catalogue.remove(name)
         self.reload(read=False)
+
+    def _instance(self, config: ModelConfig, draft: str) -> ModelInstance:
+        if draft and draft not in (config.draft_model, *config.draft_models):
+            if exchange.current().strict:
+                raise failures.not_listed("draft_model", draft, config.draft_models)
+            exchange.current().ignore("draft_model")  # a draft model does not change the answer
+        draft = draft if draft in config.draft_models and draft != config.draft_model else ""
+        key = Key(config.name, draft)
+        if key not in self._instances:
+            self._instances[key] = ModelInstance(key, config, self._settings)
+        return self._instances[key]
 
     def _all(self) -> list[ModelInstance]:
         return [*self._instances.values(), *self._outdated]
@@ -284,7 +304,7 @@ class Supervisor:
             exchange.current().waits.set()
             if not loads:
                 if time.monotonic() > patience:
-                    raise failures.no_room(instance.name)
+                    raise failures.no_room(instance.key.name)
                 await self._until_one_is_released()
                 continue
             problem = await instance.settled()
@@ -301,7 +321,7 @@ class Supervisor:
     def _begin_load(self, instance: ModelInstance) -> bool:
         """Free memory and start the load; False if models in use prevent it. Raises ApiError."""
         now = time.monotonic()
-        name, past = instance.name, instance.failures
+        name, past = instance.key.name, instance.failures
         if past.retry_at > now:
             raise failures.backing_off(name, past.sentence, math.ceil(past.retry_at - now))
         coming = self._expected(instance)
@@ -317,8 +337,8 @@ class Supervisor:
                 return False
             raise failures.no_room(name)
         for other in sharing:
-            other.begin_unload(f"its backend will serve {instance.name}")
-        _unload(leaving, f"to free memory for {instance.name}")
+            other.begin_unload(f"its backend will serve {instance.key}")
+        _unload(leaving, f"to free memory for {instance.key}")
         ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
         return True
@@ -393,13 +413,13 @@ class Supervisor:
             except ApiError as problem:
                 if instance.state is not State.STOPPING:
                     self._unwarmable.add(key)
-                    _log.warning("%s: a prompt was not read ahead: %s", instance.name, problem)
+                    _log.warning("%s: a prompt was not read ahead: %s", instance.key, problem)
                 return  # the others are read in the next round, if the backend still runs
             count += 1
         instance.warm = True
         if count:
             seconds = time.monotonic() - began
-            _log.info("%s: read %d prompts ahead in %.1f s", instance.name, count, seconds)
+            _log.info("%s: read %d prompts ahead in %.1f s", instance.key, count, seconds)
 
     def _forget(self) -> None:
         """Remove instances that no file describes any more, and idle unlisted models."""
@@ -408,9 +428,9 @@ class Supervisor:
                 instance.begin_unload("its file has changed")
         self._outdated = [i for i in self._outdated if i.leases or not i.at_rest]
         names = {model.name for model in self.models}
-        for name, instance in list(self._instances.items()):
-            if name not in names and not instance.leases and instance.at_rest:
-                del self._instances[name]
+        for key, instance in list(self._instances.items()):
+            if key.name not in names and not instance.leases and instance.at_rest:
+                del self._instances[key]
 
     async def _load_all(self, names: Sequence[str]) -> None:
         for name in names:

@@ -97,22 +97,23 @@ def test_a_file_of_localai_is_accepted(tmp_path: Path) -> None:
     assert list(request.LoraScales) == [0.5]
 
 
-def test_adapters_options_and_a_local_draft_model_reach_the_backend(tmp_path: Path) -> None:
+def test_the_models_choice_in_a_request_is_added_to_that_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     text = "parameters: {model: m}\nlora_adapters: [a]\nadapters: {b: loras/b}\ndraft_model: small"
     config = folder_of(tmp_path, m=text + "\nengine_args: {parallel: 2}").models[0]
-    request = load_request(config, tmp_path)
-    assert list(request.LoraAdapters) == ["a"]
-    assert list(request.Options) == ["adapters:b=loras/b"]
-    assert request.DraftModel == str(tmp_path / "small")
-    assert request.EngineArgs == '{"parallel": 2}'
+    plain = load_request(config, tmp_path)
+    chosen = load_request(config, tmp_path, draft="owner/draft")
+    assert list(plain.LoraAdapters) == list(chosen.LoraAdapters) == ["a"]
+    assert list(chosen.Options) == ["adapters:b=loras/b"]
+    assert plain.DraftModel == str(tmp_path / "small")
+    assert chosen.DraftModel == "owner/draft"
+    assert plain.EngineArgs == '{"parallel": 2}'
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("parameters: {model: m, temprature: 1}", "did you mean 'temperature'?"),
-        ("parameters: {model: m}\ndraft_models: [a, b]", "name one, as draft_model"),
         ("parameters: {model: m}\ncontext-sise: 1", "did you mean 'context_size'?"),
         ("parameters: {model: m}\nreasoning: {dissable: true}", "did you mean 'disable'?"),
         ("parameters: {}", "parameters.model is missing"),

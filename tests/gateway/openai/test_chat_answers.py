@@ -352,6 +352,16 @@ def test_all_forms_of_a_message_render_alike(gateway: GatewayProcess) -> None:
     assert again["usage"]["prompt_tokens"] == asked["usage"]["prompt_tokens"]
 
 
+def test_role_mapping_builds_the_prompt(gateway: GatewayProcess) -> None:
+    mapping = {
+        "user": "<|im_start|>user\n",
+        "stop": "<|im_end|>\n",
+        "assistant": "<|im_start|>assistant",
+    }
+    answer = message(gateway, messages=user_message("Hello"), role_mapping=mapping)
+    assert answer["content"].strip() == message(gateway, messages=user_message("Hello"))["content"]
+
+
 def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProcess) -> None:
     unknown = refusal(gateway, logit_bias={"99999": 1})
     assert unknown["param"] == "logit_bias"
@@ -361,6 +371,9 @@ def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProce
     error = refusal(gateway, response_format=form)
     assert error["param"] == "response_format.json_schema.schema"
     assert refusal(gateway, grammar="root ::= other")["param"] == "grammar"
+    empty = refusal(gateway, role_mapping={"stop": "\n"}, messages=user_message(" "))
+    assert empty["param"] == "messages"
+    assert "Prompt" not in empty["message"]
     long = refusal(gateway, messages=user_message("word " * 4000))
     assert (long["param"], long["code"]) == ("messages", "context_length_exceeded")
     png = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()

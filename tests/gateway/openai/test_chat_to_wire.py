@@ -304,6 +304,7 @@ def test_a_contradiction_is_reported_with_the_clients_field_names() -> None:
         {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": "True"}},
         {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}},
         {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}},
+        {"role_mapping": {"user": "a"}, "chat_template_kwargs": {}},
     ],
     ids=str,
 )
@@ -388,6 +389,10 @@ def test_a_last_message_may_ask_to_be_continued_itself(name: str) -> None:
             "add_generation_prompt",
         ),
         ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": BEGUN, "continue_final_message": True, "role_mapping": {}},
+            "continue_final_message",
+        ),
     ],
 )
 def test_a_turn_begins_or_continues(body: dict[str, Any], param: str) -> None:
@@ -495,7 +500,12 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"guided_json": 5}, "guided_json"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"structured_outputs": {"tags": ["a"]}}, "structured_outputs.tags"),
-        ({"role_mapping": {"user": "a"}}, "role_mapping"),
+        ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
+        ({"role_mapping": {}, "messages": user_message("")}, "messages"),
+        ({"role_mapping": {}, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"role_mapping": {}, "enable_thinking": False}, "enable_thinking"),
+        ({"role_mapping": {}, "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"role_mapping": {}, "include_reasoning": False}, "include_reasoning"),
         ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning_effort"),
         (
             {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},

@@ -69,3 +69,10 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(
     assert "think>" not in text
     assert ask(gateway, **fields(0))[0] == ""
     assert ask(gateway, **fields(1000)) == ask(gateway)
+
+
+def test_thinking_needs_a_chat_template(gateway: GatewayProcess) -> None:
+    body = {"model": "tiny", "messages": user_message("Hi"), "role_mapping": {"user": "U: "}}
+    answer = gateway.client.post("/v1/chat/completions", json=body | {"reasoning_budget": 5})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "reasoning_budget"

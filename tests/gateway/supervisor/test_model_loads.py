@@ -20,7 +20,7 @@ from common.progress_bar import DOWNLOAD
 from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
-from gateway.supervisor.instance import ModelInstance
+from gateway.supervisor.instance import Key, ModelInstance
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
 from tests.polling import until
@@ -118,7 +118,7 @@ async def test_a_load_may_take_longer_while_its_download_progresses(tmp_path: Pa
             return min(self.looks, 6), 80
 
     config = ModelConfig(name="m", parameters=Parameters(model="o/n"))
-    instance = ModelInstance(config, GatewaySettings(load_timeout=0.01))
+    instance = ModelInstance(Key("m"), config, GatewaySettings(load_timeout=0.01))
     process = Fetching()
     instance.backend = cast(Any, SimpleNamespace(process=process))
     with pytest.raises(TimeoutError):

@@ -22,6 +22,7 @@ from gateway.supervisor.backend import Backend as Served
 from gateway.supervisor.instance import State
 from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
+from tests.gateway import requests_begun
 from tests.gateway.gateway_process import ROOT, TINY_TEXT, WAIT, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 from tests.gateway.supervising import (
@@ -98,15 +99,18 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
     stranger = tmp_path / "elsewhere" / "run.sh"
     stranger.symlink_to(ROOT / "run.sh")
     models = {
-        "one": tiny(),
+        "one": tiny(draft_models=[str(TINY_DRAFT)]),
         "two": tiny(backend=str(stranger), idle_unload=0.2),
     }
     async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:
-        text = await ask(supervisor, "one")
-        first = process_of(supervisor, "one")
+        text = await ask(supervisor, "one", draft_model=str(TINY_DRAFT))
+        drafting = f"one+{TINY_DRAFT}"
+        first = process_of(supervisor, drafting)
+        assert status_of(supervisor, "one").state is State.STOPPED
 
         async with supervisor.lease("two"):
             assert has_ended(first)
+            assert status_of(supervisor, drafting).state is State.STOPPED
             waiting = asyncio.ensure_future(ask(supervisor, "one"))
             second = process_of(supervisor, "two")
             assert await ask(supervisor, "two") == text
@@ -119,6 +123,13 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
 
         await until(lambda: has_ended(second))  # no request uses it any more
         await until_state(supervisor, "two", State.STOPPED)
+        requests_begun.begun(strict=True)
+        error = await refusal(supervisor, "one", draft_model="/etc/passwd")
+        assert (error.status, error.param) == (400, "draft_model")
+        # Cline and Roo Code send a draft model of LM Studio's; it is ignored: it changes no answer.
+        lenient = requests_begun.begun()
+        assert await ask(supervisor, "one", draft_model="/etc/passwd") == text
+        assert lenient.ignored == {"draft_model": None}
 
 
 async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(
