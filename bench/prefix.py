@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from backend.rpc.template_messages import template_messages
 from bench import recorded
 from bench.checkpoint import TINY, TINY_IDS
 from bench.process import backend, stream, words
 from bench.report import Figure, at_least, at_most
-from common.messages import template_messages
 from common.prefixes import common_prefix
 from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS

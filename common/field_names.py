@@ -86,11 +86,3 @@ def from_template(template: str, fields: Sequence[str]) -> str:
         return named(fields[place]) if place < len(fields) else found[0][0]
 
     return _PLACE.sub(read, template)
-
-
-class BadField(ValueError):
-    """A field has a wrong value. Field names are marked in `message`, and not in `str()`."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(written(message))
-        self.message = message

@@ -5,9 +5,8 @@ The code that refuses or ignores fields reads these tables, and so does the docu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 
@@ -81,9 +80,3 @@ def each(reasons: Mapping[str, str]) -> dict[str, str]:
     reasons: the reason for each key, in which names are separated by spaces.
     """
     return {name: why for why, names in reasons.items() for name in names.split()}
-
-
-def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
-    """Yield each group of adjacent names that have the same reason, with the reason."""
-    for why, rows in groupby(reasons, reasons.__getitem__):
-        yield list(rows), why

@@ -16,8 +16,10 @@ import warnings
 if __name__ == "__main__":  # imports create no garbage, but collecting takes time
     gc.disable()
 
-# gRPC reads this when it is imported; its own log lines are about sockets.
+# gRPC reads these when it is imported. Its own log lines are about sockets, and its handlers of a
+# fork wait for calls that are running.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 

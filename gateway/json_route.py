@@ -56,8 +56,8 @@ class JsonRoute(APIRoute):
         async def with_body(request: Request) -> Response:
             # Free the body, because it may be large and the request may take long.
             body = pop_body(request.scope)
-            if "POST" in (self.methods or ()) or self.body_field is not None:
-                parsed = await parse(Headers(scope=request.scope), self._object(body))
+            if self.body_field is not None:
+                parsed = await parse(Headers(scope=request.scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 MutableHeaders(scope=request.scope)["content-type"] = "application/json"
                 # FastAPI accepts an object that is valid already.
@@ -68,23 +68,12 @@ class JsonRoute(APIRoute):
 
         return with_body
 
-    def _object(self, body: bytearray) -> bytearray:
-        return body
-
     def _checked(self, body: dict[str, Any]) -> Any:
-        if self.body_field is None:
-            return body
+        assert self.body_field is not None
         checked, problems = self.body_field.validate(body, {}, loc=("body",))
         if problems:
             raise invalid(problems)
         return checked
-
-
-class ListRoute(JsonRoute):
-    """A route whose body is a list, which becomes `adapters` of an object."""
-
-    def _object(self, body: bytearray) -> bytearray:
-        return bytearray(b'{"adapters":%b}' % bytes(body)) if body else body
 
 
 async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:

@@ -46,8 +46,8 @@ _WORDS = {
     "list_type": "Input should be a list",
     "string_type": "Input should be a string",
     "int_type": "Input should be an integer",
-    "float_type": "Input should be a number",
-    "bool_type": "Input should be true or false",
+    **dict.fromkeys(("float_type", "float_parsing"), "Input should be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "Input should be true or false"),
     "too_short": "Input should have at least one entry",
     "too_long": "Input should have at most {max_length} entries",
     "string_pattern_mismatch": "Input should be a token id",  # of `logit_bias`, the only pattern
@@ -139,10 +139,13 @@ def _takes(route: BaseRoute, request: Request, method: str) -> bool:
     return route.matches({**request.scope, "method": method, "root_path": root})[0] is Match.FULL
 
 
-def validated(schema: type[Model], fields: object) -> Model:
-    """Validate fields by a schema. Raises ApiError."""
+def validated(schema: type[Model], fields: object, *, strict: bool = True) -> Model:
+    """Validate fields by a schema. Raises ApiError.
+
+    strict: values have their types of JSON; if not, strings are converted.
+    """
     try:
-        return schema.model_validate(fields)
+        return schema.model_validate(fields, strict=strict)
     except ValidationError as failure:
         raise invalid(failure.errors()) from None
 

@@ -44,7 +44,8 @@ _FORMAT_PATHS: set[Place] = {  # where a request says what the answer must look 
 }
 _UNSET = frozenset(  # kinds of errors that an empty value causes where it means absent
     "dict_type list_type model_type model_attributes_type string_too_short literal_error"
-    " blocks_type string_type int_type float_type bool_type unsupported".split()
+    " blocks_type string_type int_type float_type bool_type float_parsing bool_parsing"
+    " unsupported".split()
 )
 _REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
     "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"

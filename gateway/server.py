@@ -114,16 +114,10 @@ class Server(uvicorn.Server):
 
 
 def _leave_at_once() -> None:
-    """Exit without waiting after a second signal, but leave no backend behind.
-
-    The wardens stay to end backends that are being started at this moment, and then end themselves.
-    """
-    me = psutil.Process()
-    wardens = me.children()
-    for process in me.children(recursive=True):
-        if process not in wardens:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
+    """Exit without waiting after a second signal, but leave no backend behind."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
     os._exit(1)
 
 
@@ -139,22 +133,19 @@ def allow_connections() -> None:
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 chooses a free port. Raises BadArgument."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError:
         raise BadArgument(f"--host {host} is not an address of this machine") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)  # clients may connect as soon as the address is printed
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    try:  # clients may connect as soon as the address is printed
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise BadArgument(f"port {port} is in use: give another --port, or 0") from None
-        raise BadArgument(f"{host} port {port} cannot be used: {error.strerror}") from None
-    return listener
+        reason = os.strerror(error.errno or 0)
+        raise BadArgument(f"{host} port {port} cannot be used: {reason}") from None
 
 
 def url_of(listener: socket.socket) -> str:

@@ -173,7 +173,9 @@ class EventStream(Response, Generic[T]):
                 async for event in events:
                     if parts := self._answer.take(event):
                         async with self._lock:
-                            await self._write(send, parts)
+                            for part in parts:
+                                await self._write(send, [part])
+                                await asyncio.sleep(0)  # each may be long: others have their turn
         except TimeoutError:
             raise too_slow(self._limit) from None
 

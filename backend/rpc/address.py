@@ -73,21 +73,17 @@ def require_free(address: Address) -> None:
     if address.port == 0:
         return
     for family, _, _, _, interface in _interfaces(address):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                probe.bind(interface)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise AddressInUse(
-                        f"{address} is in use by another process: stop it or choose another port"
-                    ) from None
-                if error.errno == errno.EACCES:
-                    raise UsageError(
-                        f"no permission to listen on {address}: choose a port above 1023"
-                    ) from None
+        try:
+            socket.create_server(interface, family=family).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(
+                    f"{address} is in use by another process: stop it or choose another port"
+                ) from None
+            if error.errno == errno.EACCES:
+                raise UsageError(
+                    f"no permission to listen on {address}: choose a port above 1023"
+                ) from None
 
 
 def _interfaces(address: Address) -> list[tuple[int, int, int, str, tuple[object, ...]]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sized
-from typing import Any
+from typing import Any, TypeVar
 
 from backend.engine.errors import InvalidRequest
 from common.field_names import named
 from common.wording import json_fault
 
-_KINDS = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+T = TypeVar("T", dict[str, Any], list[Any])
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+_KINDS |= {int: "a number", float: "a number"}
 
 
 def require_alone(
@@ -37,21 +39,21 @@ def require_least(field: str, value: int, least: int, advice: str) -> None:
         raise InvalidRequest(f"{named(field)} is {value}: send {advice}")
 
 
-def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, Any]:
-    """Return the decoded object; blank text and null count as an empty object.
+def json_value(kind: type[T], name: str, text: str, what: str = "a JSON object") -> T:
+    """Return the decoded value of a type; blank text and null count as an empty one.
 
     name: the field's name, for InvalidRequest.
     text: not quoted in errors, because errors are logged and the text may be a user's.
     what: the expected content, for InvalidRequest.
     """
     if not text.strip():
-        return {}
+        return kind()
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{named(name)} is not valid JSON: {json_fault(error)}") from None
     if value is None:
-        return {}
-    if not isinstance(value, dict):
+        return kind()
+    if not isinstance(value, kind):
         raise InvalidRequest(f"{named(name)} must be {what}, but it is {_KINDS[type(value)]}")
     return value

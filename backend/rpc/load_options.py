@@ -14,7 +14,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.load_request import AdapterRequest, LoadRequest
 from backend.engine.settings import RULES, checked, unknown_setting
-from backend.rpc.checks import json_object, require_least
+from backend.rpc.checks import json_value, require_least
 from backend.rpc.fields import MODEL_OPTIONS, require_neutral
 from common.field_names import named
 from common.field_table import FieldTable, Refused, each
@@ -91,7 +91,7 @@ def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, 
             raise InvalidRequest(_unsupported("option", name))
         else:
             warnings.append(unknown_setting("option", name))
-    arguments = json_object("EngineArgs", engine_args, "a JSON object of settings")
+    arguments = json_value(dict, "EngineArgs", engine_args, "a JSON object of settings")
     for name, value in arguments.items():
         if name in OPTIONS.refused:
             raise InvalidRequest(f"{_unsupported('EngineArgs key', name)}; remove it")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.checks import require_alone, require_most
 from backend.rpc.request_metadata import template_arguments
-from common.field_names import BadField, named
-from common.messages import template_messages
-from common.tools import (
+from backend.rpc.template_messages import template_messages
+from backend.rpc.tools import (
     ToolChoice,
     corrected_choice,
     offered_tools,
@@ -20,6 +17,7 @@ from common.tools import (
     parse_tools,
     sorted_tools,
 )
+from common.field_names import named
 from wire import backend_pb2 as pb
 
 MOST_MESSAGES = 10_000
@@ -53,12 +51,11 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         )
     if chats:
         _require_bounded(options)
-        with _bad_fields_refused():
-            messages = template_messages(options.Messages)
-            if extras.continue_final_message:
-                _require_begun(options)
-            arguments = template_arguments(options.Metadata)
-            tools = sorted_tools(offered_tools(parse_tools(options.Tools), tool_choice(options)))
+        messages = template_messages(options.Messages)
+        if extras.continue_final_message:
+            _require_begun(options)
+        arguments = template_arguments(options.Metadata)
+        tools = sorted_tools(offered_tools(parse_tools(options.Tools), tool_choice(options)))
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
     if text := options.Prompt:  # every access copies the text
         return RawPrompt(text)
@@ -105,15 +102,5 @@ def require_in_vocabulary(key: str, ids: tuple[int, ...], vocabulary_size: int) 
 
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:
     """Return whether the model may, must or must not call a tool. Raises InvalidRequest."""
-    with _bad_fields_refused():
-        choice = parse_tool_choice(options.ToolChoice)
-        return corrected_choice(choice, parse_tools(options.Tools)) if choice.name else choice
-
-
-@contextmanager
-def _bad_fields_refused() -> Iterator[None]:
-    """Raise InvalidRequest for a BadField of the block."""
-    try:
-        yield
-    except BadField as error:
-        raise InvalidRequest(error.message) from None
+    choice = parse_tool_choice(options.ToolChoice)
+    return corrected_choice(choice, parse_tools(options.Tools)) if choice.name else choice

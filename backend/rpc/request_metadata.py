@@ -17,7 +17,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras, InfillPrompt, Position
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
-from backend.rpc.checks import json_object, require_most
+from backend.rpc.checks import json_value, require_most
 from common.field_names import named
 from common.wording import nearest, shown
 
@@ -71,7 +71,7 @@ def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
     require_most(field, blob, _LARGEST_BLOB, "characters")
     arguments = {
         name: value
-        for name, value in json_object(field, blob).items()
+        for name, value in json_value(dict, field, blob).items()
         if not name.startswith(PREFIX) and _may_set(name, metadata)
     }
     if thinking := metadata.get("enable_thinking", ""):

@@ -26,7 +26,7 @@ from backend.engine.request import (
     Sampling,
 )
 from backend.engine.served_model import ServedModel
-from backend.rpc.checks import json_object, require_alone, require_least, require_most
+from backend.rpc.checks import json_value, require_alone, require_least, require_most
 from backend.rpc.fields import PREDICT_OPTIONS, require_neutral
 from backend.rpc.prompt_fields import prompt_of, require_in_vocabulary, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
@@ -327,7 +327,7 @@ def _share(name: str, options: pb.PredictOptions) -> float:
 
 def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
     """Parse a JSON object of token id → value added to its logit."""
-    given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
+    given = json_value(dict, "LogitBias", text, 'a JSON object such as {"42": -100}')
     require_most("LogitBias", given, MOST_BIASES, "tokens")
     return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())
 

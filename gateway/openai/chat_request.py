@@ -41,7 +41,6 @@ from gateway.openai.tools import (
     FunctionCallChoice,
     FunctionDefinition,
     ToolChoice,
-    is_single_call,
     offer_of,
     write_tools,
 )
@@ -134,7 +133,7 @@ def _write_fields(
     _write_logprobs(options, request)
     offer = offer_of(request)
     constraint = constraint_of(request)
-    write_tools(options, offer, single=is_single_call(request))
+    write_tools(options, offer, request)
     write_constraint(options, constraint)
     # The format applies to content, not to calls.
     if constraint is not None and offer.tools and offer.mode != "none":

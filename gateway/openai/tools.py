@@ -191,21 +191,13 @@ def is_legacy(request: ChatCompletionRequest) -> bool:
     return bool(request.functions or request.function_call)
 
 
-def is_single_call(request: ChatCompletionRequest) -> bool:
-    """Return whether an answer ends after its first call."""
-    return request.parallel_tool_calls is False or is_legacy(request)
-
-
-def write_tools(options: pb.PredictOptions, offer: Offer, *, single: bool) -> None:
+def write_tools(options: pb.PredictOptions, offer: Offer, request: ChatCompletionRequest) -> None:
     if not offer.tools:
         return
     options.Tools = json.dumps(offer.tools)
-    if offer.name:
-        choice: Any = {"type": "function", "function": {"name": offer.name}}
-        options.ToolChoice = json.dumps(choice)
-    else:
-        options.ToolChoice = json.dumps(offer.mode)
-    if single:
+    called = {"type": "function", "function": {"name": offer.name}}
+    options.ToolChoice = json.dumps(called if offer.name else offer.mode)
+    if request.parallel_tool_calls is False or is_legacy(request):
         options.Metadata["mlx.parallel_tool_calls"] = "false"
 
 

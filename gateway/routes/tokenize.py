@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -15,12 +15,12 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.fields import Request
 from gateway.json_route import JsonRoute
+from gateway.openai.completion import Token
 from gateway.sse import json_response
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["tokenizer"], route_class=JsonRoute)
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _MOST_PIECES = 4096  # tokens; each different one is looked up separately
 
 
@@ -36,7 +36,7 @@ class TokenizeRequest(Request):
 class DetokenizeRequest(Request):
     """Tokens to convert to text."""
 
-    tokens: list[TokenId] = Field(fail_fast=True)
+    tokens: list[Token] = Field(fail_fast=True)
 
 
 @router.post("/tokenize")

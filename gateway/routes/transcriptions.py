@@ -28,7 +28,6 @@ router = APIRouter(tags=["audio"])
 LARGEST_FILE = 36 << 20  # bytes: its base64 fits into a message of gRPC
 _NAMES = {"dst": "file"}
 _LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 Granularity = Literal["segment", "word"]
 Asked = TypeVar("Asked", bound=fields.Request)
 _NANOSECONDS = 1_000_000_000
@@ -101,11 +100,11 @@ async def _read(schema: type[Asked], request: Request) -> Asked:
     """Read the request from a form. Raises ApiError."""
     fields = await offload(_fields, await form_of(request))
     exchange.current().model = str(fields.get("model") or "")[:200]
-    return validated(schema, fields)
+    return validated(schema, fields, strict=False)
 
 
 def _fields(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the fields of a form with the types that they have in JSON. Raises ApiError."""
+    """Return the fields of a form, the recording as a data URI. Raises ApiError."""
     fields: dict[str, Any] = {}
     for part in parts:
         name = part.name.removesuffix("[]")
@@ -122,20 +121,8 @@ def _fields(parts: Sequence[Part]) -> dict[str, Any]:
         elif name in _LISTS:
             fields.setdefault(name, []).append(part.text)
         else:
-            fields[name] = _typed(name, part.text)
+            fields[name] = part.text
     return fields
-
-
-def _typed(name: str, text: str) -> Any:
-    """Convert a value of a form to its type in JSON; a wrong value is refused later."""
-    if name == "stream":
-        return _FLAGS.get(text.lower(), text)
-    if name == "temperature":
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    return text
 
 
 async def _pieces(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -42,30 +43,20 @@ _SILENT_GRACE = 1.0  # for a backend that has never answered
 _END_LIMIT = 1.0  # seconds between a lost connection and the end of the process
 
 
-class _Authorized:
-    """A channel for a stub, whose calls carry one more metadata key.
+def _authorized(stub: Stub, token: str) -> Stub:
+    """Add a token to the metadata of every call of a stub.
 
     Interceptors would do the same, at a cost for every message of every stream.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
-        entry = (("authorization", f"Bearer {token}"),) if token else ()
+    entry = ("authorization", f"Bearer {token}")
 
-        def wrapped(kind: Callable[..., Any]) -> Callable[..., Any]:
-            def method(*path: Any, **serializers: Any) -> Callable[..., Any]:
-                call = kind(*path, **serializers)
+    def start(method: Callable[..., Any], request: Any, *, metadata: Any = (), **given: Any) -> Any:
+        return method(request, metadata=(*metadata, entry), **given)
 
-                def start(request: Any, *, metadata: Any = (), **given: Any) -> Any:
-                    return call(request, metadata=(*(metadata or ()), *entry), **given)
-
-                return start
-
-            return method
-
-        self.unary_unary = wrapped(channel.unary_unary)
-        self.unary_stream = wrapped(channel.unary_stream)
-        self.stream_unary = wrapped(channel.stream_unary)
-        self.stream_stream = wrapped(channel.stream_stream)
+    for name, method in vars(stub).items() if token else ():
+        setattr(stub, name, functools.partial(start, method))
+    return stub
 
 
 class Backend:
@@ -75,8 +66,7 @@ class Backend:
         self.process = process
         self.doubted = self.emptied = False
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        channel: Any = _Authorized(self._channel, token)
-        self.stub: Stub = backend_pb2_grpc.BackendStub(channel)
+        self.stub = _authorized(backend_pb2_grpc.BackendStub(self._channel), token)
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str) -> Backend:

@@ -117,8 +117,7 @@ class Catalogue:
         self._folder = _with_models(self._folder, model)
 
     def remove(self, name: str) -> None:
-        """Stop serving a model: its file or folder is hidden. Raises ApiError."""
-        name = self.resolve(name).name
+        """Stop serving the model of this name: its file or folder is hidden. Raises ApiError."""
         place = self._models_dir and place_of(self._models_dir, name)
         if not place:
             raise failures.not_in_folder(name)

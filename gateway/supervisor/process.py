@@ -1,10 +1,9 @@
-"""One backend as a process: started by a warden, its log read, ended with all its children."""
+"""One backend as a process: its start, its log, and its end together with all its children."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import secrets
 import signal
@@ -12,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -24,10 +23,10 @@ from common.progress_bar import DOWNLOAD, DOWNLOADED
 from common.version import VERSION
 from gateway import logs
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.warden_process import BLOCKED, signal_group
+from gateway.supervisor.warden_process import signal_group
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
-_KILLED = json.dumps("the process that starts it was killed")
+_WAITING = ThreadPoolExecutor(1 << 16, "backends")  # one thread for each backend
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
@@ -39,99 +38,61 @@ _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A started process, which shares the stderr of its warden."""
+def _started(
+    command: Sequence[str], folder: Path, environ: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    """Start a command in a folder. Returns its process, and the warden that ends it if we cannot.
 
-    pid: int
-    warden: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the process's group, if it still exists."""
-        if not self.writer.is_closing():
-            self.writer.write(bytes((number,)))
-
-    async def wait(self) -> int | None:
-        """Return the process's exit code (negative: a signal), once it and its group have ended.
-
-        None if the warden was killed; the process is then killed as well, because nothing would end
-        it together with the gateway.
-        """
-        try:
-            code = await self.reader.readline()
-        except ConnectionError:
-            code = b""
-        self.writer.close()
-        await asyncio.to_thread(self.warden.wait)
-        if code:
-            return int(code)
-        signal_group(self.pid, signal.SIGKILL)
-        return None
-
-
-async def spawn(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Child:
-    """Start a command in a folder, by a new warden.
-
-    Raises OSError or LoadFailed, with nothing left running.
+    Raises OSError, or ValueError for a null byte, with nothing left running. Each gets a process
+    group, so that it can be signalled as a whole, and gets no signals that are meant for the
+    gateway.
     """
-    link, warden_end = socket.socketpair()
-    with contextlib.ExitStack() as failed:
-        failed.callback(link.close)
-        with warden_end:
-            warden = _start((str(folder), *command), warden_end, environ)
-        assert warden.stderr is not None
-        failed.callback(warden.stderr.close)
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=link)
-            failed.callback(writer.close)
-            answer: int | str = json.loads(await reader.readline() or _KILLED)
-            if isinstance(answer, str):
-                raise LoadFailed(f"no process could be started: {answer}")
-        except BaseException:
-            with contextlib.suppress(OSError):
-                link.send(bytes((signal.SIGKILL,)))
-                link.shutdown(socket.SHUT_RDWR)
-            await asyncio.to_thread(warden.wait)
-            raise
-        failed.pop_all()
-        return Child(answer, warden, reader, writer)
-
-
-def _start(
-    arguments: Sequence[str], link: socket.socket, environ: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a warden. Raises OSError, or LoadFailed for a null byte."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    warden = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        process_group=0,
+    )
     try:
-        # Without close_fds (no descriptors are inheritable), subprocess uses posix_spawn, which
-        # runs no fork handlers.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(PROGRAM), *arguments],
-            stdin=link.fileno(),
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             bufsize=0,
-            close_fds=False,
-            env=dict(environ),
+            process_group=0,
         )
-    except ValueError as problem:
-        raise LoadFailed(f"no process could be started: {problem}") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except BaseException:
+        _end(warden)
+        raise
+    assert warden.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the warden was killed
+        warden.stdin.write(b"%d\n" % process.pid)
+    return process, warden
+
+
+def _end(warden: subprocess.Popen[bytes]) -> None:
+    warden.kill()
+    warden.communicate()
 
 
 class BackendProcess:
     """A running backend. `exited` is done when it has ended, with a message that says why."""
 
-    def __init__(self, child: Child, name: str) -> None:
-        self.pid = child.pid
+    def __init__(
+        self, process: subprocess.Popen[bytes], warden: subprocess.Popen[bytes], name: str
+    ) -> None:
+        self.pid = process.pid
         self.token = ""
         self.port = 0
         self._last_line = ""
         self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
-        self._child = child
+        self._process = process
+        self._warden = warden
         self._name = name
         self._version: str | None = None  # the version of our own backend, once it listens
         self._fault = ""  # the last line that tells a fault
@@ -156,10 +117,13 @@ class BackendProcess:
             port = 0 if own else _free_port()
             program = command("-m", "backend") if own else [str(run)]
             address = ("--addr", f"127.0.0.1:{port}")
-            child = await spawn((*program, *address), run.parent, environ | secret)
+            started = _started((*program, *address), run.parent, environ | secret)
         except OSError as problem:
-            raise LoadFailed(f"no process could be started: {problem.strerror}") from None
-        self = cls(child, name)
+            place = f"{problem.filename}: " if problem.filename else ""
+            raise LoadFailed(f"no process could be started: {place}{problem.strerror}") from None
+        except ValueError as problem:  # a null byte
+            raise LoadFailed(f"no process could be started: {problem}") from None
+        self = cls(*started, name)
         self.port = port
         self.token = token
         return self
@@ -194,7 +158,7 @@ class BackendProcess:
         try:
             if not self.exited.done():
                 self._killed = why if self.alive else ""
-                self._child.signal(signal.SIGTERM)
+                self._signal(signal.SIGTERM)
                 await asyncio.wait((self.exited,), timeout=grace)
         finally:  # also if this task is cancelled
             self.kill(why)
@@ -204,14 +168,23 @@ class BackendProcess:
         """Send SIGKILL to the whole group, if it still exists; `exited` then says why."""
         if not self.exited.done():
             self._killed = self._killed or (why if self.alive else "")
-            self._child.signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:  # otherwise another group may have its id
+            signal_group(self.pid, number)
+
+    def _wait(self) -> int:
+        """Return the exit code (negative: a signal), once the process and its group have ended."""
+        code = self._process.wait()
+        signal_group(self.pid, signal.SIGKILL)  # its children must not outlive it
+        _end(self._warden)
+        return code
 
     async def _until_gone(self) -> str:
-        code = await self._child.wait()
+        code = await asyncio.get_running_loop().run_in_executor(_WAITING, self._wait)
         await asyncio.wait((self._reader,), timeout=_READ_SECONDS)
         self._reader.cancel()
-        if code is None:
-            return "the backend was ended, because the process that starts it was killed"
         ran_out = kills_for_memory() > self._kills
         # Ranks that start again write the cause of an exit, and go on; a signal may come later.
         line = self._last_line if code < 0 else self._fault
@@ -220,7 +193,7 @@ class BackendProcess:
     async def _read(self) -> None:
         stream = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), self._child.warden.stderr
+            lambda: asyncio.StreamReaderProtocol(stream), self._process.stderr
         )
         pending = b""
         try:

@@ -386,8 +386,8 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "a backend's warden process is killed",
-            "the backend ends, and the next load starts both again",
-            "gateway/supervisor/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",
+            "nothing: requests are answered as before",
+            "gateway/supervisor/test_supervisor_warden.py::test_a_killed_warden_disturbs_no_answer",
         ),
         Edge(
             "a signal ends a backend during an answer",

@@ -28,13 +28,13 @@ from backend.engine.settings import Settings
 from backend.rpc.load_options import load_request, parse_settings
 from backend.rpc.request_limits import require_bounded
 from backend.rpc.requests import generation_request
+from backend.rpc.tools import parse_tool_choice, parse_tools
 from common.chat_events import ChatMessage, message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
 from common.formats.families import BY_NAME
 from common.formats.reading import FinishReason
 from common.gbnf import GbnfError, gbnf_to_lark
-from common.tools import parse_tool_choice, parse_tools
 from gateway.models import reading
 from tests.common.grammar_walks import byte_tokenizer
 from tests.fuzz import calls
@@ -112,7 +112,7 @@ def chat(given: bytes) -> None:
 
 def tools(given: bytes) -> None:
     for read in (parse_tools, parse_tool_choice):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(InvalidRequest):
             read(_text(given))
 
 

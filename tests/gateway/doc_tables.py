@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from common.field_table import FieldTable, grouped
+from common.field_table import FieldTable
 from gateway import fields
 from gateway.arguments import KEY_FILE, default_of, flag_of
 from gateway.models.config import KEYS, ModelConfig
@@ -48,7 +49,13 @@ def _advice(table: FieldTable) -> dict[str, str]:
 
 
 def _reasons(keys: Mapping[str, str]) -> list[str]:
-    return [f"| {_listed(names)} | {why} |" for names, why in grouped(keys)]
+    return [f"| {_listed(names)} | {why} |" for names, why in _grouped(keys)]
+
+
+def _grouped(reasons: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
+    """Each group of adjacent names that have the same reason, with the reason."""
+    for why, rows in groupby(reasons, reasons.__getitem__):
+        yield list(rows), why
 
 
 def _listed(names: list[str]) -> str:
@@ -59,7 +66,7 @@ def refused_table() -> str:
     """The refused fields of requests as the table of docs/gateway.md."""
     paths: dict[tuple[str, str], list[str]] = {}
     for path, table in REFUSING.items():
-        for names, instead in grouped(_advice(table)):
+        for names, instead in _grouped(_advice(table)):
             paths.setdefault((_listed(names), instead), []).append(path)
     rows = [f"| {row[0]} | {', '.join(where)} | {row[1]} |" for row, where in paths.items()]
     return _table("fields | in | instead", rows)

@@ -83,6 +83,23 @@ async def test_events_are_sent_as_they_arrive() -> None:
     assert client.ended
 
 
+class Parts(Text):
+    """An answer each of whose events has two parts."""
+
+    def take(self, event: str) -> list[str]:
+        return [f"{event}1", f"{event}2"]
+
+
+async def test_other_requests_have_their_turn_between_the_parts_of_one_event() -> None:
+    async def events() -> AsyncGenerator[str, None]:
+        yield "a"
+
+    client = Client()
+    asyncio.get_running_loop().call_soon(client.bodies.append, b"another")
+    await EventStream(events(), Parts(), SETTINGS)(SCOPE, client.receive, client.send)
+    assert client.bodies == [b"a1", b"another", b"a2", b""]
+
+
 async def test_a_failure_before_the_first_event_keeps_its_status() -> None:
     closing = False
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages import template_messages
+from backend.rpc.template_messages import template_messages
 from gateway import fields
 from gateway.calls import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.context import Gateway

@@ -32,8 +32,7 @@ async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None
         asked = [pool.submit(ask, gateway, name) for name in models]
         await until(lambda: "ours: loading" in "".join(gateway.log))
         await until(lambda: (tmp_path / "child").exists())
-        wardens = psutil.Process(gateway.child.pid).children()
-        assert list(map(is_warden, wardens)) == [True, True]
+        assert sum(map(is_warden, psutil.Process(gateway.child.pid).children())) == len(models)
 
         def running() -> int:
             """A backend starts its monitor with its first load, so it may exist already."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from common.field_names import BadField, named
-from common.wording import json_fault
+from backend.engine.errors import InvalidRequest
+from backend.rpc.checks import json_value
+from common.field_names import named
+from wire import backend_pb2 as pb
 
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
 # every request, so no prompt would start with the same tokens as the previous one.
@@ -21,25 +23,8 @@ _BILLING_LABEL = "x-anthropic-billing-header:"
 _BILLING = re.compile(rf"^{_BILLING_LABEL}[^\n]*\n*", re.MULTILINE)
 
 
-class WireMessage(Protocol):
-    """The fields of a protocol message, as the generated class has them."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def content(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def tool_call_id(self) -> str: ...
-    @property
-    def reasoning_content(self) -> str: ...
-    @property
-    def tool_calls(self) -> str: ...
-
-
-def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
-    """Return one dict per message. Raises BadField with the index of a wrong message."""
+def template_messages(messages: Iterable[pb.Message]) -> tuple[dict[str, Any], ...]:
+    """Return one dict per message. Raises InvalidRequest with the index of a wrong message."""
     names: dict[str, str] = {}  # of the functions called so far, by the id of the call
     entries = []
     for index, message in enumerate(messages):
@@ -72,9 +57,9 @@ def _names_by_id(calls: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]
             yield call["id"], name
 
 
-def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
+def _template_message(index: int, message: pb.Message) -> dict[str, Any]:
     if not message.role:
-        raise BadField(
+        raise InvalidRequest(
             f"{named(f'Messages[{index}]')} has no role: set user, assistant, system or tool"
         )
     content = message.content
@@ -95,19 +80,10 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
 
 
 def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
-    if not text.strip():
-        return []
-    try:
-        calls = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        fault = json_fault(error)
-        raise BadField(
-            f"{named(f'Messages[{index}].tool_calls')} is not valid JSON: {fault}"
-        ) from None
-    if calls is None:
-        return []
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise BadField(f"{named(f'Messages[{index}].tool_calls')} must be a JSON list of objects")
+    field, what = f"Messages[{index}].tool_calls", "a JSON list of objects"
+    calls = json_value(list, field, text, what)
+    if not all(isinstance(call, dict) for call in calls):
+        raise InvalidRequest(f"{named(field)} must be {what}")
     return [_with_decoded_arguments(call) for call in calls]
 
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.field_names import BadField, named
-from common.wording import json_fault, shown
+from backend.engine.errors import InvalidRequest
+from backend.rpc.checks import json_value
+from common.field_names import named
+from common.wording import shown
 
 Tool = dict[str, Any]
 Mode = Literal["auto", "none", "required"]
@@ -40,22 +42,13 @@ class ToolChoice:
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """Return the tools in the form that templates expect. Raises BadField."""
-    if not text.strip():
-        return ()
-    try:
-        tools = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadField(f"{named('Tools')} is not valid JSON: {json_fault(error)}") from None
-    if tools is None:
-        return ()
-    if not isinstance(tools, list):
-        raise BadField(f"{named('Tools')} must be a JSON list")
+    """Return the tools in the form that templates expect. Raises InvalidRequest."""
+    tools = json_value(list, "Tools", text, "a JSON list")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
-            raise BadField(f"{named(f'Tools[{index}]')} has no function with a name")
+            raise InvalidRequest(f"{named(f'Tools[{index}]')} has no function with a name")
     return tuple(tools)
 
 
@@ -78,7 +71,7 @@ def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tool_choice(text: str) -> ToolChoice:
-    """Return the tool choice. Raises BadField if the text is in none of the known forms."""
+    """Return the tool choice. Raises InvalidRequest if the text is in none of the known forms."""
     value: Any = text.strip()
     for _ in range(2):  # a JSON string may contain JSON
         if not isinstance(value, str):
@@ -93,7 +86,7 @@ def parse_tool_choice(text: str) -> ToolChoice:
         return ToolChoice(_MODES[value.lower()])
     if isinstance(value, dict):
         return _of_object(value)
-    raise BadField(
+    raise InvalidRequest(
         f"{named('ToolChoice')} is {shown(text.strip())}: send auto, none, required or a"
         ' function\'s name in the form {"type":"function","function":{"name":"…"}}'
     )
@@ -106,10 +99,12 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
     if kind in ("function", "tool"):
         if isinstance(name, str) and name:
             return ToolChoice("required", name)
-        raise BadField(f"{named('ToolChoice')} asks for a function, but gives no name: add it")
+        raise InvalidRequest(
+            f"{named('ToolChoice')} asks for a function, but gives no name: add it"
+        )
     if isinstance(kind, str) and kind.lower() in _MODES:
         return ToolChoice(_MODES[kind.lower()])
-    raise BadField(
+    raise InvalidRequest(
         f"{named('ToolChoice')} has the type {shown(kind)}: send auto, none, required or function"
     )
 
@@ -127,16 +122,19 @@ def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools to show to the model. Raises BadField if `choice` names an unknown tool."""
+    """Return the tools to show to the model.
+
+    Raises InvalidRequest if `choice` names an unknown tool.
+    """
     if choice.mode == "none":
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:
-        raise BadField(
+        raise InvalidRequest(
             f"{named('ToolChoice')} names {shown(choice.name)}, which is not among"
             f" {named('Tools')}: name one of them"
         )
     if choice.mode == "required" and not tools:
-        raise BadField(
+        raise InvalidRequest(
             f"{named('ToolChoice')} requires a call, but {named('Tools')} is empty: offer a"
             " tool, or send auto"
         )

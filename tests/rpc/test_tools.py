@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from common.tools import ToolChoice, offered_tools, parse_tool_choice, parse_tools, sorted_tools
+from backend.engine.errors import InvalidRequest
+from backend.rpc.tools import (
+    ToolChoice,
+    offered_tools,
+    parse_tool_choice,
+    parse_tools,
+    sorted_tools,
+)
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": None}}
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
@@ -38,7 +45,7 @@ def test_every_spelling_of_a_choice(text: str, choice: ToolChoice) -> None:
 
 @pytest.mark.parametrize("text", ["maybe", "17", "[]", '{"type":"function"}', '{"type":"x"}', "{"])
 def test_an_unknown_choice_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="ToolChoice"):
+    with pytest.raises(InvalidRequest, match="ToolChoice"):
         parse_tool_choice(text)
 
 
@@ -49,16 +56,16 @@ def test_tools_are_passed_on_unchanged() -> None:
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"type":"function"}]', '[{"function":{}}]'])
 def test_invalid_tools_are_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="Tools"):
+    with pytest.raises(InvalidRequest, match="Tools"):
         parse_tools(text)
 
 
 def test_choice_none_removes_the_tools_and_an_unknown_name_is_refused() -> None:
     assert offered_tools((WEATHER, CLOCK), ToolChoice("none")) == ()
     assert offered_tools((WEATHER, CLOCK), ToolChoice()) == (WEATHER, CLOCK)
-    with pytest.raises(ValueError, match="sing"):
+    with pytest.raises(InvalidRequest, match="sing"):
         offered_tools((WEATHER,), ToolChoice("required", "sing"))
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(InvalidRequest, match="empty"):
         offered_tools((), ToolChoice("required"))
 
 
