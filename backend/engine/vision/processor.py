@@ -40,7 +40,6 @@ from common.prefixes import position_of
 
 _log = logging.getLogger(__name__)
 
-_MOST_TOKENIZERS = 16  # a processor opens one or two
 _CHANNELS, _FLOAT = 3, 4  # values of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # a token whose embedding is replaced by the encoder's
@@ -64,7 +63,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     extra = {"trust_remote_code": trust_remote_code}
     open_processor: Any = utils.load_processor
     open_image_processor: Any = utils.load_image_processor
-    with nullcontext() if trust_remote_code else _running_no_code(), _few_tokenizers():
+    with nullcontext() if trust_remote_code else _running_no_code():
         images = open_image_processor(path, **extra)
         processor = despite_checks(
             read_object(path / "config.json"),
@@ -75,32 +74,6 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     correct(processor)
     remember_no_words(getattr(processor, "tokenizer", None))
     return processor
-
-
-@contextmanager
-def _few_tokenizers() -> Iterator[None]:
-    """Refuse a processor that opens itself again and again in the context. Raises ImportError.
-
-    Without torchvision, mlx-vlm's processor of Phi-4 with vision opens itself, each time with
-    another tokenizer, until Python's stack is full, which takes half a minute.
-    """
-    from transformers import AutoTokenizer
-
-    opened, open_tokenizer = 0, AutoTokenizer.from_pretrained
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal opened
-        opened += 1
-        if opened > _MOST_TOKENIZERS:
-            raise ImportError
-        return open_tokenizer(*arguments, **named)
-
-    try:
-        with replaced(AutoTokenizer, "from_pretrained", counted):
-            yield
-    finally:
-        if opened > _MOST_TOKENIZERS:
-            raise ImportError("its processor needs PyTorch")
 
 
 @contextmanager

@@ -260,7 +260,7 @@ async def test_a_family_that_mlx_vlm_cannot_run_is_refused(
     with pytest.raises(ModelRejected, match=reason) as refused:
         async with seeing(path):
             pass
-    # Phi-4's processor opens itself, until Python's stack is full if nothing ends that.
+    # Phi-4's processor opens itself, until Python's stack is full.
     assert len(opened) < 100
     record_property("refused", str(refused.value))
 
