@@ -164,7 +164,7 @@ def inspect_adapter(folder: Path, request: AdapterRequest) -> Adapter:
 
 
 def _in_mlx_lm_form(tensors: Mapping[str, Axes]) -> dict[str, Axes]:
-    """Return the shapes of PEFT's tensors, by the names and with the axes that mlx-lm gives them."""
+    """Return the shapes of PEFT's tensors by the names, and with the axes, of mlx-lm."""
     parts = {part_of(tensor): shape for tensor, shape in tensors.items()}
     named = sorted({part.name for part in parts if part} - {"", "default"})
     if named:
