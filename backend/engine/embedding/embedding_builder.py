@@ -16,7 +16,6 @@ from backend.engine.embedding.encode_queue import ActivationCost, EncodeQueue, R
 from backend.engine.embedding.encoder_shape import family_of
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.kind import (
-    ANSWERING_RERANKER,
     has_score,
     is_static,
     labels_of,
@@ -37,6 +36,7 @@ from backend.engine.embedding.readers import (
     PairReader,
     Reader,
     TextReader,
+    gemma_prompt,
     id_encoder,
     pair_encoder,
     qwen3_prompt,
@@ -72,8 +72,12 @@ from common.context_size import served_context
 from common.model_kind import ModelKind
 from common.wording import shown
 
-# The words whose logits make the score of a Qwen3 reranker.
-_WORDS = ("yes", "no")
+# Rerankers of ANSWERING_RERANKERS: model type → the words whose logits make the score, and the
+# function that returns an encoder of pairs.
+_ASKED: Mapping[str, tuple[tuple[str, ...], Callable[[Any, str], EncodeRow]]] = {
+    "qwen3": (("yes", "no"), qwen3_prompt),
+    "gemma": (("Yes",), gemma_prompt),
+}
 
 
 def build(order: LoadOrder) -> Stages[Built]:
@@ -252,14 +256,14 @@ def _reranking(
         side = loaded.tokenizer.truncation_side
         prompted = partial(pair_encoder, tokenizer, segments, side=side)
         return run, PairReader(prompted, limits, settings.truncate, prompt)
-    known = None
-    if config["model_type"] == ANSWERING_RERANKER:
-        usual = [tokenizer.encode(word, add_special_tokens=False).ids for word in _WORDS]
-        known = Answers(*(ids[0] for ids in usual)) if all(len(ids) == 1 for ids in usual) else None
-        if known is None and answers_of(files) is None:
-            words = " and ".join(map(shown, _WORDS))
-            raise Unusable(f"its vocabulary lacks one of the tokens {words}")
-    compared = answers_of(files) or known
+    model_type, compared = config["model_type"], answers_of(files)
+    words, write = _ASKED.get(model_type, ((), None))
+    usual = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
+    single = bool(words) and all(len(ids) == 1 for ids in usual)
+    known = Answers(*(ids[0] for ids in usual)) if single else None
+    if compared is None and words and known is None:
+        raise Unusable(f"its vocabulary lacks one of the tokens {' and '.join(map(shown, words))}")
+    compared = compared or known
     chat = _chat(loaded, tokenizer, messages_of(files.transformer))
     if compared is None:
         raise Unusable(
@@ -268,8 +272,8 @@ def _reranking(
         )
     if chat.renders_pairs:
         prompted = chat.pairs
-    elif compared == known:
-        prompted = partial(qwen3_prompt, tokenizer)
+    elif write is not None and compared == known:
+        prompted = partial(write, tokenizer)
     else:
         raise Unusable(
             "its chat template does not render messages of the roles query and document, so how to"

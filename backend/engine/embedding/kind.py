@@ -66,21 +66,21 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
 # The kinds that text models of mlx-lm serve, by pooling or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
 _BOTH_WAYS = "modeling_qwen.Qwen2Model"
-# The type of rerankers whose prompt is known even if their files do not state it. Only the load
-# request distinguishes them from models that generate text.
-ANSWERING_RERANKER = "qwen3"
+# Rerankers whose prompt is known even if their files do not state it. Only the load request
+# distinguishes them from models that generate text.
+ANSWERING_RERANKERS = frozenset({"qwen3", "gemma"})
 
 
 def with_flags(
     kind: ModelKind, config: Mapping[str, Any], *, embeddings: bool, reranking: bool
 ) -> ModelKind:
     """Return the kind of a model, given the load request's flags. Raises InvalidRequest."""
-    if reranking and kind is ModelKind.TEXT and config["model_type"] == ANSWERING_RERANKER:
+    if reranking and kind is ModelKind.TEXT and config["model_type"] in ANSWERING_RERANKERS:
         kind = ModelKind.RERANK
     if reranking and kind is not ModelKind.RERANK:
         raise InvalidRequest(
-            f"Reranking is true, but the model {kind.words}: load a cross-encoder or a"
-            " Qwen3 reranker, or turn it off in the model's configuration"
+            f"Reranking is true, but the model {kind.words}: load a cross-encoder, a Qwen3"
+            " reranker or bge-reranker-v2-gemma, or turn it off in the model's configuration"
         )
     if embeddings and kind not in (ModelKind.TEXT, ModelKind.EMBEDDING):
         raise InvalidRequest(

@@ -32,6 +32,10 @@ _BEFORE = (
     ' the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n"
 )
+_GEMMA_INSTRUCTION = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query"
+    " by providing a prediction of either 'Yes' or 'No'."
+)
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -404,3 +408,29 @@ def qwen3_prompt(tokenizer: Any, instruction: str) -> EncodeRow:
         return _BEFORE + asked + _AFTER
 
     return ChatEncoder(render, tokenizer).pairs("")
+
+
+def gemma_prompt(tokenizer: Any, instruction: str) -> EncodeRow:
+    """Return an encoder of pairs in the prompt format of bge-reranker-v2-gemma's model card.
+
+    The parts of a prompt are tokenised apart from each other.
+
+    instruction: what to predict; "" for the model card's instruction.
+    """
+
+    def tokens(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode(query: str, document: str, limit: int | None) -> Piece:
+        parts = (
+            ([tokenizer.token_to_id("<bos>")], None),
+            (tokens(f"A: {query}"), 0),
+            (tokens("\n"), None),
+            (tokens(f"B: {document}"), 1),
+            (tokens("\n") + tokens(instruction or _GEMMA_INSTRUCTION), None),
+        )
+        ids = [token for part, _ in parts for token in part]
+        owners = [owner for part, owner in parts for _ in part]
+        return _truncated(ids, [0] * len(ids), owners, limit)
+
+    return encode

@@ -48,6 +48,23 @@ def embedded(folder: Path, texts: list[str], batch: int) -> np.ndarray:
     return vectors
 
 
+GEMMA_PROMPT = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query"
+    " by providing a prediction of either 'Yes' or 'No'."
+)
+
+
+def gemma_row(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a pair as the model card of bge-reranker-v2-gemma makes them."""
+
+    def tokens(part: str) -> list[int]:
+        return list(tokenizer(part, add_special_tokens=False)["input_ids"])
+
+    start = tokenizer.convert_tokens_to_ids("<bos>")
+    pair = [start, *tokens(f"A: {QUERY}"), *tokens("\n"), *tokens(f"B: {text}")]
+    return [*pair, *tokens("\n"), *tokens(GEMMA_PROMPT)]
+
+
 def reranked(family: str, folder: Path) -> list[float]:
     import torch  # type: ignore[import-not-found]
     from transformers import (
@@ -66,6 +83,11 @@ def reranked(family: str, folder: Path) -> list[float]:
                 logits = model(**row).logits[0, -1]
                 yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
                 score = torch.softmax(logits[[yes, no]], 0)[0]
+            elif family == "gemma_rerank":
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+                ids = gemma_row(tokenizer, text)
+                (yes,) = tokenizer("Yes", add_special_tokens=False)["input_ids"]
+                score = torch.sigmoid(model(torch.tensor([ids])).logits[0, -1, yes])
             else:
                 model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32")
                 row = tokenizer(QUERY, text, return_tensors="pt")

@@ -433,7 +433,8 @@ def _with_layers(folder: Path, layers: list[tuple[dict[str, Any], dict[str, np.n
 
 @pytest.mark.parametrize("family", RERANKERS)
 async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
-    async with serving(write(family, tmp_path), reranking=family == "qwen3_rerank") as engine:
+    reranking = family in ("qwen3_rerank", "gemma_rerank")
+    async with serving(write(family, tmp_path), reranking=reranking) as engine:
         ranked = await rerank(engine, QUERY, list(TEXTS))
         best = await rerank(engine, QUERY, list(TEXTS), 2)
         assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
@@ -664,7 +665,6 @@ async def test_checkpoints_that_would_be_computed_wrongly_are_refused(
     ("family", "request_", "sentence"),
     [
         ("bert", {"reranking": True}, "Reranking is true, but the model turns text into vectors"),
-        ("gemma", {"reranking": True}, "load a cross-encoder or a Qwen3 reranker, or turn it off"),
         ("bert_rerank", {"embeddings": True}, "Embeddings is true, but the model ranks documents"),
         ("bert", {"draft_model": "/d"}, "DraftModel is set, but the model turns text into"),
     ],

@@ -726,6 +726,8 @@ FAMILIES: dict[str, Parts] = {
                          _with(_starcoder2, ("score.weight", (1, HIDDEN))), {}),
     "stablelm_score": (QWEN, _scoring(_STABLELM_CONFIG, "StableLm"),
                        _with(_stablelm, ("score.weight", (1, HIDDEN))), {}),
+    "gemma_rerank": (_GEMMA, _GEMMA_CONFIG | {"architectures": ["GemmaForCausalLM"]},
+                     partial(_decoder, "model.", LAYERS, (), head_norms=False), {}),
     "qwen3_5_score": (QWEN, _scoring(_QWEN3_5_CONFIG, "Qwen3_5Text"),
                       _with(partial(_qwen3_5, "model."), ("score.weight", (1, HIDDEN))), {}),
     "bert_labels": (BERT, _labelling(_BERT_CONFIG, "Bert"), _with(_BERT_WEIGHTS, *_LABELS), {}),
@@ -757,7 +759,7 @@ RERANKERS = (
     *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
     *("qwen3_score", "mpnet_rerank", "distilbert_rerank", "electra_rerank", "albert_rerank"),
     *("deberta_rerank", "qwen3_5_score", "glm_score", "starcoder2_score"),
-    "stablelm_score",
+    *("stablelm_score", "gemma_rerank"),
 )
 TEXTS = (
     "paris",
