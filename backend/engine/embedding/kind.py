@@ -5,7 +5,8 @@ MLX. The user's option `type` takes precedence over the files. A load request's 
 against the result.
 
 Jina embeddings v3 has the adapters of its tasks stacked in its weights, and names the tasks in
-config.json. Its conversion for transformers 5 has a folder in PEFT's format for each task.
+config.json. Its conversion for transformers 5 has a folder in PEFT's format for each task. Jina
+embeddings v4 has one such folder for all tasks, and is always used with a task.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def with_flags(
 
 def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None:
     """Raise InvalidRequest if the option `task` is set for a model without adapters for tasks."""
-    if task and (kind is not ModelKind.EMBEDDING or family_of(config) != "jina"):
+    has_tasks = family_of(config) == "jina" or is_jina_v4(config)
+    if task and (kind is not ModelKind.EMBEDDING or not has_tasks):
         what = "has no tasks" if kind is ModelKind.EMBEDDING else kind.words
         raise InvalidRequest(
             f"task is {shown(task)}, but the model {what}: leave it empty for this model"
@@ -115,6 +117,9 @@ def require_family(kind: ModelKind, config: Mapping[str, Any]) -> None:
     """Raise Unusable for a model that cannot be computed, or would be computed wrongly."""
     families = FAMILIES[kind]
     model_type = config["model_type"]
+    if kind is ModelKind.EMBEDDING and is_jina_v4(config):
+        _require_values(config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
+        return
     of_text = kind in _OF_TEXT_MODELS and is_text_model(config) and model_type not in ONLY_LOGITS
     other_head = kind is ModelKind.RERANK and model_type in _OTHER_HEADS
     generates = model_type not in families and of_text and not other_head
@@ -202,9 +207,14 @@ def task_adapter(path: Path, config: Mapping[str, Any], wanted: str) -> Adapter 
 
     wanted: the option `task`; '' if it is not set.
     """
-    if not wanted:
+    needed = is_jina_v4(config)
+    if not (wanted or needed):
         return None
     tasks = _tasks(path, config)
+    if not wanted:
+        raise InvalidRequest(
+            f"task is empty, but the model needs one of {', '.join(map(shown, tasks))}: set it"
+        )
     for task, find in tasks.items():
         if _plain(task) == _plain(wanted):
             return replace(find(), task=True)
@@ -212,10 +222,17 @@ def task_adapter(path: Path, config: Mapping[str, Any], wanted: str) -> Adapter 
         raise InvalidRequest(
             f"task is {shown(wanted)}, but the model has no tasks: leave it empty for this model"
         )
+    none = "" if needed else ", or leave it empty to use none of the model's adapters"
     raise InvalidRequest(
         f"task is {shown(wanted)}, but the model's tasks are {', '.join(map(shown, tasks))}: name"
-        " one of these, or leave it empty to use none of the model's adapters"
+        f" one of these{none}"
     )
+
+
+def is_jina_v4(config: Mapping[str, Any]) -> bool:
+    """Return whether a model is jina-embeddings-v4, which has the model type of Qwen2.5-VL."""
+    names = config.get("architectures") or ()
+    return config.get("model_type") == "qwen2_5_vl" and "JinaEmbeddingsV4Model" in names
 
 
 def _plain(task: str) -> str:
@@ -224,7 +241,13 @@ def _plain(task: str) -> str:
 
 def _tasks(path: Path, config: Mapping[str, Any]) -> dict[str, Callable[[], Adapter]]:
     """Return, for each task, a function that returns its adapter."""
-    stacked = config.get("lora_adaptations")
+    named, stacked = config.get("task_names"), config.get("lora_adaptations")
+    if is_jina_v4(config) and isinstance(named, list):
+        shared = path / "adapters"
+        return {
+            str(task): partial(inspect_adapter, shared, AdapterRequest(str(task)), str(task))
+            for task in named
+        }
     if found := sorted(file.parent for file in path.glob(f"*/{CONFIG}")):
         return {
             folder.name: partial(inspect_adapter, folder, AdapterRequest(folder.name))

@@ -8,6 +8,7 @@ inside the model. The Dense and LayerNorm steps of sentence-transformers are loa
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -22,6 +23,7 @@ from backend.engine.embedding.encoder_shape import shape_of
 from backend.engine.embedding.kind import (
     OF_MLX_LM,
     OURS,
+    is_jina_v4,
     is_static,
     labels_of,
     module_of,
@@ -40,6 +42,10 @@ Weights = dict[str, mx.array]
 _Source = tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, Any]]]
 _WHOLE = ("model.", "language_model.", "transformer.", "backbone.")
 _HEADS = ("lm_head.", "score.")
+_JINA_V4_LONGEST = 32768  # tokens; its code truncates longer texts
+_JINA_V4_TEXT = re.compile(
+    r"^(?:model\.)?(?:language_model\.)?(?:model\.)?((?:embed_tokens|layers|norm)\..+)$"
+)
 # Model type → the layers of the MLP before and after its GELU, where mlx-lm computes another GELU
 # than the reference, and the GELU of the reference.
 _GELUS: Mapping[str, tuple[tuple[str, ...], str, Callable[[mx.array], mx.array]]] = {
@@ -261,18 +267,22 @@ def _of_mlx_lm(config: Mapping[str, Any], *, scores: bool) -> _Source:
 
     scores: whether the model has a layer `score` instead.
     """
+    of_jina = is_jina_v4(config)
     other = OF_MLX_LM.get(config["model_type"])
+    stated = _of_jina_v4(config) if of_jina else {"model_type": other} if other else {}
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         network, arguments = mlx_lm_classes(config)
-        return _without_head(network, scores), arguments
+        prepare = _text_of_jina_v4 if of_jina else dict
+        return _without_head(network, prepare, scores), arguments
 
-    return {"model_type": other} if other else {}, classes
+    return stated, classes
 
 
-def _without_head(network: Any, ranks: bool) -> Any:
+def _without_head(network: Any, prepare: Callable[[Weights], Weights], ranks: bool) -> Any:
     """Return a subclass of a network of mlx-lm that has no projection to logits.
 
+    prepare: changes the checkpoint's weights first.
     ranks: whether the subclass has a layer `score`.
     """
     from mlx.nn.layers.linear import Linear
@@ -286,7 +296,7 @@ def _without_head(network: Any, ranks: bool) -> Any:
 
     def sanitize(model: Any, weights: Weights) -> Weights:
         heads = {name: value for name, value in weights.items() if name.startswith(_HEADS)}
-        weights = {name: value for name, value in weights.items() if name not in heads}
+        weights = prepare({name: value for name, value in weights.items() if name not in heads})
         if not any(name.startswith(_WHOLE) for name in weights):
             weights = {f"model.{name}": value for name, value in weights.items()}
         if hasattr(network, "sanitize"):
@@ -316,3 +326,22 @@ def mend_text_model(model: Any, config: Mapping[str, Any]) -> None:
 
     for layer in model.layers:
         patch(layer.mlp, call)
+
+
+def _of_jina_v4(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the text part of jina-embeddings-v4, Qwen2.5-VL's language model.
+
+    mlx-lm's Qwen2 computes it, because the three positions of a text's token are the same number.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise Unusable("its config.json has no text_config")
+    stated = text | earlier_fields(text, ("rope_theta",)) | {"model_type": "qwen2"}
+    stated |= {"rope_scaling": None, "rope_parameters": None}  # they number positions in images
+    longest = min(_JINA_V4_LONGEST, int(text["max_position_embeddings"]))
+    return stated | {"max_position_embeddings": longest}
+
+
+def _text_of_jina_v4(weights: Weights) -> Weights:
+    found = ((_JINA_V4_TEXT.match(name), value) for name, value in weights.items())
+    return {match[1]: value for match, value in found if match}

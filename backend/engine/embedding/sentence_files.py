@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.embedding.encoder_shape import family_of, shape_of
-from backend.engine.embedding.kind import FAMILIES, is_causal, is_static
+from backend.engine.embedding.kind import FAMILIES, is_causal, is_jina_v4, is_static
 from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.settings import Settings
 from common.model_kind import ModelKind
@@ -266,9 +266,10 @@ def pooling_of_checkpoint(
 
     Raises Unusable for steps that are not supported.
     """
-    model_type = str(config["model_type"])
+    # The code of jina-embeddings-v4 pools and scales in its first step.
+    pools_itself, model_type = is_jina_v4(config), str(config["model_type"])
     generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and is_causal(config)
-    family: Mode = "last" if generates else _FAMILY.get(model_type, "mean")
+    family: Mode = "last" if generates and not pools_itself else _FAMILY.get(model_type, "mean")
     if (steps := files.steps) is None:
         return _overridden(PoolingRule(_modes(files, "1_Pooling") or (family,), True), settings)
     if files.late_interaction:
@@ -279,7 +280,7 @@ def pooling_of_checkpoint(
             )
         return PoolingRule(("none",), normalize=settings.normalize is not False)
     modes: tuple[Mode, ...] = (family,)
-    normalize = pooled = False
+    normalize, pooled = pools_itself, False
     for kind, folder in steps:
         if kind == "Pooling":
             found = _modes(files, folder)
@@ -298,7 +299,7 @@ def pooling_of_checkpoint(
         elif kind not in ("Transformer", "StaticEmbedding", "Dropout"):
             raise Unusable(f"the step {shown(kind)} in its modules.json is not supported")
         pooled = pooled or kind in ("Pooling", "StaticEmbedding")
-    if not (pooled or settings.pooling):
+    if not (pooled or pools_itself or settings.pooling):
         raise _unpooled("the step Pooling in modules.json")
     size = files.object(_STATED).get("truncate_dim")
     kept = size if type(size) is int and size > 0 else None

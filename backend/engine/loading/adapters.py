@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -129,8 +129,11 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
 
 
-def inspect_adapter(folder: Path, request: AdapterRequest) -> Adapter:
-    """Check the files of an adapter. Raises ModelRejected, InvalidRequest."""
+def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Adapter:
+    """Check the files of an adapter. Raises ModelRejected, InvalidRequest.
+
+    part: the adapter's name, if the file has several adapters.
+    """
     name = request.reference
     with beginning(_CANNOT.format(shown(name))), readable(folder):
         files = frozenset(entry.name for entry in folder.iterdir())
@@ -144,9 +147,9 @@ def inspect_adapter(folder: Path, request: AdapterRequest) -> Adapter:
         tensors = _read_tensors(folder / weights)
         peft, rank, scale = None, None, 1.0
         if is_peft:
-            peft = read_peft(config)
+            peft = replace(read_peft(config), name=part)
             kind: Kind = "dora" if peft.dora else "lora"
-            tensors = _in_mlx_lm_form(tensors)
+            tensors = _in_mlx_lm_form(tensors, part)
         elif (kind := _kind(config)) != "full":
             rank, scale = _parameters(config)
         if kind != "lora" and request.scale != 1:
@@ -163,11 +166,16 @@ def inspect_adapter(folder: Path, request: AdapterRequest) -> Adapter:
     return Adapter(name, kind, path, scale * request.scale, digest, peft)
 
 
-def _in_mlx_lm_form(tensors: Mapping[str, Axes]) -> dict[str, Axes]:
-    """Return the shapes of PEFT's tensors by the names, and with the axes, of mlx-lm."""
+def _in_mlx_lm_form(tensors: Mapping[str, Axes], adapter: str) -> dict[str, Axes]:
+    """Return the shapes of PEFT's tensors, by the names and with the axes that mlx-lm gives them.
+
+    adapter: the adapter's name in the file; '' if the file has one adapter without a name.
+    """
     parts = {part_of(tensor): shape for tensor, shape in tensors.items()}
     named = sorted({part.name for part in parts if part} - {"", "default"})
-    if named:
+    if adapter:
+        parts = {part: shape for part, shape in parts.items() if part and part.name == adapter}
+    elif named:
         raise Unusable(
             f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
         )

@@ -64,6 +64,7 @@ class Peft:
     alphas: Mapping[str, float] = field(default_factory=dict)  # alphas by patterns of layers' names
     rooted: bool = False  # whether products are divided by the root of the rank, not by the rank
     dora: bool = False  # whether the adapter also sets the magnitudes of weights
+    name: str = ""  # the adapter's name, if the file has several adapters
     place: int | None = None  # the adapter's index, if tensors of several adapters are stacked
     saved: tuple[str, ...] = ()  # layers of which the adapter has copies of its own
 
@@ -137,7 +138,7 @@ def layers_of(
             layer, name, value = stacked["layer"], _PARTS[stacked["part"]], value[peft.place]
             # The code of jina-embeddings-v3 swaps A and B of an embedding.
             found.setdefault(layer, {})[name] = value if layer.endswith("_embeddings") else value.T
-        elif part := part_of(tensor):
+        elif (part := part_of(tensor)) and part.name in (peft.name, "default"):
             found.setdefault(part.layer, {})[part.part] = value.T
     return {
         layer: (parts, peft.scale(layer, parts["lora_a"].shape[1]))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from tests.engine.embedding import jina_v4_checkpoint
 from tests.engine.embedding import logit_rerankers as logits
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding.texts import TEXTS as REAL_TEXTS
@@ -131,6 +132,20 @@ def embedded_for_task(folder: Path, task: str) -> list[list[float]]:
     return [torch.nn.functional.normalize(one, dim=0).tolist() for one in pooled]
 
 
+def embedded_by_qwen(folder: Path) -> list[list[float]]:
+    """Vectors of Qwen2.5-VL's language model, pooled and scaled as jina-embeddings-v4's."""
+    import torch
+    from transformers import AutoTokenizer
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = Qwen2_5_VLTextModel.from_pretrained(folder, dtype="float32").eval()
+    rows = [tokenizer(text, return_tensors="pt")["input_ids"] for text in TEXTS]
+    with torch.no_grad():
+        pooled = [model(input_ids=row).last_hidden_state[0].mean(0) for row in rows]
+    return [torch.nn.functional.normalize(one, dim=0).tolist() for one in pooled]
+
+
 def in_form_of_xlm_roberta(published: Path, folder: Path) -> Path:
     """A jina-reranker-v2 for transformers' own XLM-RoBERTa, which computes the same."""
     shutil.copytree(published, folder)
@@ -174,6 +189,10 @@ def of_rotary_checkpoints(scratch: Path) -> dict[str, Any]:
             recorded[family] = embedded(folder, list(TEXTS), 1).tolist()
     for task in rotary.TASKS[:2]:
         recorded[f"jina_v3 {task}"] = embedded_for_task(scratch / "jina_v3", task)
+    published = jina_v4_checkpoint.write(scratch / "jina_v4")
+    for task in jina_v4_checkpoint.TASKS[:2]:
+        folder = jina_v4_checkpoint.merged_text_model(published, task, scratch / f"jina_v4 {task}")
+        recorded[f"jina_v4 {task}"] = embedded_by_qwen(folder)
     published = rotary.write("jina_reranker", scratch / "jina_reranker_published")
     folder = in_form_of_xlm_roberta(published, scratch / "jina_reranker")
     recorded["jina_reranker"] = reranked("jina_reranker", folder)

@@ -14,19 +14,22 @@ import pytest
 from backend.engine.embedding import encoder
 from backend.engine.embedding.encoder_shape import Shape
 from backend.engine.embedding.encoding import Piece
+from tests.engine.embedding import jina_v4_checkpoint
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import serving
 from tests.engine.embedding.mlx_vlm_checkpoints import MLX_VLM_EMBEDDERS, write_mlx_vlm
 from tests.long import TEST_LONG
 
-_FAMILIES = (*tiny.FAMILIES, *rotary.FAMILIES, *MLX_VLM_EMBEDDERS)
+_FAMILIES = (*tiny.FAMILIES, *rotary.FAMILIES, *MLX_VLM_EMBEDDERS, "jina_v4")
 # Lengths of one bucket, so that they run together; far more padding than a window of 8 tokens.
 _LENGTHS = (97, 120, 128)
 _WITHIN = {"float16": 0.01, "bfloat16": 0.08}
 
 
 def _write(family: str, folder: Path) -> Path:
+    if family == "jina_v4":
+        return jina_v4_checkpoint.write(folder)
     if family in MLX_VLM_EMBEDDERS:
         return write_mlx_vlm(family, folder)
     if family in rotary.FAMILIES:
@@ -47,7 +50,7 @@ async def test_padding_does_not_change_a_row(family: str, dtype: str, tmp_path: 
     if family == "nomic_v2_moe" and mx.default_device() == mx.cpu:
         pytest.skip("MLX multiplies experts in float32 only on a CPU")
     folder = _write(family, tmp_path)
-    settings = {"dtype": dtype}
+    settings = {"dtype": dtype} | ({"task": "code"} if family == "jina_v4" else {})
     rows = [[6 + (place * step) % 40 for place in range(step)] for step in _LENGTHS]
     pieces = [Piece(row, [0] * len(row)) for row in rows]
     asked = family in ("qwen3_rerank", "gemma_rerank")
