@@ -62,8 +62,6 @@ that were saved with `save_original_format=False`. Exceptions:
   It rounds the limits of YaRN, which `truncate` in gpt-oss turns off; it has a fixed epsilon of
   10⁻⁵ in NanoChat; it leaves out the bias of routers in ERNIE 4.5; and it does not scale the logits
   of MiniCPM3 if the embeddings are tied.
-- mlx-vlm computes MiniMax-M3 differently in contexts of more than 2,048 tokens: all heads attend to
-  the same blocks. With the option `type:text`, mlx-lm selects blocks as transformers does.
 """
 _SEEING = """
 ## With images

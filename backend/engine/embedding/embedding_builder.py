@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -57,12 +56,12 @@ from backend.engine.embedding.sentence_files import (
     scores_pairs,
     sequence_limit,
 )
-from backend.engine.errors import EngineError, Unusable
+from backend.engine.errors import Unusable
 from backend.engine.loading.adapters import require_addable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
+from backend.engine.loading.weights import LoadedModel, OpenModel, load_model, proving
 from backend.engine.model import Built, NewQueue
 from backend.engine.planning.pace import Pace
 from backend.engine.prompting.prompts import PromptBuilder
@@ -72,8 +71,6 @@ from backend.engine.token_text import TokenTexts
 from common.context_size import served_context
 from common.model_kind import ModelKind
 from common.wording import shown
-
-_log = logging.getLogger(__name__)
 
 # Rerankers of ANSWERING_RERANKERS: model type → the words whose logits make the score, and the
 # function that returns an encoder of pairs.
@@ -118,7 +115,10 @@ def build(order: LoadOrder) -> Stages[Built]:
     texts = TokenTexts(loaded.tokenizer)
 
     yield "engine"
-    _prove(run, loaded.name)
+    with proving(loaded.name, "text"):  # which also compiles kernels before the first request
+        outputs = run([Piece([0] * length) for length in (8, 1)])
+        if not all(bool(np.isfinite(output).all()) for output in outputs):
+            raise Unusable("its output for a first text is not finite")
     served = ServedModel(
         name=loaded.name,
         model_type=loaded.model_type,
@@ -345,25 +345,6 @@ def _new_encoder(
     cost = ActivationCost(heads, 16 * hidden, itemsize)
     pace = Pace(devices.encode_tokens(here, settings), settings.stall_ms)
     return partial(EncodeQueue, run, cost, pace, max(budget, 0))
-
-
-def _prove(run: Run, name: str) -> None:
-    """Run two short texts, which also compiles kernels before the first request.
-
-    Raises Unusable if the model fails on the texts.
-    """
-    try:
-        outputs = run([Piece([0] * length) for length in (8, 1)])
-        finite = all(bool(np.isfinite(output).all()) for output in outputs)
-    except EngineError:
-        raise
-    except Exception as fault:
-        _log.warning("model %s: the first text failed", shown(name), exc_info=True)
-        raise Unusable(f"it failed on its first text ({type(fault).__name__})") from None
-    finally:
-        devices.return_buffers()
-    if not finite:
-        raise Unusable("its output for a first text is not finite")
 
 
 def _own_tokenizer(loaded: LoadedModel) -> Any:

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -22,12 +23,13 @@ from backend.engine.device import (
     dense_budget,
     dequantizes,
     memory_limit,
+    return_buffers,
     starts_layers_early,
     weight_type,
 )
 from backend.engine.errors import Converting, EngineError, InvalidRequest, Unusable, naming
 from backend.engine.loading.adapters import Adapter, adapters_digest
-from backend.engine.loading.architectures import model_types
+from backend.engine.loading.architectures import is_multimodal, model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
 from backend.engine.loading.earlier_fields import earlier_fields, in_mlx_lm
 from backend.engine.loading.saved_weights import with_saved_weights
@@ -126,6 +128,11 @@ def _refusal(checkpoint: Checkpoint, fault: BaseException) -> EngineError:
         reason = (
             f"its weights are quantised by {shown(method)}, in a form that cannot be read for this"
             f" model type: use a version that was made for MLX ({reason})"
+        )
+    elif is_multimodal(checkpoint.config) and not checkpoint.media:
+        reason = (
+            "only its text part is loaded, whose weights have a form that cannot be read: use a"
+            f" version that mlx_lm.convert made ({reason})"
         )
     return Unusable(reason)
 
@@ -243,6 +250,23 @@ def _offload(
     raise InvalidRequest(
         f"option expert_cache_mib is {wanted}, but {why}: leave expert_cache_mib out, or change it"
     )
+
+
+@contextmanager
+def proving(name: str, what: str) -> Iterator[None]:
+    """Refuse a model whose first computation fails, and return the buffers. Raises Unusable.
+
+    what: what the model is tried on, such as `text`.
+    """
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as fault:
+        _log.warning("model %s: the first %s failed", shown(name), what, exc_info=True)
+        raise Unusable(f"it failed on its first {what} ({type(fault).__name__})") from None
+    finally:
+        return_buffers()
 
 
 def too_large(size: int, limit: int, why: str = "") -> Unusable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,14 @@ from backend.engine.loading.folder import read_object
 from backend.engine.loading.load_order import LoadOrder
 from backend.engine.loading.shards import weight_files
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of, too_large
+from backend.engine.loading.weights import (
+    bytes_of,
+    cast,
+    evaluate,
+    proving,
+    reason_of,
+    too_large,
+)
 from backend.engine.media.items import AUDIO_RATE
 from backend.engine.model import Built
 from backend.engine.served_model import ServedModel
@@ -71,7 +77,10 @@ def build(order: LoadOrder) -> Stages[Built]:
     transcribe = transcriber(model_type, model)
     needs = partial(_needs, checkpoint.config)
     yield "engine"
-    _prove(transcribe, name)
+    with proving(name, "recording"):  # which also compiles kernels before the first request
+        silence = Speech(np.zeros(AUDIO_RATE, np.float32), temperature=1e-3)
+        for _ in transcribe(silence):
+            pass
     served = ServedModel(
         name=name,
         model_type=model_type,
@@ -205,24 +214,6 @@ def _needs(config: dict[str, Any], speech: Speech) -> int:
 
 _HEADS = ("encoder_attention_heads", "n_audio_head", "n_heads")
 _USUAL_HEADS = 20
-
-
-def _prove(transcribe: Callable[[Speech], Any], name: str) -> None:
-    """Transcribe a second of silence. Raises ModelRejected if the model cannot.
-
-    This also compiles kernels before the first request.
-    """
-    try:
-        for _ in transcribe(Speech(np.zeros(AUDIO_RATE, np.float32), temperature=1e-3)):
-            pass
-    except EngineError:
-        raise
-    except Exception as fault:
-        _log.warning("model %s: the first recording failed", shown(name), exc_info=True)
-        reason = f"it failed on its first recording ({type(fault).__name__})"
-        raise ModelRejected.because(name, reason) from None
-    finally:
-        devices.return_buffers()
 
 
 def _no_text(_: bool) -> Any:

@@ -46,6 +46,10 @@ _ONE_CACHE = (
     "mlx-vlm stores the KV of all its layers in one cache, which this backend can neither measure"
     " nor divide"
 )
+_NEEDS_PYTORCH = (
+    "its image processor cannot be built here, because it needs PyTorch, which this backend does"
+    " not use; serve Gemma 3 or a Qwen-VL model instead"
+)
 _DECIDES = "it chooses among given options and generates no text"
 _OTHER = "it does not generate text from a conversation"
 _NO_CHAT = """
@@ -62,6 +66,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "mllama": _CROSSES,
     "molmo_point": _POINTS,
     "phi3_v": _DROPS_A_TOKEN,
+    "phi4_siglip": _NEEDS_PYTORCH,
     "phi4mm": _CHANGES,
 }
 # Families whose language part alone answers wrongly.

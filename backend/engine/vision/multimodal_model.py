@@ -52,6 +52,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         use_chunks()
         patches.use_mlx_lm(language)
         patches.join_windows(language)
+        patches.choose_by_group(language)
         self.sees_ahead = patches.mask_blocks_of_pass(language)
         text = getattr(language, "config", None)
         self.reads_whole = getattr(text, "use_bidirectional_attention", None) is True

@@ -15,6 +15,9 @@ fault:
   on how a prompt is divided into passes.
 - `place_rows` (HunyuanOCR, `hunyuan_vl/language.py`): mlx-vlm uses positions with four axes only in
   a pass that begins a prompt, and counts the positions of all rows from the end of one row's KV.
+- `choose_by_group` (MiniMax M3, `minimax_m3_vl/language.py`): once a text has more blocks of keys
+  than a query attends to, mlx-vlm lets all heads attend to the same blocks. In transformers and
+  mlx-lm, each group of heads has its own.
 - `join_windows` (DeepSeek-V4, `deepseek_v4/language.py`): a window of compressed KV also contains
   the tokens of the previous window. mlx-vlm uses zeros instead for the first window of each pass,
   so several passes have other results than one pass.
@@ -157,6 +160,37 @@ def place_rows(language: Any) -> int:
     for layer in language.model.layers:
         layer.self_attn.rotary_emb = rotary
     return len(sections)
+
+
+def choose_by_group(language: Any) -> None:
+    """Let each group of heads attend to the blocks of keys that its own index head chooses."""
+    if not type(language).__module__.endswith(".minimax_m3_vl.language"):
+        return
+
+    def choose(call: Any, part: Any, queries: mx.array, *rest: Any) -> mx.array:
+        return mx.stack([call(part, head, *rest) for head in queries.split(queries.shape[1], 1)], 1)
+
+    def unmask(call: Any, part: Any, blocks: mx.array, *rest: Any) -> mx.array:
+        found = mx.concatenate([call(part, own, *rest) for own in mx.unstack(blocks, axis=1)], 1)
+        return mx.repeat(found, part.attention.num_attention_heads // found.shape[1], 1)
+
+    def attend(call: Any, part: Any, *arrays: Any) -> mx.array | None:
+        *heads, blocks, mask, positions = arrays
+        if any(array.shape[1] % blocks.shape[1] for array in heads):
+            return None
+        groups = zip(*(array.split(blocks.shape[1], 1) for array in heads), strict=True)
+        found = [
+            call(part, *group, own, mask, positions)
+            for group, own in zip(groups, mx.unstack(blocks, axis=1), strict=True)
+        ]
+        return None if any(each is None for each in found) else mx.concatenate(found, axis=1)
+
+    for layer in language.model.layers:
+        if layer.self_attn.has_sparse_index:
+            patch(layer.self_attn.indexer, choose, "select_blocks")
+            patch(layer.self_attn.indexer, unmask, "build_block_mask")
+            patch(layer.self_attn, attend, "_sparse_prefill_attention")
+            patch(layer.self_attn, attend, "_sparse_decode_attention")
 
 
 def join_windows(language: Any) -> None:

@@ -19,12 +19,14 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
+from backend.engine.caching import kv
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.architectures import aliases
 from backend.engine.loading.serving_trial import SEEING_ON_CPU, ServingTrial, Verdict
 from backend.engine.loading.stages import Stages
+from backend.engine.loading.weights import mlx_lm_classes
 from backend.engine.model import EngineModel
 from backend.engine.request import (
     Attachments,
@@ -35,6 +37,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.processor import load_processor
+from backend.engine.vision.vision_builder import _open_multimodal_model
 from tests.engine.vision.checkpoint_files import begin_with
 from tests.engine.vision.families import write_family
 from tests.engine.vision.further_families import own_tokens, small_pyramid
@@ -257,7 +260,7 @@ async def test_a_family_that_mlx_vlm_cannot_run_is_refused(
     with pytest.raises(ModelRejected, match=reason) as refused:
         async with seeing(path):
             pass
-    # Phi-4's processor opens itself, until Python's stack is full if nothing ends that.
+    # Phi-4's processor opens itself, until Python's stack is full.
     assert len(opened) < 100
     record_property("refused", str(refused.value))
 
@@ -506,3 +509,22 @@ async def test_an_image_of_any_turn_stands_before_the_prompt_where_the_processor
         assert (await answer_to(engine, raw)).tokens
         with pytest.raises(InvalidRequest, match="accepts only one item: send one"):
             await answer_to(engine, two)
+
+
+def test_each_group_of_heads_attends_to_its_own_blocks(tmp_path: Path) -> None:
+    """MiniMax M3 computes what mlx-lm and transformers compute, also in steps after a long text."""
+    from mlx_lm.utils import load_model
+
+    path = write_family(tmp_path / "m3", "minimax_m3_vl")
+    tokens = [30 + (7 * at * at + at) % 90 for at in range(1560)]
+    answers = []
+    for model, _ in (
+        _open_multimodal_model(path),
+        load_model(path, get_model_classes=mlx_lm_classes),
+    ):
+        row = kv.new_row(model)
+        read = model(mx.array([tokens[:-4]]), cache=row)[:, ::97]
+        steps = [model(mx.array([[token]]), cache=row) for token in tokens[-4:]]
+        answers.append(mx.concatenate([read, *steps], axis=1))
+    with_images, text_alone = answers
+    assert mx.allclose(with_images, text_alone, atol=1e-4)

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.request import ChatPrompt, RawPrompt
 from backend.engine.vision.media_prompts import PLACE
 from tests.engine.folder_changes import (
@@ -203,6 +203,17 @@ async def test_the_weights_of_the_text_part_are_enough(family: str, tmp_path: Pa
         answer = await answer_to(engine, asking(ChatPrompt(turns(QUESTION)), sampling=AMONG_SIGNS))
     messages = [{"role": "user", "content": QUESTION}]
     assert answer.tokens == plain.chooses(messages, [], answer.tokens)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "gemma3n"])
+async def test_a_text_part_that_mlx_lm_cannot_read_is_refused(family: str, tmp_path: Path) -> None:
+    path = write_family(tmp_path / family, family)
+    held = read_weights(path)
+    write_weights(path, {name: held[name] for name in held if name.startswith("language_model.")})
+    sentence = "only its text part is loaded, whose weights have a form that cannot be read: use a"
+    with pytest.raises(ModelRejected, match=sentence):
+        async with seeing(path):
+            pass
 
 
 async def test_without_a_template_raw_prompts_are_answered(folder: Path) -> None:
