@@ -10,8 +10,8 @@ from typing import Any
 
 from common.call_grammar.rules import (
     ANY_TEXT,
-    Markers,
     RuleBook,
+    SpecialTokens,
     either,
     literals_of,
     separated,
@@ -285,7 +285,7 @@ def writes_hermes_calls(format_name: str) -> bool:
 def call_grammar(
     format_name: str,
     tools: Sequence[CallableTool],
-    markers: Markers,
+    markers: SpecialTokens,
     json_options: Mapping[str, Any],
     *,
     parallel: bool,

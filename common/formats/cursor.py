@@ -10,8 +10,7 @@ else.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -63,6 +62,18 @@ class Markers:
             return start, match.group()
         return (len(text) if ended else self.open_end(text, at)), ""
 
+    def at(self, text: str, at: int, ended: bool) -> str | None:
+        """Return the longest marker at this offset; '' if none is there.
+
+        None if text that has not arrived decides.
+        """
+        if not ended and len(text) - at < self._longest:
+            rest = text[at:]
+            if not rest or rest in self._beginnings:
+                return None
+        match = self._any.match(text, at)
+        return match.group() if match else ""
+
     def may_begin(self, text: str) -> bool:
         """Return whether the text has the first character of a marker."""
         return self._first.search(text) is not None
@@ -78,7 +89,7 @@ class Markers:
         return len(text)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def markers_of(*literals: str) -> Markers:
     """Return the Markers of these literals.
 
@@ -86,17 +97,6 @@ def markers_of(*literals: str) -> Markers:
     patterns take longer to compile than a short answer takes to read.
     """
     return Markers(literals)
-
-
-@lru_cache(maxsize=1024)
-def _by_first(
-    literals: tuple[str, ...],
-) -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the literals by their first character: the longest first, and in their order."""
-    table: dict[str, list[str]] = {}
-    for literal in sorted(filter(None, literals), key=len, reverse=True):
-        table.setdefault(literal[0], []).append(literal)
-    return {first: (tuple(found), tuple(sorted(found))) for first, found in table.items()}
 
 
 @lru_cache(maxsize=1024)
@@ -236,23 +236,7 @@ class Cursor:
 
         None if text that has not arrived decides.
         """
-        text, at, table = self._text, self._at, _by_first(literals)
-        if at == len(text):
-            return "" if self.ended or not table else None
-        found = table.get(text[at])
-        if not found:
-            return ""
-        longest_first, ordered = found
-        if not self.ended and len(text) - at < len(longest_first[0]):
-            rest = text[at:]
-            follows = bisect_right(ordered, rest)  # a literal that begins with the rest
-            if follows < len(ordered) and ordered[follows].startswith(rest):
-                return None
-        if text.startswith(longest_first, at):
-            for literal in longest_first:
-                if text.startswith(literal, at):
-                    return literal
-        return ""
+        return markers_of(*literals).at(self._text, self._at, self.ended)
 
     def accept_all(self, *parts: Part) -> Wait[tuple[str, ...]]:
         """Read these parts one after the other; returns their texts.
