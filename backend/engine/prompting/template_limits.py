@@ -210,7 +210,7 @@ class _Filters(dict[str, Any]):
 
 def _require_small(name: str, owner: Any, arguments: tuple[Any, ...]) -> None:
     """Raise CostlyTemplate for a call whose result may be far larger than its arguments."""
-    places = arguments[:1] if name == "replace" else _PLACES.get(name)
+    places: Any = arguments[:1] if name == "replace" else _PLACES.get(name)
     at_once = places is not None and isinstance(owner, str)
     pieces = 1 + sum(map(owner.count, places)) if at_once else _width(owner)
     largest = max([_ITEM if "split" in name else 1, *map(_width, arguments)])
