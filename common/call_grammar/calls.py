@@ -17,10 +17,10 @@ from common.call_grammar.rules import (
     separated,
     shape_of,
 )
-from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved, shared_of
+from common.call_grammar.tools import CallableTool, alternatives, check_name, shared_of
 from common.formats.families import BY_NAME
 from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
-from common.formats.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas, types_of
 from common.wording import shown
 
 FAMILIES: Mapping[str, Shape] = {
@@ -264,13 +264,8 @@ class _TaggedArgument:
 
 
 def _is_text(option: Any) -> bool:
-    option = resolved(option)
-    if "type" in option:
-        return bool(option["type"] == "string")
-    listed = option.get("enum", [option["const"]] if "const" in option else None)
-    if listed is not None:
-        return all(isinstance(value, str) for value in listed)
-    return not option.keys() & {"properties", "items", "additionalProperties", "minimum", "allOf"}
+    types = types_of(option, option)
+    return types <= {"string"} and not option.keys() & {"additionalProperties", "minimum", "allOf"}
 
 
 def _is_unbounded(option: Any) -> bool:

@@ -214,7 +214,7 @@ def _types_at(
     schema: Any = (root := parameters.get(name, {}))
     for step in path:
         schema = _inner(schema, root, step)
-    return _types(schema, root)
+    return types_of(schema, root)
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -257,7 +257,8 @@ def referenced(reference: str, root: Mapping[str, Any]) -> Any:
     return target
 
 
-def _types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types that a schema declares, or that its other keywords show."""
     found: set[str] = set()
     for entry in _alternatives(schema, root):
         declared = entry.get("type")
