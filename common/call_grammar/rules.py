@@ -12,6 +12,11 @@ ANY_TEXT = "/(?s:.*)/"
 _TOKEN = re.compile(r"\\.|.", re.DOTALL)
 
 
+def symbol(piece: str | int) -> str:
+    """Return the id of a special token, or a text, as a Lark symbol."""
+    return f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
+
+
 class SpecialTokens:
     """The special tokens of one model. Ordinary text in a grammar never matches them.
 
@@ -34,10 +39,7 @@ class SpecialTokens:
 
     def lark(self, text: str) -> str:
         """Return a marker as Lark symbols, for rules only: terminals cannot contain ids."""
-        return " ".join(
-            f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
-            for piece in self.pieces(text)
-        )
+        return " ".join(map(symbol, self.pieces(text)))
 
     def has(self, text: str) -> bool:
         """Return whether a text is a single special token of this model."""
@@ -96,16 +98,13 @@ class RuleBook:
         """
         first, *rest = self.markers.pieces(closing)
         body = " & ".join([text_without([*without, closing.strip()]), *also])
-        tail = [
-            f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in rest
-        ]
+        tail = map(symbol, rest)
         if isinstance(first, int):
             text = self.terminal(f"({body}) & /(?s:.+)/") + "?"
             if also:  # a terminal in `also` need not match the empty text
                 text = self.terminal(body)
-            return " ".join([text, f"<[{first}]>", *tail])
-        literal = json.dumps(first, ensure_ascii=False)
-        return " ".join([self.terminal(f"({body}) {literal}"), *tail])
+            return " ".join([text, symbol(first), *tail])
+        return " ".join([self.terminal(f"({body}) {symbol(first)}"), *tail])
 
     def written(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self.lines, ""])

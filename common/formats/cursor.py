@@ -21,7 +21,9 @@ Wait = Generator[None, None, T]
 Part = str | tuple[str, ...] | re.Pattern[str]
 """A literal, one of several literals, or a repeated character class."""
 
-SPACE = re.compile(r"[ \t\r\n]*")
+SPACE, WORD = re.compile(r"[ \t\r\n]*"), re.compile(r"\w*")
+KEY, BRACKETS = re.compile(r"[\w$-]+"), re.compile(r"[}\]\s]*")
+"""Keys without quotes, and what closes objects and lists."""
 _SURPLUS = re.compile(r"[})\]\s]*")
 STRUCK_END = "</s>"
 END_TOKENS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.call_grammar.rules import SpecialTokens, text_without
+from common.call_grammar.rules import SpecialTokens, symbol, text_without
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.reading import Tags
@@ -97,13 +97,9 @@ def _reasoning(
             f"{upper}: {text_without(plain)} & /(?s:.+)/",
         ]
     return [
-        f"{name}: {opening} {upper} {' '.join(_lark(piece, special) for piece in rest)} NEWLINES?",
+        f"{name}: {opening} {upper} {' '.join(map(symbol, rest))} NEWLINES?",
         f"{upper}: {text_without([*avoid, first])} {special.lark(first)}",
     ]
-
-
-def _lark(piece: str | int, special: SpecialTokens) -> str:
-    return f"<[{piece}]>" if isinstance(piece, int) else special.lark(piece)
 
 
 def _in_response(
