@@ -101,25 +101,6 @@ def markers_of(*literals: str) -> Markers:
     return Markers(literals)
 
 
-@lru_cache(maxsize=1024)
-def _sequence(parts: tuple[Part, ...]) -> tuple[re.Pattern[str], int]:
-    """Return a pattern with a group for each part up to the first that is missing.
-
-    Also return the number of characters behind its match that may change the match.
-    """
-    literals = [(part,) if isinstance(part, str) else part for part in parts]
-    pattern = ""
-    for part in reversed(literals):
-        if isinstance(part, re.Pattern):
-            text = part.pattern
-        else:
-            listed = map(re.escape, sorted(part, key=len, reverse=True))
-            text = "|".join(listed) if part else "(?!)"
-        pattern = f"(?:((?>{text})){pattern})?"
-    lengths = [len(text) for part in literals if isinstance(part, tuple) for text in part]
-    return re.compile(pattern), max(lengths, default=1) or 1
-
-
 class Cursor:
     """The text that has arrived and not been read.
 
@@ -245,13 +226,6 @@ class Cursor:
 
         Returns nothing, and reads nothing, if one is missing.
         """
-        pattern, reach = _sequence(parts)
-        match = pattern.match(self._text, self._at)
-        if match and (self.ended or match.end() + reach <= len(self._text)):
-            if match.lastindex != len(parts):
-                return ()
-            self._at = match.end()
-            return match.groups()
         texts: list[str] = []
         place = self.save()
         try:
