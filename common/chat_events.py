@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +82,14 @@ def is_whole(arguments: str) -> bool:
 
 def merged(events: Iterable[ChatEvent]) -> list[ChatEvent]:
     """Return the events with adjacent texts of the same kind and call joined."""
-    groups: list[tuple[ChatEvent, list[str]]] = []
-    for event in events:
-        text = [] if isinstance(event, ToolCallStart) else [event.text]
-        if groups and _continues(groups[-1][0], event):
-            groups[-1][1].extend(text)
-        else:
-            groups.append((event, text))
-    return [_with_text(event, "".join(texts)) for event, texts in groups]
-
-
-def _continues(previous: ChatEvent, event: ChatEvent) -> bool:
-    if isinstance(previous, ToolCallArguments) and isinstance(event, ToolCallArguments):
-        return previous.index == event.index
-    return type(previous) is type(event) and not isinstance(event, ToolCallStart)
-
-
-def _with_text(event: ChatEvent, text: str) -> ChatEvent:
-    match event:
-        case Content():
-            return Content(text)
-        case Reasoning():
-            return Reasoning(text)
-        case ToolCallArguments(index):
-            return ToolCallArguments(index, text)
-        case ToolCallStart():
-            return event
+    found: list[ChatEvent] = []
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
+        first, *more = group
+        if more and not isinstance(first, ToolCallStart):
+            texts = (each.text for each in more if not isinstance(each, ToolCallStart))
+            first = replace(first, text="".join([first.text, *texts]))
+        found.append(first)
+    return found
 
 
 def message_of(events: Iterable[ChatEvent]) -> ChatMessage:

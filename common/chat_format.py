@@ -9,27 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from common.formats import families
-from common.formats.cursor import Wait
-from common.formats.harmony import Harmony
-from common.formats.reading import Reading, Tags
+from common.formats.reading import Tags
 from common.formats.shapes import Shape
 from common.formats.tagged_text import TaggedText
 from common.wording import did_you_mean, folded
-
-
-class Grammar(Protocol):
-    """Parses a family's answers, and lists the markers around the family's blocks."""
-
-    @property
-    def tags(self) -> tuple[Tags, ...]: ...
-    @property
-    def openers(self) -> tuple[str, ...]: ...
-    @property
-    def closers(self) -> tuple[str, ...]: ...
-    def read(self, reading: Reading) -> Wait[None]: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +26,7 @@ class ChatFormat:
     """
 
     name: str
-    grammar: Grammar
+    grammar: TaggedText
     shape: Shape | None = None
 
     @classmethod
@@ -81,21 +66,17 @@ class ChatFormat:
 
     def with_calls_of(self, other: ChatFormat) -> ChatFormat:
         """Return a format with the tool calls of `other` and the reasoning tags of this format."""
-        if not isinstance(other.grammar, TaggedText):
-            return other
-        return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
+        return replace(other, grammar=other.grammar.having(self.grammar.tags))
 
     @property
     def strict(self) -> ChatFormat:
         """This format, but without the calls of other families that it also reads."""
-        if not isinstance(self.grammar, TaggedText):
-            return self
         return replace(self, grammar=replace(self.grammar, foreign=()))
 
     def varies(self, other: ChatFormat) -> bool:
         """Return whether `other` has another name, but is read in the same way."""
-        calls = [getattr(each.grammar, "calls", ()) for each in (self, other)]
-        return self.name != other.name and bool(calls[0]) and calls[0] == calls[1]
+        calls, others = self.grammar.calls, other.grammar.calls
+        return self.name != other.name and bool(calls) and calls == others
 
     @property
     def thinks(self) -> bool:
@@ -121,10 +102,7 @@ class ChatFormat:
         return (openers[0], closers[0] if closers else "") if openers else None
 
     def _with_tags(self, tags: Sequence[Tags]) -> ChatFormat:
-        grammar = self.grammar
-        if isinstance(grammar, Harmony) or not isinstance(grammar, TaggedText):
-            return self
-        return replace(self, grammar=grammar.with_tags(tags))
+        return replace(self, grammar=self.grammar.with_tags(tags))
 
 
 def _unknown(option: str, value: str, known: Collection[str]) -> str:

@@ -29,7 +29,6 @@ from common.formats.answer import Answer
 from common.formats.cursor import END_TOKENS
 from common.formats.end_tokens import EndTokens, TightMarks
 from common.formats.reading import FinishReason, Reading, Tags
-from common.formats.tagged_text import TaggedText
 from common.formats.tool_schema import ToolSchemas
 from common.prefixes import common_prefix
 
@@ -70,7 +69,7 @@ class ChatParser:
         self._answer = Answer()
         self._ends = EndTokens(format.markers)
         grammar = format.grammar
-        self._tight = TightMarks(dict(grammar.tight) if isinstance(grammar, TaggedText) else {})
+        self._tight = TightMarks(dict(grammar.tight))
         # A template may change the beginning of the text but not its end.
         kept = common_prefix(prompt_tail[::-1], begun[::-1])
         before, begun = prompt_tail[: len(prompt_tail) - kept], begun[len(begun) - kept :]

@@ -29,9 +29,7 @@ COVERED = {
     "common/test_gbnf_language.py": "common/gbnf",
     "common/test_pdf_text.py": "common/pdf_process",
     "engine/constraints/test_calls.py": "common/call_grammar",
-    "engine/constraints/test_grammars.py": """
-        backend/engine/recent backend/engine/constraints/special_tokens
-    """,
+    "engine/constraints/test_grammars.py": "backend/engine/recent",
     "engine/constraints/test_trial.py": """
         backend/engine/constraints/reading backend/engine/constraints/trial_process
     """,

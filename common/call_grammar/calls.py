@@ -10,17 +10,17 @@ from typing import Any
 
 from common.call_grammar.rules import (
     ANY_TEXT,
-    Markers,
     RuleBook,
+    SpecialTokens,
     either,
     literals_of,
     separated,
     shape_of,
 )
-from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved, shared_of
+from common.call_grammar.tools import CallableTool, alternatives, check_name, shared_of
 from common.formats.families import BY_NAME
 from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
-from common.formats.tool_schema import ToolSchemas
+from common.formats.tool_schema import ToolSchemas, types_of
 from common.wording import shown
 
 FAMILIES: Mapping[str, Shape] = {
@@ -264,13 +264,8 @@ class _TaggedArgument:
 
 
 def _is_text(option: Any) -> bool:
-    option = resolved(option)
-    if "type" in option:
-        return bool(option["type"] == "string")
-    listed = option.get("enum", [option["const"]] if "const" in option else None)
-    if listed is not None:
-        return all(isinstance(value, str) for value in listed)
-    return not option.keys() & {"properties", "items", "additionalProperties", "minimum", "allOf"}
+    types = types_of(option, option)
+    return types <= {"string"} and not option.keys() & {"additionalProperties", "minimum", "allOf"}
 
 
 def _is_unbounded(option: Any) -> bool:
@@ -285,7 +280,7 @@ def writes_hermes_calls(format_name: str) -> bool:
 def call_grammar(
     format_name: str,
     tools: Sequence[CallableTool],
-    markers: Markers,
+    markers: SpecialTokens,
     json_options: Mapping[str, Any],
     *,
     parallel: bool,

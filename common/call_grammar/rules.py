@@ -1,4 +1,4 @@
-"""Builds a Lark grammar; also the interface to the model's special tokens."""
+"""Builds a Lark grammar, in which a model's special tokens are written as such."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 ANY_TEXT = "/(?s:.*)/"
 _TOKEN = re.compile(r"\\.|.", re.DOTALL)
 
 
-class Markers(Protocol):
-    """Writes markers with a model's tokens."""
+def symbol(piece: str | int) -> str:
+    """Return the id of a special token, or a text, as a Lark symbol."""
+    return f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
+
+
+class SpecialTokens:
+    """The special tokens of one model. Ordinary text in a grammar never matches them.
+
+    ids: the ids of the special tokens, by text.
+    """
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = ids
+        longest_first = sorted(ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def pieces(self, text: str) -> list[str | int]:
-        """Return a marker as texts and the ids of its special tokens."""
+        """Return a marker split into special tokens (as ids) and the text between them."""
+        found: list[str | int] = []
+        start = 0
+        for match in self._pattern.finditer(text):
+            found += [text[start : match.start()], self.ids[match.group()]]
+            start = match.end()
+        return [piece for piece in [*found, text[start:]] if piece != ""]
 
     def lark(self, text: str) -> str:
-        """Return a marker as a sequence of Lark symbols."""
+        """Return a marker as Lark symbols, for rules only: terminals cannot contain ids."""
+        return " ".join(map(symbol, self.pieces(text)))
 
     def has(self, text: str) -> bool:
-        """Return whether a text is a special token."""
+        """Return whether a text is a single special token of this model."""
+        return text in self.ids
 
 
 @dataclass
@@ -32,7 +53,7 @@ class RuleBook:
     json_options: llguidance's `x-guidance`.
     """
 
-    markers: Markers
+    markers: SpecialTokens
     json_options: Mapping[str, Any]
     lines: list[str] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
@@ -77,16 +98,13 @@ class RuleBook:
         """
         first, *rest = self.markers.pieces(closing)
         body = " & ".join([text_without([*without, closing.strip()]), *also])
-        tail = [
-            f"<[{p}]>" if isinstance(p, int) else json.dumps(p, ensure_ascii=False) for p in rest
-        ]
+        tail = map(symbol, rest)
         if isinstance(first, int):
             text = self.terminal(f"({body}) & /(?s:.+)/") + "?"
             if also:  # a terminal in `also` need not match the empty text
                 text = self.terminal(body)
-            return " ".join([text, f"<[{first}]>", *tail])
-        literal = json.dumps(first, ensure_ascii=False)
-        return " ".join([self.terminal(f"({body}) {literal}"), *tail])
+            return " ".join([text, symbol(first), *tail])
+        return " ".join([self.terminal(f"({body}) {symbol(first)}"), *tail])
 
     def written(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self.lines, ""])

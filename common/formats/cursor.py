@@ -10,8 +10,7 @@ else.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -22,7 +21,9 @@ Wait = Generator[None, None, T]
 Part = str | tuple[str, ...] | re.Pattern[str]
 """A literal, one of several literals, or a repeated character class."""
 
-SPACE = re.compile(r"[ \t\r\n]*")
+SPACE, WORD = re.compile(r"[ \t\r\n]*"), re.compile(r"\w*")
+KEY, BRACKETS = re.compile(r"[\w$-]+"), re.compile(r"[}\]\s]*")
+"""Keys without quotes, and what closes objects and lists."""
 _SURPLUS = re.compile(r"[})\]\s]*")
 STRUCK_END = "</s>"
 END_TOKENS = (
@@ -63,6 +64,18 @@ class Markers:
             return start, match.group()
         return (len(text) if ended else self.open_end(text, at)), ""
 
+    def at(self, text: str, at: int, ended: bool) -> str | None:
+        """Return the longest marker at this offset; '' if none is there.
+
+        None if text that has not arrived decides.
+        """
+        if not ended and len(text) - at < self._longest:
+            rest = text[at:]
+            if not rest or rest in self._beginnings:
+                return None
+        match = self._any.match(text, at)
+        return match.group() if match else ""
+
     def may_begin(self, text: str) -> bool:
         """Return whether the text has the first character of a marker."""
         return self._first.search(text) is not None
@@ -78,7 +91,7 @@ class Markers:
         return len(text)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def markers_of(*literals: str) -> Markers:
     """Return the Markers of these literals.
 
@@ -86,36 +99,6 @@ def markers_of(*literals: str) -> Markers:
     patterns take longer to compile than a short answer takes to read.
     """
     return Markers(literals)
-
-
-@lru_cache(maxsize=1024)
-def _by_first(
-    literals: tuple[str, ...],
-) -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the literals by their first character: the longest first, and in their order."""
-    table: dict[str, list[str]] = {}
-    for literal in sorted(filter(None, literals), key=len, reverse=True):
-        table.setdefault(literal[0], []).append(literal)
-    return {first: (tuple(found), tuple(sorted(found))) for first, found in table.items()}
-
-
-@lru_cache(maxsize=1024)
-def _sequence(parts: tuple[Part, ...]) -> tuple[re.Pattern[str], int]:
-    """Return a pattern with a group for each part up to the first that is missing.
-
-    Also return the number of characters behind its match that may change the match.
-    """
-    literals = [(part,) if isinstance(part, str) else part for part in parts]
-    pattern = ""
-    for part in reversed(literals):
-        if isinstance(part, re.Pattern):
-            text = part.pattern
-        else:
-            listed = map(re.escape, sorted(part, key=len, reverse=True))
-            text = "|".join(listed) if part else "(?!)"
-        pattern = f"(?:((?>{text})){pattern})?"
-    lengths = [len(text) for part in literals if isinstance(part, tuple) for text in part]
-    return re.compile(pattern), max(lengths, default=1) or 1
 
 
 class Cursor:
@@ -236,36 +219,13 @@ class Cursor:
 
         None if text that has not arrived decides.
         """
-        text, at, table = self._text, self._at, _by_first(literals)
-        if at == len(text):
-            return "" if self.ended or not table else None
-        found = table.get(text[at])
-        if not found:
-            return ""
-        longest_first, ordered = found
-        if not self.ended and len(text) - at < len(longest_first[0]):
-            rest = text[at:]
-            follows = bisect_right(ordered, rest)  # a literal that begins with the rest
-            if follows < len(ordered) and ordered[follows].startswith(rest):
-                return None
-        if text.startswith(longest_first, at):
-            for literal in longest_first:
-                if text.startswith(literal, at):
-                    return literal
-        return ""
+        return markers_of(*literals).at(self._text, self._at, self.ended)
 
     def accept_all(self, *parts: Part) -> Wait[tuple[str, ...]]:
         """Read these parts one after the other; returns their texts.
 
         Returns nothing, and reads nothing, if one is missing.
         """
-        pattern, reach = _sequence(parts)
-        match = pattern.match(self._text, self._at)
-        if match and (self.ended or match.end() + reach <= len(self._text)):
-            if match.lastindex != len(parts):
-                return ()
-            self._at = match.end()
-            return match.groups()
         texts: list[str] = []
         place = self.save()
         try:

@@ -567,17 +567,16 @@ _MARKED = tuple(
     dict.fromkeys(
         syntax
         for family in FAMILIES
-        if isinstance(family.grammar, TaggedText)
         for syntax in family.grammar.calls
         if syntax.marked and all(opener[0] in "<[" for opener in syntax.openers)
     )
 )
 
 
-def lenient(family: Family) -> TaggedText | Harmony:
+def lenient(family: Family) -> TaggedText:
     """Return the parser, which also reads the calls of other families if this one has any."""
     grammar = family.grammar
-    if isinstance(grammar, Harmony) or not grammar.calls:
+    if not grammar.calls:
         return grammar
     return replace(grammar, foreign=foreign_calls(grammar.calls, _MARKED, family.shape))
 
@@ -601,7 +600,7 @@ HARMONY_REASONING = frozenset(
 
 
 @cache
-def grammar_of(name: str) -> TaggedText | Harmony:
+def grammar_of(name: str) -> TaggedText:
     """Return the grammar for a value of `tool_parser:`. Raises KeyError if there is none."""
     return lenient(BY_NAME[name])
 

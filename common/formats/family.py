@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from common.formats.cursor import Wait
-from common.formats.harmony import Harmony
 from common.formats.json_calls import read_bare_calls
 from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.shapes import JsonShape, Shape, TagShape
@@ -40,7 +39,7 @@ class Family:
     reasoning: str = ""
     calls: tuple[CallSyntax, ...] = ()
     by_token: tuple[str, JsonShape] | None = None
-    text: TaggedText | Harmony | None = None
+    text: TaggedText | None = None
     late_tags: tuple[Tags, ...] = ()
     answers: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class Family:
     tight: tuple[tuple[str, str], ...] = ()
 
     @cached_property
-    def grammar(self) -> TaggedText | Harmony:
+    def grammar(self) -> TaggedText:
         """The parser of the family's answers."""
         if self.text:
             return self.text

@@ -10,18 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from common.formats.cursor import SPACE, Cursor, Wait, markers_of
+from common.formats.cursor import BRACKETS, KEY, SPACE, Cursor, Wait, markers_of
 from common.formats.json_text import NUMBER, Send, escaped
 from common.formats.tag_spelling import openings
 
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
-_BRACKETS_RUN = re.compile(r"[}\]\s]*")
 _FARTHEST, _MOST_DELIMITERS = 20_000, 100
 """How far the end of a string is searched whose delimiters are wrong."""
 _SCALAR_THEN_KEY = re.compile(rf"\s*(?:{NUMBER.pattern}|[tT]rue|[fF]alse|null|None)(?=\s+\w+:)")
 _TEXT_THEN_KEY = re.compile(r".*\S(?=\s+\w+:\s*\Z)", re.S)
 KEY_RUN = re.compile(r"[^:=,{}\[\]<\n]*")
-_WORD_RUN = re.compile(r"[\w$-]+")
 
 
 @cache
@@ -59,7 +57,7 @@ class Place:
 
     def ends_member(self, cursor: Cursor) -> Wait[bool]:
         """Read space and brackets; returns whether what comes next can only follow a value."""
-        brackets = (yield from cursor.run(_BRACKETS_RUN)).strip()
+        brackets = (yield from cursor.run(BRACKETS)).strip()
         if not brackets and not (yield from cursor.at(self.ends)):
             yield from _expect_more(cursor, self.ends)
         if (yield from self.ends_call(cursor)):
@@ -78,7 +76,7 @@ class Place:
 
 def at_key(cursor: Cursor) -> Wait[bool]:
     """Read a word; returns whether it is a key without quotes."""
-    word = yield from cursor.run(_WORD_RUN)
+    word = yield from cursor.run(KEY)
     return bool(word) and bool((yield from cursor.at([":", "="])))
 
 
@@ -243,13 +241,13 @@ def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
         head = yield from cursor.peek()
         if head == ",":
             yield from cursor.accept_all(",", SPACE)
-            key = yield from cursor.run(_WORD_RUN)
+            key = yield from cursor.run(KEY)
             signed = key and (yield from cursor.accept_all((":", "="), SPACE))
             if signed and (place.keys.get(key) is False or (yield from cursor.at([place.fence]))):
                 return 0, 1
             yield from _expect_more(cursor, (place.fence,))
             return -1, 1
-        brackets = yield from cursor.run(_BRACKETS_RUN)
+        brackets = yield from cursor.run(BRACKETS)
         if not (yield from cursor.at(place.ends)):
             yield from _expect_more(cursor, place.ends)
         if not (yield from place.ends_call(cursor)):

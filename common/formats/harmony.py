@@ -8,6 +8,7 @@ content.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.formats.answer import Answer, Call
@@ -16,6 +17,7 @@ from common.formats.json_calls import read_arguments, read_bare_calls
 from common.formats.reading import Reading, Tags, is_quoted
 from common.formats.tag_spelling import openings
 from common.formats.tagged_calls import CallTags, Tag
+from common.formats.tagged_text import TaggedText
 from common.formats.tool_schema import arguments_of
 from common.formats.values import MODEL_JSON, read_value
 
@@ -74,13 +76,22 @@ class _Header:
     whole: bool = False
 
 
-@dataclass(frozen=True)
-class Harmony:
+@dataclass(frozen=True, eq=False)
+class Harmony(TaggedText):
     """The grammar; its markers are the same for all models of the family."""
 
     tags: tuple[Tags, ...] = (Tags("<|channel|>analysis<|message|>", "<|end|>", anywhere=True),)
-    openers: tuple[str, ...] = ("<|channel|>commentary to=functions.",)
-    closers: tuple[str, ...] = ("<|call|>",)
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        return ("<|channel|>commentary to=functions.",)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return ("<|call|>",)
+
+    def having(self, _tags: Iterable[Tags]) -> Harmony:
+        return self
 
     def read(self, reading: Reading) -> Wait[None]:
         turn = reading.prompt_tail.rpartition(_START)[2]

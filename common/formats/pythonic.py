@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from common.formats.answer import Call
-from common.formats.cursor import SPACE, Cursor, Unreadable, Wait
+from common.formats.cursor import SPACE, WORD, Cursor, Unreadable, Wait
 from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.string_literals import read_source
 from common.formats.values import PYTHON, Pairs, object_of, parts, read_value
 
 NAME = re.compile(r"[\w.:/-]*")
-_LANGUAGE = re.compile(r"\w*")
 _KEYWORD = re.compile(r"[\w.-]*")
 _TYPES = frozenset("str string int integer float number bool boolean list dict object".split())
 _STATEMENT_SPACE = re.compile(r"[\s,;]*")
@@ -94,7 +93,7 @@ def at_named_call(reading: Reading) -> Wait[str]:
 
 def _is_parameter(reading: Reading, name: str) -> Wait[bool]:
     """Return whether a declared parameter without a value comes next, so that this is no call."""
-    parts = (_KEYWORD, SPACE, (":", ""), SPACE, _LANGUAGE, (",", ")", ""))
+    parts = (_KEYWORD, SPACE, (":", ""), SPACE, WORD, (",", ")", ""))
     word, _, typed, _, text, end = yield from reading.follow(*parts)
     ends = text.lower() in _TYPES if typed else end and not text
     return bool(ends) and word in reading.tools.properties(name)
@@ -159,7 +158,7 @@ def read_fenced_pythonic(
 def read_fence(cursor: Cursor) -> Wait[str]:
     """Read space, and the first line of a code block if one begins here; returns its fence."""
     yield from cursor.space()
-    found = yield from cursor.accept_all("```", _LANGUAGE, SPACE)
+    found = yield from cursor.accept_all("```", WORD, SPACE)
     return found[0] if found else ""
 
 

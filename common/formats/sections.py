@@ -35,10 +35,6 @@ def _nothing(_text: str) -> None:
     pass
 
 
-def _openings(markers: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(form for marker in markers for form in openings(marker))
-
-
 @cache
 def _closings(markers: tuple[str, ...], openers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f for marker in markers for f in closings(marker) if f not in openers)
@@ -105,7 +101,8 @@ class Section:
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
-        in_section = bool((yield from reading.accept(*_openings(self.openers))))
+        opened = (form for marker in self.openers for form in openings(marker))
+        in_section = bool((yield from reading.accept(*opened)))
         count = 0
         while (yield from self._reaches_call(reading, in_section, count)):
             while (yield from reading.accept(*self.calls)):

@@ -8,18 +8,16 @@ from __future__ import annotations
 import codecs
 import re
 
-from common.formats.cursor import END_TOKENS, SPACE, Cursor, Wait, markers_of
+from common.formats.cursor import BRACKETS, END_TOKENS, SPACE, WORD, Cursor, Wait, markers_of
 from common.formats.json_text import Send, escaped
 
 _AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<", "`")
 _QUOTES = ('"""', "'''", '"', "'")
 _SQUARE_RUN, _ROUND_RUN = re.compile(r"[\]}]*"), re.compile(r"\)*")
-_METHOD_RUN = re.compile(r"\w*")
 _SOURCE_RUN = re.compile(r"[^,:()\[\]{}<`'\"\n]*")
 _LITERAL_BEGINS = re.compile(r"(?:^|\W)[bBfFrRuU]{0,2}\Z")
 _AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;\\^$@&|~%#>")
 _BEHIND_COMMA = frozenset("'“{}],/-")
-_BRACKETS_RUN = re.compile(r"[}\]\s]*")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
@@ -68,7 +66,7 @@ def _may_follow_value(cursor: Cursor, inside: str, ends: tuple[str, ...], space:
         return inside != "{" or (yield from _at_member(cursor))
     if head not in ("}", "]"):
         return False
-    yield from cursor.run(_BRACKETS_RUN)
+    yield from cursor.run(BRACKETS)
     return (yield from cursor.peek()) != '"' or (yield from _at_member(cursor))
 
 
@@ -79,7 +77,7 @@ def _at_member(cursor: Cursor) -> Wait[bool]:
         if head == '"':
             yield from read_quoted(cursor, lambda _text: None)
         else:
-            yield from cursor.run(_METHOD_RUN)
+            yield from cursor.run(WORD)
         yield from cursor.accept_all(('"', ""), SPACE)
         ended = not (yield from cursor.more())
         return ended or bool((yield from cursor.at([":", "="]))) or head in _BEHIND_COMMA
@@ -213,7 +211,7 @@ def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
         return not (brackets and (yield from cursor.at([quote])))
     operator = yield from cursor.accept(".", "+", "%", "*", "[")
     if operator == ".":
-        operator = yield from cursor.run(_METHOD_RUN)
+        operator = yield from cursor.run(WORD)
         operator = operator and (yield from cursor.accept("("))
     return bool(operator) or not (yield from cursor.until(markers_of(quote), lambda _text: None))
 

@@ -117,8 +117,12 @@ class TaggedText:
 
     def with_tags(self, tags: Iterable[Tags]) -> TaggedText:
         """Return the same family with additional reasoning tags, which are tried first."""
-        together = tuple(dict.fromkeys((*tags, *self.tags)))
-        return self if together == self.tags else replace(self, tags=together)
+        return self.having(dict.fromkeys((*tags, *self.tags)))
+
+    def having(self, tags: Iterable[Tags]) -> TaggedText:
+        """Return the same family with these reasoning tags instead."""
+        tags = tuple(tags)
+        return self if tags == self.tags else replace(self, tags=tags)
 
     def read(self, reading: Reading) -> Wait[None]:
         answer = reading.answer

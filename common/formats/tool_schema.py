@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 from common.formats.json_text import json_string, number_of
@@ -33,7 +33,7 @@ _MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+
 _INDEX = re.compile(r":\d+\Z")  # of `functions.NAME:0`, which is a call's id
 _AROUND_NAME = " \t\r\n\"'`:*"
 _NAME_SEPARATOR = re.compile(r"(?<=[\w-])(?:[.:/]|__)")
-_SPELLING = re.compile(r"[\s_.-]")
+_SPELLING = re.compile(r"[\s_./:-]")
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
 _MOST_STORED = 1000
 """The most answers about a request's tools that are stored: models write any number of names."""
@@ -52,9 +52,10 @@ class ToolSchemas:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}
+        # Methods would refer to this object, which then only the garbage collector could free.
+        self._types = lru_cache(_MOST_STORED)(partial(_types_at, self._parameters))
+        self._properties = lru_cache(_MOST_STORED)(partial(_properties_of, self._parameters))
         self._meant: dict[str, str] = {}
-        self._properties: dict[str, list[str]] = {}
-        self._types: dict[tuple[str | None, ...], frozenset[str]] = {}
         for tool in tools:
             function = tool.get("function") if isinstance(tool, Mapping) else None
             entry = function if isinstance(function, Mapping) else tool
@@ -113,11 +114,7 @@ class ToolSchemas:
 
     def properties(self, name: str) -> list[str]:
         """Return the declared arguments of a tool, in order."""
-        if name not in self._parameters:
-            return []
-        if name not in self._properties:
-            self._properties[name] = list(_properties(self._parameters[name]))
-        return self._properties[name]
+        return self._properties(name)
 
     def takes_nothing(self, name: str) -> bool:
         """Return whether a tool was offered and declares no arguments."""
@@ -150,18 +147,7 @@ class ToolSchemas:
 
         path: the argument's name, then the name of each member, or None for an item of a list.
         """
-        if name not in self._parameters:
-            return frozenset()
-        place = (name, *path)
-        if place not in self._types:
-            if len(self._types) >= _MOST_STORED:
-                self._types.clear()
-            root = self._parameters[name]
-            schema: Any = root
-            for step in path:
-                schema = _inner(schema, root, step)
-            self._types[place] = _types(schema, root)
-        return self._types[place]
+        return self._types(name, tuple(path))
 
     def excludes_text(self, name: str, argument: str) -> bool:
         """Return whether the argument is declared, and not as a string."""
@@ -216,14 +202,19 @@ def _excludes(begun: str, kind: str) -> bool:
     return False
 
 
-def _properties(root: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for schema in _alternatives(root, root):
-        properties = schema.get("properties")
-        if isinstance(properties, Mapping):
-            for name, value in properties.items():
-                found.setdefault(name, value)
-    return found
+def _properties_of(parameters: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
+    root = parameters.get(name, {})
+    found = [schema.get("properties") for schema in _alternatives(root, root)]
+    return list(dict.fromkeys(key for each in found if isinstance(each, Mapping) for key in each))
+
+
+def _types_at(
+    parameters: Mapping[str, Mapping[str, Any]], name: str, path: tuple[str | None, ...]
+) -> frozenset[str]:
+    schema: Any = (root := parameters.get(name, {}))
+    for step in path:
+        schema = _inner(schema, root, step)
+    return types_of(schema, root)
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -266,7 +257,8 @@ def referenced(reference: str, root: Mapping[str, Any]) -> Any:
     return target
 
 
-def _types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types that a schema declares, or that its other keywords show."""
     found: set[str] = set()
     for entry in _alternatives(schema, root):
         declared = entry.get("type")

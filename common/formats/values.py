@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.formats.cursor import SPACE, Cursor, Unreadable, Wait, complete, markers_of
+from common.formats.cursor import KEY, SPACE, WORD, Cursor, Unreadable, Wait, complete, markers_of
 from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
 from common.formats.json_text import NUMBER, Send, escaped, json_string, number_of
 from common.formats.string_literals import (
@@ -28,8 +28,6 @@ _BASED_NUMBER = re.compile(r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})")
 _POINT = re.compile(r"(?<=[0-9])\.\Z")
 _GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9])")
 _DEEPEST_TERM = 8  # brackets inside more brackets are not looked at, so that time stays linear
-_METHOD_RUN = re.compile(r"\w*")
-_WORD_RUN = re.compile(r"[\w$-]+")
 _LINE = re.compile(r"[^\n]*")
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 
@@ -170,7 +168,7 @@ def read_value(
         fenced = dialect.loose and stack and state == ("next" if fences else "value")
         if fenced and head == "`" and (yield from cursor.accept("```")):  # around a value
             if state == "value":
-                yield from cursor.run(_METHOD_RUN)
+                yield from cursor.run(WORD)
             fences = not fences
             continue
         between = stack and (state == "next" or (loose and state != "value"))
@@ -331,14 +329,14 @@ def _read_loose_key(cursor: Cursor) -> Wait[str]:
 
     Also read an option of a command line, `--KEY`. Returns '' for another key, and reads nothing.
     """
-    if option := (yield from cursor.accept_all("--", _WORD_RUN)):
+    if option := (yield from cursor.accept_all("--", KEY)):
         return option[1]
-    found = yield from cursor.follow(('"', ""), _WORD_RUN, ('"', ""), SPACE, (":", "="))
+    found = yield from cursor.follow(('"', ""), KEY, ('"', ""), SPACE, (":", "="))
     opened, key, closed, space, sign = found or ("", "", "", "", "")
     if opened and sign == ":":
         return ""
     if opened and not closed:  # an equals sign may be a part of a key
-        quoted = (yield from cursor.follow('"', _WORD_RUN, "=", '"', SPACE)) if not space else ()
+        quoted = (yield from cursor.follow('"', KEY, "=", '"', SPACE)) if not space else ()
         with cursor.ahead():
             cursor.take(sum(map(len, quoted)))
             if not quoted or (yield from cursor.peek()) == ":":
@@ -377,7 +375,7 @@ def _embedded_length(cursor: Cursor) -> Wait[int]:
         if not (yield from cursor.accept_all('"', SPACE)):
             return 0
         # In JSON no word comes directly behind a string, such as `"{"`.
-        begins = (("{", "["), SPACE, ("{", "[", ""), SPACE, '"', _WORD_RUN)
+        begins = (("{", "["), SPACE, ("{", "[", ""), SPACE, '"', KEY)
         if not (yield from cursor.follow(*begins)):
             return 0
         try:

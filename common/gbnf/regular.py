@@ -50,18 +50,22 @@ def regular_rules(rules: Mapping[str, Expr]) -> dict[str, Expr]:
     return found
 
 
+class _NotAtEnd(Exception):
+    """A rule refers to itself elsewhere than at the end."""
+
+
 def _closed(name: str, expr: Expr) -> Expr | None:
     """Return the rule without references to itself; None if a reference is not at its end."""
-    parts = _split(name, expr)
-    if parts is None:
+    try:
+        again, last = _split(name, expr)
+    except _NotAtEnd:
         return None
-    again, last = parts
     if not again:
         return expr
     return sequence(Repeat(choice(*again), 0, None), choice(*last)) if last else None
 
 
-def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]] | None:
+def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]]:
     """Return the parts before a final self-reference, and the alternatives without one."""
     if name not in references(expr):
         return [], [expr]
@@ -70,21 +74,15 @@ def _split(name: str, expr: Expr) -> tuple[list[Expr], list[Expr]] | None:
             return [EMPTY], []
         case Choice(options):
             parts = [_split(name, option) for option in options]
-            if any(part is None for part in parts):
-                return None
-            known = [part for part in parts if part is not None]
-            return [x for again, _ in known for x in again], [x for _, last in known for x in last]
-        case Sequence(items):
-            before = items[:-1]
-            end = _split(name, items[-1])
-            if end is None or any(name in references(item) for item in before):
-                return None
-            return [_ended(before, x) for x in end[0]], [_ended(before, x) for x in end[1]]
+            return [x for again, _ in parts for x in again], [x for _, last in parts for x in last]
+        case Sequence((*before, end)) if not any(name in references(item) for item in before):
+            again, last = _split(name, end)
+            return [_ended(before, x) for x in again], [_ended(before, x) for x in last]
         case Repeat(item, 0, 1):
-            inner = _split(name, item)
-            return None if inner is None else (inner[0], [*inner[1], EMPTY])
-    return None
+            again, last = _split(name, item)
+            return again, [*last, EMPTY]
+    raise _NotAtEnd
 
 
-def _ended(before: tuple[Expr, ...], last: Expr) -> Expr:
+def _ended(before: list[Expr], last: Expr) -> Expr:
     return sequence(*before) if last == EMPTY else sequence(*before, last)

@@ -85,3 +85,13 @@ def test_required_arguments_of_a_tool() -> None:
     assert not tools.lacks("f", ["a"])
     assert tools.accepting(["a"]) == ["f"]
     assert tools.accepting([]) == ["g"]
+
+
+@pytest.mark.parametrize(
+    "written", ["github/create_issue", "github:create-issue", "GitHub.createIssue"]
+)
+def test_a_name_with_other_separators_means_the_only_tool_that_it_can(written: str) -> None:
+    tools = ToolSchemas(
+        [{"name": "mcp__github__create_issue"}, {"name": "mcp__git__create_branch"}]
+    )
+    assert tools.meant(written) == "mcp__github__create_issue"

@@ -190,7 +190,9 @@ class Constraint:
         written = 0
         try:
             known = list(takewhile(self._knows, draft_tokens))
-            for token, mask in zip(known[: ahead._possible(known)], allowed, strict=False):
+            with ahead._timed():
+                possible = ahead.matcher.validate_tokens(known)
+            for token, mask in zip(known[:possible], allowed, strict=False):
                 ahead.accept(token)
                 if not ahead.ended:
                     ahead.fill(mask)
@@ -200,11 +202,6 @@ class Constraint:
         except EngineError as fault:
             _log.debug("a grammar cannot check further draft tokens: %s", fault)
         return written
-
-    def _possible(self, tokens: list[int]) -> int:
-        with self._timed():
-            possible: int = self.matcher.validate_tokens(tokens)
-        return possible
 
     def _knows(self, token: int) -> bool:
         word, bit = divmod(token, _BITS)

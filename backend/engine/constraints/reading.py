@@ -14,9 +14,9 @@ import llguidance
 
 from backend.engine.constraints.schema import OPTIONS, enforceable, read_schema
 from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest
 from common.call_grammar import CallableTool, call_grammar
+from common.call_grammar.rules import SpecialTokens
 from common.formats.shapes import Shape
 from common.gbnf import GbnfError, gbnf_to_lark
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backend.engine.constraints.special_tokens import SpecialTokens
-from common.call_grammar.rules import text_without
+from common.call_grammar.rules import SpecialTokens, symbol, text_without
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.reading import Tags
@@ -62,7 +61,7 @@ def setting_of(
         plain = [text for text in avoid if isinstance(special.pieces(text)[0], str)]
         lines.append(f"FREE: {text_without(plain)} & /(?s:.+)/")
         body = "FREE? (@body)?"
-    if "<|open|>response<|sep|>" in getattr(chat_format.grammar, "silent", ()):
+    if "<|open|>response<|sep|>" in chat_format.grammar.silent:
         body = _in_response(special, prompt_tail, calls=calls, optional=optional, formed=formed)
     if not before and body == "@body":
         return ""
@@ -98,13 +97,9 @@ def _reasoning(
             f"{upper}: {text_without(plain)} & /(?s:.+)/",
         ]
     return [
-        f"{name}: {opening} {upper} {' '.join(_lark(piece, special) for piece in rest)} NEWLINES?",
+        f"{name}: {opening} {upper} {' '.join(map(symbol, rest))} NEWLINES?",
         f"{upper}: {text_without([*avoid, first])} {special.lark(first)}",
     ]
-
-
-def _lark(piece: str | int, special: SpecialTokens) -> str:
-    return f"<[{piece}]>" if isinstance(piece, int) else special.lark(piece)
 
 
 def _in_response(

@@ -12,8 +12,8 @@ import numpy as np
 
 from backend.engine.constraints.constraint import bits_of, words
 from backend.engine.constraints.matching import TokenizerSource
-from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest
+from common.call_grammar.rules import SpecialTokens
 
 
 @dataclass(frozen=True, eq=False, slots=True)

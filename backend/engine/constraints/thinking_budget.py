@@ -36,8 +36,8 @@ def openings(
         which cannot be forbidden.
     """
     grammar = chat_format.grammar
-    silent: Sequence[str] = getattr(grammar, "silent", ())
-    others = [encode(marker) for marker in (*grammar.openers, *grammar.closers, *silent)]
+    markers = (*grammar.openers, *grammar.closers, *grammar.silent)
+    others = [encode(marker) for marker in markers]
     found: dict[tuple[int, ...], tuple[int, Tags]] = {}
     for tags in grammar.tags:
         tokens = encode(tags.opening)

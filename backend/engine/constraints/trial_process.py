@@ -28,7 +28,6 @@ import llguidance
 from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
 from backend.engine.constraints.reading import grammar_of
 from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.constraints.trial import (
     CPU_SECONDS,
     MEMORY,
@@ -39,6 +38,7 @@ from backend.engine.constraints.trial import (
     TOO_LARGE,
 )
 from backend.engine.errors import InvalidRequest, refused_by_system
+from common.call_grammar.rules import SpecialTokens
 from common.formats.shapes import from_record
 from common.peak_memory import peak_memory
 

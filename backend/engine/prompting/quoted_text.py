@@ -43,15 +43,6 @@ def tokenizing() -> Iterator[None]:
         raise UnreadableText(f"the model's tokenizer fails for this text: {why}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """A piece of the prompt."""
-
-    text: str  # the piece without marks
-    quotes: bool  # whether the piece quotes control strings
-    begins: bool = False  # whether a quoting piece is at the beginning of the prompt
-
-
 @dataclass(eq=False)
 class QuotedText:
     """The two tokenizers of a model. The second is built when it is first needed."""
@@ -70,15 +61,12 @@ class QuotedText:
     def tokenize(self, text: str, mark: str) -> list[int]:
         """Return the tokens of a prompt that was rendered with marks. Raises InvalidRequest."""
         tokens: list[int] = []
-        for stretch in self._stretches(text, mark):
-            tokens += self._literally(stretch) if stretch.quotes else self.encode(stretch.text)
+        for piece, tokenize in self._pieces(text, mark):
+            tokens += tokenize(piece)
         return tokens
 
-    def literal(self, text: str) -> list[int]:
-        """Return the tokens of a text after a control token, and quote its control strings."""
-        return self._literally(_Stretch(text, quotes=True)) if text else []
-
-    def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
+    def _pieces(self, text: str, mark: str) -> Iterator[tuple[str, Callable[[str], list[int]]]]:
+        """Yield the pieces of a prompt without marks, each with what tokenises the piece."""
         unquoted = start = 0
         strip_next = False
         for found in [*self.control.written(mark).finditer(text), None]:
@@ -87,27 +75,30 @@ class QuotedText:
             between = text[start:end]
             if mark in between:
                 if unquoted < start:
-                    yield _Stretch(text[unquoted:start], quotes=False)
+                    yield text[unquoted:start], self.encode
                 # Control tokens may absorb adjacent spaces.
                 between = between.lstrip() if strip_next else between
                 between = between.rstrip() if token is not None and token.lstrip else between
-                yield _Stretch(between.replace(mark, ""), quotes=True, begins=start == 0)
+                yield between.replace(mark, ""), self.literal if start else self._first_literal
                 unquoted = end
             strip_next = token is not None and token.rstrip
             start = end if found is None else found.end()
         if unquoted < len(text):
-            yield _Stretch(text[unquoted:], quotes=False)
+            yield text[unquoted:], self.encode
 
-    def _literally(self, stretch: _Stretch) -> list[int]:
-        tokenizer = self._literal_tokenizer()
+    def literal(self, text: str) -> list[int]:
+        """Return the tokens of a text after a control token, and quote its control strings."""
         # A tokenizer may treat the beginning of a text differently, so a piece that does not begin
         # the prompt is tokenised after another token.
-        before = "" if stretch.begins else self._boundary
+        return self._first_literal(self._boundary + text)[1:] if text else []
+
+    def _first_literal(self, text: str) -> list[int]:
+        tokenizer = self._literal_tokenizer()
         # Unlike `encode`, `encode_batch` releases the interpreter's lock.
         with tokenizing():
-            (encoding,) = tokenizer.encode_batch([before + stretch.text], add_special_tokens=False)
+            (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
         tokens: list[int] = encoding.ids
-        return tokens if stretch.begins else tokens[1:]
+        return tokens
 
     def _literal_tokenizer(self) -> Any:
         if self.backend is None:

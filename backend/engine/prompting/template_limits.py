@@ -17,7 +17,6 @@ from types import GeneratorType
 from typing import Any
 
 from jinja2 import Template, TemplateError, Undefined, nodes
-from jinja2.exceptions import SecurityError
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -30,6 +29,7 @@ _ITEM = 32
 _TOGETHER = 1 << 29  # characters of all counted values
 _UNCOUNTED = 1 << 12  # characters; values up to this length are not counted
 _REPEATED = 1 << 18  # characters of the result of a multiplication
+_PRODUCT = 1 << 27  # characters that the arguments of a filter or method may add
 _CONSTANT = 1 << 24  # characters of all values that are computed while a template is compiled
 _MOST_BITS = 1 << 12
 _MOST_ITEMS = 1 << 17
@@ -44,6 +44,8 @@ _GROWING = frozenset(
     "batch center expandtabs format format_map indent join ljust replace rjust slice split rsplit"
     " splitlines tojson wordwrap zfill".split()
 )
+# The characters at which the method inserts its arguments; others may do so anywhere.
+_PLACES = {"format": "{%", "format_map": "{", "indent": "\n", "expandtabs": "\t"}
 # Methods that make many characters of one, or values that are not strings.
 _UNSAFE = frozenset(("encode", "from_bytes", "to_bytes", "translate"))
 _CHECKED = _GROWING | _UNSAFE
@@ -101,7 +103,7 @@ class _Guards(NodeTransformer):
             case nodes.List() | nodes.Tuple() | nodes.Dict() if getattr(node, "ctx", "") != "store":
                 # A list of variables may contain another list many times.
                 weighs = any(node.find_all((nodes.Name, nodes.Getattr))) or len(node.items) > _ITEM
-                return _filter(node, "_weighed") if weighs else node
+                return _filter(node, "_counted") if weighs else node
         return node
 
 
@@ -123,7 +125,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters, filters = _Filters(), self.filters
         for name, work in filters.items():
             self.filters[name] = work
-        self.filters |= {"_timed": _timed, "_counted": _counted, "_weighed": _weighed}
+        self.filters |= {"_timed": _timed, "_counted": _counted}
         self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]
 
@@ -170,17 +172,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _counted(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        if monotonic() > _budget.get().soonest:
-            _check_time()
+        _check_time()
         if type(__obj) is Macro:
             for value in (*args, *kwargs.values()):
                 _counted(value)
         elif (name := getattr(__obj, "__name__", "")) in _CHECKED:
             owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
             _require_small(name, owner, (*args, *kwargs.values()))
-        if __self.is_safe_callable(__obj):
-            return __context.call(__obj, *args, **kwargs)
-        raise SecurityError(f"{__obj!r} is not safely callable")
+        return super().call(__context, __obj, *args, **kwargs)
 
 
 def limit_templates() -> None:
@@ -211,26 +210,21 @@ class _Filters(dict[str, Any]):
 
 def _require_small(name: str, owner: Any, arguments: tuple[Any, ...]) -> None:
     """Raise CostlyTemplate for a call whose result may be far larger than its arguments."""
-    largest = max(map(_width, arguments), default=0)
-    text = isinstance(owner, str)
-    if name == "join" and text:
-        largest, pieces = len(owner), _size(arguments[0]) // _ITEM or _MOST_ITEMS
-    elif name == "join":
-        pieces = _size(owner) // _ITEM or _MOST_ITEMS  # for an owner without a length
-    elif name == "replace" and text:
-        pieces = owner.count(arguments[0])
-    elif "split" in name and text:
-        largest, pieces = _ITEM, len(owner) if len(owner) * _ITEM > _LONGEST else 0
-    else:
-        pieces = 1 + (sum(map(owner.count, "\n\t")) if text else _size(owner) // _ITEM)
-    wide = name.startswith("format") and text and _WIDTH.search(owner)
-    if name in _UNSAFE or wide or largest * pieces > _LONGEST:
+    places: Any = arguments[:1] if name == "replace" else _PLACES.get(name)
+    at_once = places is not None and isinstance(owner, str)
+    pieces = 1 + sum(map(owner.count, places)) if at_once else _width(owner)
+    largest = max([_ITEM if "split" in name else 1, *map(_width, arguments)])
+    wide = name.startswith("format") and isinstance(owner, str) and _WIDTH.search(owner)
+    if name in _UNSAFE or wide or largest * pieces > _PRODUCT:
         raise CostlyTemplate(_GROWS)
 
 
 def _width(value: Any) -> int:
+    """Return a number, or the size of another value; the most for one without a length."""
     if isinstance(value, tuple):
         return max(map(_width, value), default=0)
+    if isinstance(value, Iterator):
+        return _MOST_ITEMS * _ITEM
     return abs(value) if isinstance(value, int) else _size(value)
 
 
@@ -258,32 +252,22 @@ def _timed(items: Any) -> Any:
 
 def _counted(value: Any) -> Any:
     """Count a value that is assigned, passed or returned, and return the value."""
+    waiting, together = [], 0
     if isinstance(value, list | tuple | dict):
-        _weighed(value)
-    if (unit := _UNITS.get(type(value))) and (size := unit * len(value)) > _UNCOUNTED:
+        _check_time()
+        waiting.append(value)
+    while waiting:
+        item = waiting.pop()
+        together += _ITEM + _size(item)
+        if together > _LONGEST:
+            raise CostlyTemplate(_GROWS)
+        if isinstance(item, list | tuple | dict):
+            waiting.extend(item.values() if isinstance(item, dict) else item)
+    if (size := _size(value)) > _UNCOUNTED:
         budget = _budget.get()
         budget.left -= size
         if size > _LONGEST or budget.left < 0:
             raise CostlyTemplate(_GROWS)
-    return value
-
-
-def _weighed(value: Any) -> Any:
-    """Check the size of a list with all that it contains, and return the list."""
-    _check_time()
-    waiting, size = [value], 0
-    while waiting:
-        item = waiting.pop()
-        size += _ITEM + _size(item)
-        if size > _LONGEST:
-            raise CostlyTemplate(_GROWS)
-        if not isinstance(item, list | tuple | dict):
-            continue
-        for inner in item.values() if isinstance(item, dict) else item:
-            if type(inner) is str:
-                size += _ITEM + len(inner)
-            else:
-                waiting.append(inner)
     return value
 
 

@@ -90,6 +90,7 @@ COSTLY = {
     "join": "{{ (['a' * 99999] * 99999) | join }}",
     "join-method": "{{ ('a' * 99999).join(['b'] * 99999) }}",
     "tabs": "{{ ('\t' * 99999).expandtabs(99999) }}",
+    "wrapping": "{{ ('a' * 99999) | wordwrap(1, wrapstring='b' * 99999) }}",
     "number": "{{ 10 ** (10 ** 10) }}",
     "kept": "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}"
     "{% set ns.x = ns.x + ['a' * 60000000] %}{% endfor %}",
@@ -138,6 +139,12 @@ def test_namespaces_that_contain_one_another_have_a_short_text() -> None:
         "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}"
     )
     assert BoundedEnvironment().from_string(template).render() == "<Namespace>"
+
+
+def test_a_message_of_a_million_characters_is_divided() -> None:
+    text = "because\n" * 150_000 + "</think>so"
+    template = BoundedEnvironment().from_string("{{ text.split('</think>')[-1] }}")
+    assert template.render(text=text) == "so"
 
 
 def test_constants_are_not_computed_beyond_the_limits() -> None:
