@@ -322,7 +322,7 @@ def test_dora_of_peft_is_that_of_mlx_lm(dense: Path, tmp_path: Path) -> None:
 
 
 def test_dora_of_peft_for_an_embedding_is_refused(dense: Path, tmp_path: Path) -> None:
-    weights = random_weights(1, EMBEDDING) | {f"{EMBEDDING}.m": mx.ones(64)}
+    weights = random_weights(1, EMBEDDING) | {f"{EMBEDDING}.lora_magnitude_vector": mx.ones(64)}
     adapter = write_peft(tmp_path / "adapter", weights, use_dora=True)
     with pytest.raises(ModelRejected, match="a Embedding, to which no dora adapter can be applied"):
         load(dense, *find(adapter))
