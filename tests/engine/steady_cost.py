@@ -28,14 +28,16 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return mx.get_peak_memory() - max(mx.get_active_memory(), held)
 
 
-def steady_cost(model: Any, vocabulary: int) -> PassCost:
+def steady_cost(model: Any, vocabulary: int, *, bounded: bool = False) -> PassCost:
     """Return the most of several measurements.
 
     MLX launches operations ahead of the device, and each holds memory until it is computed. In a
     pass of four layers the launching thread may never get as far ahead as it can, if other programs
     use the CPU. In a pass of thirty, it does at some point.
+
+    bounded: as for `pass_cost`.
     """
-    costs = [pass_cost(model, vocabulary) for _ in range(12)]
+    costs = [pass_cost(model, vocabulary, bounded=bounded) for _ in range(12)]
     return PassCost(
         **{name: max(getattr(cost, name) for cost in costs) for name in PassCost.__annotations__}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,11 @@ def _measured_model(kind: str) -> tuple[Any, PassCost]:
     return model, pass_cost(model, VOCABULARY)
 
 
+@cache
+def _bound(kind: str) -> PassCost:
+    return steady_cost(_measured_model(kind)[0], VOCABULARY, bounded=True)
+
+
 @pytest.mark.parametrize("kind", ["attention", "window", "state space", "latent", "quantised"])
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
 def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before: int) -> None:
@@ -45,6 +51,18 @@ def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before:
     workspace = 32 * MIB if mx.cuda.is_available() else 0
     assert peak <= 1.5 * foreseen + workspace
     assert foreseen <= 12 * peak
+
+
+@pytest.mark.parametrize("kind", ["attention", "window"])
+@pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
+def test_a_pass_takes_no_more_than_the_bound(kind: str, tokens: int, before: int) -> None:
+    model, measured = _measured_model(kind)
+    assert FirstPass(model).ordinary
+    bound = replace(_bound(kind))
+    assert _peak(model, tokens, before) <= bound.of(tokens, before + tokens)
+    assert measured.per_pair <= bound.per_pair
+    bound.become(measured)
+    assert bound == measured
 
 
 # A large recurrent state, with which few tokens say little about many; and keys and values that a

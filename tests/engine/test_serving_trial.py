@@ -33,7 +33,7 @@ from tests.engine.rounds import engine_model
 from tests.engine.vision.seeing import answer_to, asking, seeing
 from tests.long import TEST_LONG
 
-FAIL_IN_COMPANY = ["afm7", "gpt_bigcode", *(["phi3small"] if TEST_LONG else [])]
+FAIL_IN_COMPANY = ["gpt_bigcode", *(["phi3small"] if TEST_LONG else [])]
 WORDS = range(1, 60)
 
 
@@ -54,7 +54,7 @@ def test_a_model_that_fails_in_a_batch_is_served_one_request_at_a_time(
     assert f"model '{model_type}': requests in one batch get other answers" in caplog.text
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "minimax_m3_vl"])
+@pytest.mark.parametrize("model_type", ["gemma2", "minimax_m3_vl", "afm7"])
 def test_a_model_whose_masks_are_fitted_is_right_in_a_batch(model_type: str) -> None:
     found = compare(tiny_model(model_type), model_type)
     assert found.right

@@ -42,6 +42,9 @@ _PAIRED = 512  # tokens that attend to each other when `score_bytes` measures at
 _BUSY = 1 << 19  # numbers whose exponentials take a CPU 5 ms, in which it launches a short pass
 # Longer passes use other kernels and have more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
+# Bytes of a head for a pair of tokens without a fused kernel: scores and weights in float32, their
+# mask, and half as much again.
+_UNFUSED = 18
 # The settings that need most memory without filters of the whole vocabulary, and with all of them.
 _CHOICE = Sampling(
     temperature=1.0, logit_bias=((0, 1.0),), repetition=1.1, presence=0.1, frequency=0.1, min_p=0.1
@@ -115,12 +118,15 @@ def pass_cost(
     first: FirstPass | None = None,
     *,
     all_logits: bool = False,
+    bounded: bool = False,
 ) -> PassCost:
     """Measure the memory cost of a model's passes. Raises what the model raises.
 
     model: called with tokens and a cache; what it returns is not computed.
     first: the first pass; more tokens are added to its row.
     all_logits: whether the last pass of a prompt computes the logits of all its tokens.
+    bounded: whether an upper bound of `per_pair` is enough, which needs no pass after a long KV.
+        The model must be ordinary (`FirstPass`).
     """
     first = first or FirstPass(model)
     row = first.row
@@ -128,6 +134,8 @@ def pass_cost(
     with functions_of_mlx() as small:
         if not first.ordinary:
             form = _form_of_passes(model, row)
+        elif bounded:
+            form = _Form(_temporary_bytes(model, row) / _TOKENS, heads * _UNFUSED / _MARGIN)
         else:
             short = _temporary_bytes(model, row)
             (long,) = _after_long_kv(model, row, {_TOKENS: short}).values()

@@ -9,10 +9,13 @@
   cache's `left_padding`, as if all rows ended in the same column.
 - MiniMax M3 (mlx-lm) chooses blocks of keys by their distance to the end of the buffers. With this
   patch, it chooses for each row separately, so that a row has the same blocks as alone.
+- AFM 7 (mlx-lm) has layers that use another layer's KV, and rotates their queries by the position
+  of the longest row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -38,6 +41,24 @@ def fit_row_masks(model: Any) -> None:
             patch(attention, _from_ends)
         elif module == _OF_BLOCKS:
             patch(attention, _by_row, "_block_mask")
+    if reusing := getattr(getattr(model, "model", None), "kv_reuse_layers", ()):
+        _rotate_by_row(model.model.layers[-1], reusing)
+
+
+def _rotate_by_row(source: Any, reusing: Sequence[Any]) -> None:
+    """Rotate the queries of layers by the positions in the cache of the layer whose KV they use."""
+    positions: list[Any] = [0]
+
+    def noting(call: Any, layer: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+        positions[0] = cache.offset
+        return call(layer, x, mask, cache)
+
+    def rotated(call: Any, rope: Any, x: mx.array, offset: int) -> Any:  # noqa: ARG001
+        return call(rope, x, offset=positions[0])
+
+    patch(source, noting)
+    for layer in reusing:
+        patch(layer.self_attn.rope, rotated)
 
 
 def _grouped(call: Any, attention: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:

@@ -31,7 +31,7 @@ from backend.engine.loading.serving_trial import (
     restrict,
 )
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.traits import measure
+from backend.engine.loading.traits import measure, measure_passes
 from backend.engine.loading.weights import (
     LoadedModel,
     OpenModel,
@@ -271,11 +271,18 @@ def build(
             restrict(engine, verdict, loaded.name)
         drafting = engine.drafting
 
-    if ranks is None:
+    def finish() -> None:
+        if traits.bounded:
+            measure_passes(loaded.model, traits)
         findings.write({"figures": traits.figures, "verdicts": verdicts})
+
+    if ranks is None and not traits.bounded:
+        finish()
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
     yield from warm_up(engine, most if ranks else min(most, SHORT))
-    engine.later = _later(engine, constraints, 0 if ranks else most)
+    engine.later = _later(
+        engine, constraints, 0 if ranks else most, finish if traits.bounded else None
+    )
     yield "engine"
     if ranks is None and stores:
         with only_building():
@@ -379,14 +386,19 @@ def _later(
     engine: EngineModel,
     constraints: ConstraintCompiler,
     most: int,
+    finish: Callable[[], None] | None,
 ) -> Stages[None]:
     """Do the work that the first answers do not need.
 
     most: maximum length of a warm-up prompt; 0 where ranks divide the model, because a warm-up
         empties the executors of all ranks, while rank 0's planner still lists their cached
         prefixes.
+    finish: measures what the load did not measure; None if the load measured everything.
     """
     yield "engine"
     constraints.prepare()
+    if finish is not None:
+        yield "engine"
+        finish()
     if most:
         yield from warm_up(engine, most, begun=True)

@@ -38,6 +38,7 @@ class Traits:
 
     budget: bytes of MLX's memory limit that the weights leave, on the rank with the fewest.
     shards: for each rank, the fields of its `Shard`, and the size of its weights as `bytes`.
+    bounded: whether `passes` is an upper bound, which `measure_passes` replaces.
     """
 
     vocabulary: int
@@ -49,6 +50,7 @@ class Traits:
     together: bool
     budget: int = 0
     shards: tuple[Value, ...] = ()
+    bounded: bool = False
 
     @property
     def figures(self) -> Value:
@@ -60,6 +62,12 @@ class Traits:
             "passes": asdict(self.passes) | {"adapted": 0},
             "together": self.together,
         }
+
+
+def measure_passes(model: Any, traits: Traits) -> None:
+    """Measure the cost of passes in place of an upper bound. No sequence may be running."""
+    measured = pass_cost(model, traits.vocabulary, all_logits=not traits.head.found)
+    traits.passes.become(replace(measured, adapted=traits.passes.adapted))
 
 
 def measure(
@@ -89,7 +97,11 @@ def measure(
                     f"a model of type {loaded.model_type} stores its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
-        stages = _measured(model, form) if known is None else _known(model, form, known)
+        stages = (
+            _measured(model, form, hurried=member is None)
+            if known is None
+            else _known(model, form, known)
+        )
         if loaded.weights_bytes < _SMALL_BYTES:
             stages = _on_one_thread(stages)
         # With several ranks, all stages run at once: if the load ended between two stages on one
@@ -140,8 +152,11 @@ def _known(model: Any, form: Mapping[str, bool], known: Value) -> Stages[Traits]
     return Traits(known["vocabulary"], head, cost, passes, batches, trims, known["together"])
 
 
-def _measured(model: Any, form: Mapping[str, bool]) -> Stages[Traits]:
-    """Measure the figures that need forward passes."""
+def _measured(model: Any, form: Mapping[str, bool], *, hurried: bool) -> Stages[Traits]:
+    """Measure the figures that need forward passes.
+
+    hurried: whether an upper bound of the cost of passes is enough for now.
+    """
     yield "engine"
     first = FirstPass(model)
     vocabulary = first.logits.shape[-1]
@@ -153,9 +168,12 @@ def _measured(model: Any, form: Mapping[str, bool]) -> Stages[Traits]:
     if not head.finite:
         raise NotFinite
     yield "engine"
-    passes = pass_cost(model, vocabulary, first, all_logits=not head.found)
+    bounded = hurried and first.ordinary
+    passes = pass_cost(model, vocabulary, first, all_logits=not head.found, bounded=bounded)
     batches, trims = form["batches"], form["trims"]
-    return Traits(vocabulary, head, cost, passes, batches, trims, together)
+    return Traits(
+        vocabulary, head, cost, passes, batches, trims, together=together, bounded=bounded
+    )
 
 
 def _agreed(traits: Traits, loaded: LoadedModel, member: Member) -> Traits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from backend.engine.heartbeat import counted
@@ -59,7 +59,8 @@ class CacheCost:
 class PassCost:
     """Computes the temporary bytes that a forward pass needs in addition to KV.
 
-    A pair is a token of the pass together with a token to which it attends.
+    The values are upper bounds at first. While no sequence is charged, measured costs may replace
+    them (`become`). A pair is a token of the pass together with a token to which it attends.
 
     per_token: bytes per token of the pass, including padding.
     per_pair: bytes per pair, for attention scores; 0 if MLX has a fused kernel.
@@ -100,6 +101,11 @@ class PassCost:
         attended = math.ceil((self.per_seen if tokens > rows else self.step_seen) * seen)
         each = tokens * (self.per_token + self.adapted + math.ceil(pairs))
         return each + small + rows * (self.per_row + attended)
+
+    def become(self, other: PassCost) -> None:
+        """Replace the values by those of another cost, for all users of this object."""
+        for attribute in fields(self):
+            setattr(self, attribute.name, getattr(other, attribute.name))
 
     def chosen(self, rows: int, seen: int, each: int = 1) -> int:
         """Return the bytes of a decode step that samples `each` tokens per row.
