@@ -90,24 +90,31 @@ class Trial:
         request: JSON data; `trial_process` lists the kinds.
         quick: whether to allow QUICK_SECONDS instead of CPU_SECONDS.
 
-        Raises InvalidRequest if the request exceeds a limit, NotQuick if it needs more than
-        QUICK_SECONDS and is quick, and Overloaded if the system allows no fork, or does not pass
-        its socket to the child process.
+        Raises InvalidRequest if the request exceeds a limit, and NotQuick if it needs more than
+        QUICK_SECONDS and is quick.
+        """
+        fork, child = self.fork()
+        with fork:
+            return answer_of(fork, child, subject, request, quick=quick)
+
+    def fork(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Return the socket of a new fork, and the child process that made the fork.
+
+        Raises Overloaded if the system does not pass the socket to the child process.
         """
         own, forks = socket.socketpair()
-        with own:
-            with forks, self._lock:
-                if self._child.poll() is not None:  # something killed it between two trials
-                    self.end()
-                    self._start()
-                child = self._child
-                try:
-                    socket.send_fds(self._channel, [b"?"], [forks.fileno()])
-                except ConnectionError:
-                    pass  # the child has just ended: `answer_of` learns how
-                except OSError:
-                    raise Overloaded(REFUSED) from None
-            return answer_of(own, child, subject, request, quick=quick)
+        with forks, self._lock:
+            if self._child.poll() is not None:  # something killed it between two trials
+                self.end()
+                self._start()
+            try:
+                socket.send_fds(self._channel, [b"?"], [forks.fileno()])
+            except ConnectionError:
+                pass  # the child has just ended: `answer_of` learns how
+            except OSError:
+                own.close()
+                raise Overloaded(REFUSED) from None
+            return own, self._child
 
     def _start(self) -> None:
         self._channel, other = socket.socketpair()
