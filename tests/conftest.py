@@ -100,8 +100,8 @@ def searched_for_garbage_once() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than processors, because many tests wait for processes to start or end."""
-    return (os.cpu_count() or 1) + 2
+    """More workers than processors, because many tests wait for processes to start or end."""
+    return (os.cpu_count() or 1) + 3
 
 
 def pytest_sessionstart() -> None:
