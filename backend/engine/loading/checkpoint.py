@@ -237,6 +237,11 @@ def require_files(files: frozenset[str]) -> None:
     if "adapter_config.json" in files and "config.json" not in files:
         raise Unusable("it is a LoRA adapter, not a model: name the model it was made for")
     if "config.json" not in files and "modules.json" in files:
+        if any(file.startswith("0_Transformer") for file in files):
+            raise Unusable(
+                "its Transformer is in the folder 0_Transformer: move the folder's files beside"
+                ' modules.json, and change its path in modules.json to ""'
+            )
         raise Unusable(
             "it has no config.json, because its first step in modules.json is not a Transformer"
             " (but CLIPModel, Router, WordEmbeddings or others), which is not supported; for static"

@@ -293,6 +293,27 @@ async def test_steps_without_a_transformer_are_refused(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_transformer_in_its_own_folder_loads_once_its_files_are_moved(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.write("bert", tmp_path / "model")
+    modules = [{"path": "0_Transformer", "type": "x.Transformer"}]
+    modules += [{"path": "1_Pooling", "type": "x.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    moved = [file for file in folder.iterdir() if file.is_file() and file.name != "modules.json"]
+    (folder / "0_Transformer").mkdir()
+    for file in moved:
+        file.rename(folder / "0_Transformer" / file.name)
+    with pytest.raises(ModelRejected, match="its Transformer is in the folder 0_Transformer: move"):
+        async with serving(folder):
+            pass
+    for file in moved:
+        (folder / "0_Transformer" / file.name).rename(file)
+    (folder / "modules.json").write_text(json.dumps([modules[0] | {"path": ""}, modules[1]]))
+    async with serving(folder) as engine:
+        assert (await embed(engine, "moon")).rows == 1
+
+
 async def test_the_vectors_of_several_poolings_follow_one_another(tmp_path: Path) -> None:
     folder = tiny.write("bert", tmp_path)
     async with serving(folder, settings={"pooling": "none"}) as engine:
