@@ -347,13 +347,13 @@ class TaggedText:
         return bool((yield from reading.at(ends)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _all_markers(family: TaggedText, names: tuple[str, ...]) -> Markers:
-    """Return all markers, and the names of tools. The latest are stored, as by `markers_of`."""
+    """Return all markers, and the names of tools. Few are stored: each load has its own family."""
     return Markers({*family._own, *family._others, *END_TOKENS, *_HEADERS, *names})
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _syntaxes_of(family: TaggedText, marker: str) -> tuple[tuple[CallSyntax, str], ...]:
     """Return the syntaxes that a marker opens or closes, and those that names of tools open.
 
