@@ -59,7 +59,7 @@ def held(model: EngineModel) -> int:
         array.nbytes
         for _, module in model.model.named_modules()
         if isinstance(module, row_adapters.ChoosingLinear)
-        for array in (module.lora_a, module.lora_b)
+        for array in (module.lora_a, module.lora_b, module.gain)
     )
 
 

@@ -32,7 +32,7 @@ from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import HOUR, Rounds, engine_model
 from tests.engine.steady_cost import steady_cost, stored_cost
-from tests.engine.test_row_adapters import write_choices
+from tests.engine.test_row_adapters import add_dora, write_choices
 
 pytestmark = pytest.mark.usefixtures("each_order")
 CostOf = Callable[[str], PassCost]
@@ -291,6 +291,7 @@ def test_passes_of_adapters_of_wide_layers_are_charged(
     model = random_model("full")
     passes = steady_cost(model, VOCABULARY)
     choices = write_choices(tmp_path, model, one=8, two=64)
+    add_dora(tmp_path, choices)
     pace = Pace(256, HOUR)
     pace.measured(256, 0.1)  # so that the first pass is as long as the others
     engine = engine_model(model, passes=passes, prompt_cache_bytes=0, prefill_chunk=256, pace=pace)
@@ -299,7 +300,7 @@ def test_passes_of_adapters_of_wide_layers_are_charged(
     at_once(choose_among(choices, model, engine.adapters, rounds.scheduler.count_adapters))
     before += engine.adapters.nbytes
     for ticket in range(4):
-        prompt, name = words(360 + 60 * ticket, ticket), ["one", "two"][ticket % 2]
+        prompt, name = words(360 + 60 * ticket, ticket), ["dora", "two"][ticket % 2]
         rounds.submit(ticket, prompt, 12 + 6 * ticket, ignore_eos=True, adapter=name)
     _check_charges(rounds, before)
 

@@ -133,12 +133,25 @@ def check_rows(
         assert not name or mx.abs(expected - bare).max() > 1e-3 * mx.abs(bare).max(), name
 
 
-def test_requests_cannot_choose_dora(tmp_path: Path) -> None:
-    model = random_model("full")
-    choices = write_choices(tmp_path, model, one=2)
+@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_choose_dora(bits: int, bias: bool, tmp_path: Path) -> None:
+    choices = write_choices(tmp_path, random_model("full"), one=2)
     add_dora(tmp_path, choices)
-    with pytest.raises(ModelRejected, match=r"it is of the kind dora: name it in LoraAdapter"):
-        add_choices(model, choices)
+
+    def model() -> Any:
+        made = random_model("full")
+        if bias:
+            for _, module in made.named_modules():
+                if isinstance(module, Linear):
+                    module.bias = mx.random.normal(module.weight.shape[:1], key=mx.random.key(1))
+        if bits:
+            quantize(made, 32, bits, class_predicate=_fits)
+        return made
+
+    served, names = model(), ["dora", "", "one"]
+    adapters = add_choices(served, choices)
+    check_rows(model, served, adapters, names, choices)
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)

@@ -106,3 +106,11 @@ def _dense_kinds() -> dict[type[Any], type[Any]]:
             if module := sys.modules.get(f"{package}.models.{file}"):
                 kinds[getattr(module, quantized)] = getattr(module, dense)
     return kinds
+
+
+def dense_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
+    """Return the weights of a linear layer, which may be quantised."""
+    if "scales" in layer:
+        return _unpacked(layer, layer.weight, layer.scales, dtype, layer.get("global_scale"))
+    weight: mx.array = layer.weight
+    return weight.astype(dtype)

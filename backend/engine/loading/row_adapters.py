@@ -1,8 +1,8 @@
 """Adapters of which each row of a batch uses one or none, also loaded while the model serves.
 
-A layer computes W x + B A x with B and A of the row's adapter. Those of all adapters that change a
-layer are stacked, padded to the largest rank, so that one product serves all rows. Index 0 of a
-stack means no adapter: both are 0.
+A layer computes (1 + g) W x + B A x with g, B and A of the row's adapter; g is 0 for LoRA. Those of
+all adapters that change a layer are stacked, padded to the largest rank, so that one product serves
+all rows. Index 0 of a stack means no adapter: all are 0.
 
 Each layer's stacks change between two steps of the running sequences. Layers find an adapter by its
 number, so the stacks of one layer may change before those of another.
@@ -26,6 +26,7 @@ from backend.engine.device import gathers_half
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.adapter_layers import Part, contents, layer_at, require_shapes, sizes_of
 from backend.engine.loading.adapters import Adapter
+from backend.engine.loading.dense import dense_weight
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import dtype_of
@@ -111,6 +112,7 @@ class ChoosingLinear(Module):
 
     lora_a: mx.array
     lora_b: mx.array
+    gain: mx.array
 
     def __init__(self, base: Any, adapters: RowAdapters) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,6 +120,7 @@ class ChoosingLinear(Module):
         self._adapters = adapters
         self._ranks: dict[int, int] = {}  # by number, in the order of the stacks
         self._slots: tuple[int, ...] = ()
+        self._doras: list[int] = []  # the numbers of adapters whose gain is not 0
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -132,7 +135,7 @@ class ChoosingLinear(Module):
     def token_bytes(self) -> int:
         """Bytes per token of the input, and of the change of the output and its parts."""
         inputs, outputs = sizes_of(self.linear)
-        return (inputs + 2 * outputs) * self._adapters.dtype.size
+        return (inputs + (2 + bool(self._doras)) * outputs) * self._adapters.dtype.size
 
     def bytes_with(self, added: Mapping[int, Part]) -> int:
         """Return the bytes of the stacks once they also have these adapters."""
@@ -140,31 +143,37 @@ class ChoosingLinear(Module):
         if not ranks:
             return 0
         inputs, outputs = sizes_of(self.linear)
-        width = max(ranks.values()) * (inputs + outputs)
+        width = max(ranks.values()) * (inputs + outputs) + outputs
         return (len(ranks) + 1) * width * self._adapters.dtype.size
 
     def change(self, added: Mapping[int, Part], removed: Collection[int] = ()) -> None:
         """Add adapters to the stacks and remove others. After an error the stacks are as before."""
         dtype = self._adapters.dtype
         kept = {
-            number: (self.lora_a[at, :, :rank], self.lora_b[at, :rank])
+            number: (self.lora_a[at, :, :rank], self.lora_b[at, :rank], self.gain[at])
             for at, (number, rank) in enumerate(self._ranks.items(), 1)
             if number not in removed
         }
-        parts = kept | {number: _in_type(part, dtype) for number, part in added.items()}
-        ranks = {number: first.shape[1] for number, (first, _) in parts.items()}
+        parts = kept | {
+            number: _in_type(part, self.linear, dtype) for number, part in added.items()
+        }
+        ranks = {number: first.shape[1] for number, (first, _, _) in parts.items()}
         if parts:
             rank = max(ranks.values())
             inputs, outputs = sizes_of(self.linear)
             firsts, seconds = [mx.zeros((inputs, rank), dtype)], [mx.zeros((rank, outputs), dtype)]
-            for first, second in parts.values():
+            gains = [mx.zeros(outputs, dtype)]
+            for first, second, gain in parts.values():
                 missing = (0, rank - first.shape[1])
                 firsts.append(mx.pad(first, [(0, 0), missing]))
                 seconds.append(mx.pad(second, [missing, (0, 0)]))
-            stacks = mx.stack(firsts), mx.stack(seconds)
+                gains.append(gain)
+            stacks = mx.stack(firsts), mx.stack(seconds), mx.stack(gains)
             mx.eval(stacks)
-            self.lora_a, self.lora_b = stacks
+            self.lora_a, self.lora_b, self.gain = stacks
         self._ranks, self._slots = ranks, tuple(ranks)
+        doras = {number for number, part in added.items() if part.adapter.kind == "dora"}
+        self._doras = [number for number in ranks if number in {*self._doras, *doras}]
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.linear(x)
@@ -180,12 +189,22 @@ class ChoosingLinear(Module):
         wide = x.reshape(len(rows), -1, x.shape[-1]).astype(self.lora_a.dtype)
         change = mx.gather_mm(wide, self.lora_a, rhs_indices=chosen)
         change = mx.gather_mm(change, self.lora_b, rhs_indices=chosen)
+        if self._doras:
+            bias = getattr(self.linear, "linear", self.linear).get("bias")
+            product = y if bias is None else y - bias
+            change += self.gain[chosen][:, None] * product.reshape(change.shape)
         return y + change.reshape(y.shape).astype(y.dtype)
 
 
-def _in_type(part: Part, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+def _in_type(part: Part, linear: Any, dtype: mx.Dtype) -> tuple[mx.array, mx.array, mx.array]:
+    first = part.weights["lora_a"]
     second = part.scale * part.weights["lora_b"].astype(mx.float32)
-    return part.weights["lora_a"].astype(dtype), second.astype(dtype)
+    gain = mx.zeros(second.shape[1])
+    if part.adapter.kind == "dora":
+        whole = dense_weight(linear, mx.float32) + (first @ second).T
+        factor = part.weights["m"] / mx.linalg.norm(whole, axis=1)
+        second, gain = second * factor, factor - 1
+    return first.astype(dtype), second.astype(dtype), gain.astype(dtype)
 
 
 def no_adapters(model: Any) -> RowAdapters:
@@ -223,7 +242,7 @@ def choose_among(
             for path, own in parts.items():
                 layer = adapters.layers[path]
                 needed += layer.bytes_with(own) - layer.nbytes
-            reserve(needed)
+            reserve(needed + _working_bytes(parts))
         done = 0
         while parts:
             path, own = parts.popitem()
@@ -262,13 +281,15 @@ def _parts(
     layers: dict[str, dict[int, Part]] = {}
     for number, adapter in new.items():
         whole, parts = contents(model, adapter, modules)
-        if adapter.kind != "lora":
+        if adapter.kind == "full":
             raise _rejected(adapter, f"it is of the kind {adapter.kind}")
         if whole:
             raise _rejected(adapter, f"it replaces {shown(next(iter(whole)))}")
         for path, part in parts:
             base = layer_at(path, modules, adapter)
-            if type(base) not in _CHOOSABLE:
+            if type(base) not in _CHOOSABLE or (
+                adapter.kind == "dora" and type(base) is LoRALinear
+            ):
                 raise _rejected(adapter, f"it adapts {shown(path)}, a {type(base).__name__}")
             if not any(map(str.isdigit, path.split("."))):  # the output layer gets fewer tokens
                 raise _rejected(adapter, f"it adapts {shown(path)}, which is outside the blocks")
@@ -277,6 +298,20 @@ def _parts(
             require_shapes(path, part, getattr(base, "linear", base))
             layers.setdefault(path, {})[number] = part
     return layers
+
+
+def _working_bytes(parts: Mapping[str, Mapping[int, Part]]) -> int:
+    """Return the bytes that the change of one layer needs besides its stacks.
+
+    For DoRA, the whole weight of a layer is computed.
+    """
+    sizes = (
+        2 * mx.float32.size * part.weights["lora_a"].shape[0] * part.weights["lora_b"].shape[1]
+        for own in parts.values()
+        for part in own.values()
+        if part.adapter.kind == "dora"
+    )
+    return max(sizes, default=0)
 
 
 def _wrap(model: Any, adapters: RowAdapters, paths: Collection[str]) -> None:
