@@ -33,6 +33,13 @@ MODELS: dict[str, dict[str, Any]] = {
 _QUERIES: dict[str, Any] = {"target_modules": ["q_proj"]}
 _PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a bias": ("qwen3", _QUERIES | {"lora_bias": True}),
+    "tokens": ("qwen3", _QUERIES | {"trainable_token_indices": [5, 9, 17]}),
+    "tokens of a tied head": ("gemma2", _QUERIES | {"trainable_token_indices": [5, 9]}),
+    "tokens of each table": (
+        "qwen3",
+        _QUERIES | {"trainable_token_indices": {"embed_tokens": [5, 9], "lm_head": [7]}},
+    ),
     "all experts": ("qwen3_moe", _QUERIES | {"target_parameters": _PARAMETERS}),
     "all experts of Mixtral": ("mixtral", _QUERIES | {"target_parameters": _PARAMETERS}),
     "all experts of gpt-oss": ("gpt_oss", _QUERIES | {"target_parameters": _PARAMETERS}),
@@ -42,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                     "alpha_pattern": {"experts.down_proj": 12}},
     ),
     "a router": ("qwen3_moe", _QUERIES | {"target_parameters": ["mlp.gate.weight"]}),
+    "DoRA of an embedding": ("qwen3", {"target_modules": ["embed_tokens"], "use_dora": True}),
     "an embedding of a tied head": ("gemma2", {"target_modules": ["embed_tokens"]}),
     "a tied head": ("gemma2", {"target_modules": ["q_proj", "lm_head"]}),
     "a copy of a tied head": ("gemma2", _QUERIES | {"modules_to_save": ["lm_head"]}),

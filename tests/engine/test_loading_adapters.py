@@ -272,6 +272,20 @@ def test_peft_saves_a_tied_head_and_its_embedding(dense: Path, tmp_path: Path) -
     assert mx.allclose(changed(TOKENS), expected.model(TOKENS) @ tables[1].T, atol=1e-4)
 
 
+def test_peft_replaces_rows_of_a_quantised_table(quantised: Path, tmp_path: Path) -> None:
+    rows = mx.random.normal((2, 64), key=mx.random.key(3)) / 8
+    delta = {f"{EMBEDDING}.token_adapter.trainable_tokens_delta": rows.T}
+    weights = random_weights(1, ATTENTION) | delta
+    adapter = write_peft(tmp_path / "adapter", weights, trainable_token_indices=[5, 9])
+    changed, plain = (
+        load(quantised, *adapters, dequantize=False).model.model.embed_tokens(mx.array([5, 9, 7]))
+        for adapters in (find(adapter), ())
+    )
+    assert mx.allclose(changed[:2], rows, atol=0.05)
+    assert not mx.allclose(plain[:2], rows, atol=0.05)
+    assert mx.array_equal(changed[2], plain[2])
+
+
 @pytest.mark.parametrize("names", ["up_proj", "w3"])
 def test_peft_adapts_each_expert(names: str, experts: Path, tmp_path: Path) -> None:
     """In mlx-lm, a layer has all experts; experts that are left out stay as they are."""
@@ -319,13 +333,6 @@ def test_dora_of_peft_is_that_of_mlx_lm(dense: Path, tmp_path: Path) -> None:
     wanted = load(dense, *find(write_adapter(tmp_path / "mlx", weights, "dora"))).model
     adapter = write_peft(tmp_path / "peft", weights, use_dora=True)
     assert same(load(dense, *find(adapter)).model, wanted)
-
-
-def test_dora_of_peft_for_an_embedding_is_refused(dense: Path, tmp_path: Path) -> None:
-    weights = random_weights(1, EMBEDDING) | {f"{EMBEDDING}.lora_magnitude_vector": mx.ones(64)}
-    adapter = write_peft(tmp_path / "adapter", weights, use_dora=True)
-    with pytest.raises(ModelRejected, match="a Embedding, to which no dora adapter can be applied"):
-        load(dense, *find(adapter))
 
 
 def test_two_adapters_add_up_with_their_own_scales(dense: Path, tmp_path: Path) -> None:
@@ -482,11 +489,19 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
         _peft(init_lora_weights="pissa_niter_4"),
         "its init_lora_weights is 'pissa_niter_4', which also changes the weights of the model",
     ),
-    "peft of single tokens": (
-        _peft(trainable_token_indices=[5, 9]),
-        r"its trainable_token_indices is \[5, 9\], but only None is supported",
+    "peft of something for tokens": (
+        _peft(trainable_token_indices={"embed_tokens": ["a"]}),
+        "trainable_token_indices is",
     ),
-    "peft with a bias": (_peft(lora_bias=True), "its lora_bias is True, but only False"),
+    "peft of other tokens": (
+        _peft(
+            lambda held: (
+                held | {f"{EMBEDDING}.token_adapter.trainable_tokens_delta": mx.zeros((64, 2))}
+            ),
+            trainable_token_indices=[1, 999],
+        ),
+        "trainable_token_indices names 2 tokens of 'model.embed_tokens', but there are 2 rows",
+    ),
     "peft of parameters of experts": (
         _peft(
             lambda held: {name.replace("mlp.down_proj", "mlp.experts"): held[name] for name in held}

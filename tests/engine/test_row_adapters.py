@@ -24,7 +24,7 @@ from tests.architectures.shapes import UNBUILT, architectures, tiny_model
 from tests.engine.kv_models import words
 from tests.engine.random_models import CONFIGS, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
-from tests.engine.test_loading_adapters import write_adapter
+from tests.engine.test_loading_adapters import write_adapter, write_peft
 from tests.engine.test_parity import check_schedule
 from tests.long import TEST_LONG
 
@@ -220,6 +220,17 @@ def test_adapters_that_rows_cannot_choose_are_refused(tmp_path: Path) -> None:
     adapter = inspect_adapter(tmp_path / "embedding", AdapterRequest("embedding"))
     with pytest.raises(ModelRejected, match=r"embed_tokens.*, a Embedding.*LoraAdapter"):
         add_choices(model, {"embedding": adapter})
+
+
+def test_an_adapter_with_a_bias_is_refused(tmp_path: Path) -> None:
+    path, model = "model.layers.0.self_attn.q_proj", random_model("full")
+    outputs, inputs = dict(model.named_modules())[path].weight.shape
+    shapes = {"lora_a": (inputs, 2), "lora_b": (2, outputs), "lora_B.bias": (outputs,)}
+    weights = {f"{path}.{name}": mx.random.normal(shape) for name, shape in shapes.items()}
+    write_peft(tmp_path / "biased", weights, r=2, lora_bias=True)
+    adapter = inspect_adapter(tmp_path / "biased", AdapterRequest("biased"))
+    with pytest.raises(ModelRejected, match=rf"{path}' \(lora_bias\)"):
+        add_choices(model, {"biased": adapter})
 
 
 def test_the_output_layer_is_refused_wherever_it_is(tmp_path: Path) -> None:

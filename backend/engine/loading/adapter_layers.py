@@ -23,7 +23,8 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.engine.loading.adapters import Adapter
-from backend.engine.loading.peft import AS_IT_WAS, layers_of, part_of, whole_name
+from backend.engine.loading.dense import dense_weight
+from backend.engine.loading.peft import AS_IT_WAS, layers_of, part_of, rows_of, whole_name
 from backend.engine.loading.untied_head import changes_one, own_path, untie
 from common.wording import did_you_mean, shown
 
@@ -125,7 +126,7 @@ def contents(
         parts.append((path, Part(adapter, _stacked(experts, base), adapter.scale)))
     if adapter.task:
         return {}, parts
-    return _saved_whole(model, tensors, modules), parts
+    return _saved_whole(model, tensors, modules) | _with_rows(model, adapter, modules), parts
 
 
 _Experts = dict[int, tuple[mx.array, mx.array]]
@@ -213,11 +214,38 @@ def _saved_whole(
     """Return the weights that a PEFT adapter replaces, by the model's names."""
     found = {}
     for tensor, value in tensors.items():
-        if not (part_of(tensor) or tensor.endswith(AS_IT_WAS)):
+        if not (part_of(tensor) or ".token_adapter." in tensor or tensor.endswith(AS_IT_WAS)):
             layer, _, leaf = whole_name(tensor).rpartition(".")
             paths = _own_paths(model, layer, modules)
             for path, part in zip(paths, mx.split(value, len(paths)) if paths else (), strict=True):
                 found[f"{path}.{leaf}"] = part
+    return found
+
+
+def _with_rows(model: Any, adapter: Adapter, modules: Mapping[str, Any]) -> dict[str, mx.array]:
+    """Return the weights of embeddings and heads with the rows that a PEFT adapter replaces."""
+    assert adapter.peft is not None
+    found = {}
+    for tensor, rows in _read(adapter).items():
+        if (replaced := rows_of(tensor, adapter.peft)) is None:
+            continue
+        layer, tokens = replaced
+        (path,) = _own_paths(model, layer, modules)
+        base = layer_at(path, modules, adapter)
+        if len(tokens) != len(rows) or any(not 0 <= at < len(base.weight) for at in tokens):
+            raise adapter.rejected(
+                f"trainable_token_indices names {len(tokens)} tokens of {shown(layer)}, but there"
+                f" are {len(rows)} rows, and the model has {len(base.weight)}"
+            )
+        new = {"weight": rows}
+        if "scales" in base:
+            form = {name: getattr(base, name) for name in ("group_size", "bits", "mode")}
+            names = ("weight", "scales", "biases")
+            new = dict(zip(names, mx.quantize(rows, **form), strict=False))
+        for name, values in new.items():
+            whole = mx.array(base[name])
+            whole[mx.array(tokens)] = values.astype(whole.dtype)
+            found[f"{path}.{name}"] = whole
     return found
 
 
@@ -278,15 +306,18 @@ def layer_at(path: str, modules: Mapping[str, Any], adapter: Adapter) -> Any:
 def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
     adapter = parts[0].adapter
     base = layer_at(path, modules, adapter)
+    if adapter.peft and adapter.kind == "dora" and _LORA.get(type(base)) is LoRAEmbedding:
+        return _embedding_with(path, parts[0], base)
     kind = (_LORA if adapter.kind == "lora" else _DORA).get(type(base))
-    # PEFT sets the length of an embedding's columns, not of its rows.
-    if kind is None or (kind is DoRAEmbedding and adapter.peft is not None):
+    if kind is None:
         raise adapter.rejected(
             f"layer {shown(path)} is a {type(base).__name__}, to which no {adapter.kind} adapter"
             " can be applied"
         )
     for part in parts:
         require_shapes(path, part, base)
+        if "bias" in part.weights:
+            base.bias = part.scale * part.weights["bias"] + base.get("bias", 0.0)
     weights, rank, scale = parts[0].weights, parts[0].rank, parts[0].scale
     if len(parts) > 1:  # of LoRA
         first = [part.weights["lora_a"] for part in parts]
@@ -298,14 +329,27 @@ def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
         }
     layer = kind.from_base(base, r=rank, scale=scale)
     for name, weight in weights.items():
-        layer[name] = weight
+        if name != "bias":
+            layer[name] = weight
+    return layer
+
+
+def _embedding_with(path: str, part: Part, base: Any) -> Any:
+    """Return an embedding with DoRA of PEFT, which sets the length of columns, not of rows."""
+    require_shapes(path, part, base)
+    product = part.weights["lora_a"] @ part.weights["lora_b"]
+    whole = dense_weight(base, mx.float32) + part.scale * product
+    layer = Embedding(*whole.shape)
+    layer.weight = whole * (part.weights["m"] / mx.linalg.norm(whole, axis=0))
     return layer
 
 
 def require_shapes(path: str, part: Part, base: Any) -> None:
     """Raise ModelRejected if an adapter was made for a layer of another shape."""
-    shapes = _shapes(base)
+    shapes = _shapes(base, columns_have_lengths=part.adapter.peft is not None)
     for name, weight in part.weights.items():
+        if name not in shapes:
+            raise part.adapter.rejected(f"layer {shown(path)} cannot have the {name} of its lora_b")
         expected = tuple(size or part.rank for size in shapes[name])
         if weight.shape != expected:
             raise part.adapter.rejected(
@@ -321,12 +365,16 @@ def sizes_of(base: Any) -> tuple[int, int]:
     return columns or weight.weight.shape[-1], weight.weight.shape[-2]
 
 
-def _shapes(base: Any) -> dict[str, Shape]:
-    """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank."""
+def _shapes(base: Any, *, columns_have_lengths: bool) -> dict[str, Shape]:
+    """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank.
+
+    columns_have_lengths: whether DoRA of an embedding sets lengths of columns, not of rows.
+    """
     experts, (columns, rows) = base.weight.shape[:-2], sizes_of(base)
     kind = _LORA[type(base)]
     if kind is LoRAEmbedding:
-        return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (rows,)}
+        lengths = columns if columns_have_lengths else rows
+        return {"lora_a": (rows, 0), "lora_b": (0, columns), "m": (lengths,)}
     if kind is LoRASwitchLinear:
         return {"lora_a": (*experts, 0, columns), "lora_b": (*experts, rows, 0)}
-    return {"lora_a": (columns, 0), "lora_b": (0, rows), "m": (rows,)}
+    return {"lora_a": (columns, 0), "lora_b": (0, rows), "m": (rows,), "bias": (rows,)}

@@ -182,7 +182,7 @@ def _in_mlx_lm_form(tensors: Mapping[str, Axes], adapter: str) -> dict[str, Axes
     found = {
         f"{part.layer}.{part.part}": shape[::-1]
         for part, shape in parts.items()
-        if part is not None
+        if part and part.part != "bias"
     }
     if not found:
         raise Unusable(f"{PEFT_WEIGHTS} has no weights of a LoRA adapter")

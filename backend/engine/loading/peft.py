@@ -23,7 +23,12 @@ WEIGHTS = "adapter_model.safetensors"
 
 _PART = re.compile(
     r"^(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?:embedding_)?"
-    r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$)(?P<name>[^.]+))?(?:\.weight)?$"
+    r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$|bias$)(?P<name>[^.]+))?"
+    r"(?:\.weight|(?P<bias>\.bias))?$"
+)
+# The new rows of an embedding or a head, in the order of `trainable_token_indices`.
+_ROWS = re.compile(
+    r"^(?:base_model\.model\.)?(?P<layer>.+)\.token_adapter\.trainable_tokens_delta(\.default)?$"
 )
 # The adapters of all tasks, stacked in one tensor, in the weights of jina-embeddings-v3.
 _STACKED = re.compile(r"^(?P<layer>.+)\.parametrizations\.weight\.0\.lora_(?P<part>A|B)$")
@@ -41,8 +46,6 @@ _PLAIN: Mapping[str, Any] = {
     "monteclora_config": None,
     "alora_invocation_tokens": None,
     "arrow_config": None,
-    "lora_bias": False,
-    "trainable_token_indices": None,
 }
 # Ways of beginning the training that also change the weights of the model.
 _CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
@@ -52,7 +55,7 @@ class Part(NamedTuple):
     """A tensor of an adapter."""
 
     layer: str  # the name of the adapted layer
-    part: str  # the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`
+    part: str  # the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`; or `bias`, of B
     name: str  # the adapter's name, if the file has several adapters; otherwise ''
 
 
@@ -67,6 +70,8 @@ class Peft:
     name: str = ""  # the adapter's name, if the file has several adapters
     place: int | None = None  # the adapter's index, if tensors of several adapters are stacked
     saved: tuple[str, ...] = ()  # layers of which the adapter has copies of its own
+    # The tokens whose rows the adapter replaces, by the end of a layer's path; '' for all layers.
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def scale(self, layer: str, rank: int) -> float:
         """Return the factor of the product B·A in a layer."""
@@ -107,6 +112,7 @@ def read_peft(config: Mapping[str, Any], file: str = "adapter_config.json") -> P
         config.get("use_rslora") is True,
         config.get("use_dora") is True,
         saved=_names(config, "modules_to_save"),
+        tokens=_tokens(config.get("trainable_token_indices")),
     )
 
 
@@ -115,12 +121,33 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
+def _tokens(stated: Any) -> dict[str, tuple[int, ...]]:
+    """Return the tokens whose rows an adapter replaces, by layer. Raises Unusable."""
+    by_layer = stated if isinstance(stated, dict) else {"": stated} if stated else {}
+    for tokens in by_layer.values():
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise Unusable(f"its trainable_token_indices is {shown(stated)}, not a list of tokens")
+    return {str(layer): tuple(tokens) for layer, tokens in by_layer.items()}
+
+
+def rows_of(tensor: str, peft: Peft) -> tuple[str, tuple[int, ...]] | None:
+    """Return the layer and the tokens whose rows a tensor replaces; None for other tensors."""
+    if (match := _ROWS.match(tensor)) is None:
+        return None
+    layer = match["layer"]
+    found = (
+        peft.tokens[end] for end in peft.tokens if f".{layer}".endswith(f".{end}" if end else "")
+    )
+    return layer, next(found, ())
+
+
 def part_of(tensor: str) -> Part | None:
     """Parse a tensor's name; return None for a weight that replaces a weight of the model."""
     match = _PART.match(tensor)
     if match is None:
         return None
-    return Part(match["layer"], _PARTS[match["part"]], match["name"] or "")
+    part = "bias" if match["bias"] else _PARTS[match["part"]]
+    return Part(match["layer"], part, match["name"] or "")
 
 
 def whole_name(tensor: str) -> str:

@@ -295,6 +295,8 @@ def _parts(
                 raise _rejected(adapter, f"it adapts {shown(path)}, which is outside the blocks")
             if hasattr(modules.get(path.rpartition(".")[0]), "_decode_core"):
                 raise _rejected(adapter, f"it adapts {shown(path)}, part of a compiled function")
+            if "bias" in part.weights:
+                raise _rejected(adapter, f"it adds a bias to {shown(path)} (lora_bias)")
             require_shapes(path, part, getattr(base, "linear", base))
             layers.setdefault(path, {})[number] = part
     return layers

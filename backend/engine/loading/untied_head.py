@@ -20,8 +20,8 @@ from mlx.utils import tree_unflatten
 _EMBEDDING = r"embed_tokens|wte|word_embeddings|embed_in|embeddings?|tok_embeddings"
 _HEAD = r"lm_head|embed_out"
 IS_EMBEDDING = re.compile(rf"(?:.+\.)?(?:{_EMBEDDING})")
-# A weight of an embedding or a head in an adapter.
-_OF_EMBEDDING = re.compile(rf"(?:^|\.)(?:{_EMBEDDING})\.")
+# A weight of an embedding or a head in an adapter, unless it is one of single tokens.
+_OF_EMBEDDING = re.compile(rf"(?:^|\.)(?:{_EMBEDDING})\.(?!token_adapter\.)")
 _OF_HEAD = re.compile(rf"(?:^|\.)(?:{_HEAD})\.")
 _IS_HEAD = re.compile(rf"(?:.+\.)?(?:{_HEAD})")
 
