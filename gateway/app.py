@@ -51,7 +51,7 @@ _APIS = (
     adapters, chat, completions, embeddings, health, messages, models, rerank, responses, tokenize,
     transcriptions,
 )  # fmt: skip
-ROUTERS = tuple(api.router for api in _APIS)
+ROUTERS = (adapters.lists, *(api.router for api in _APIS))
 
 
 async def list_unknown_query(request: Request) -> None:

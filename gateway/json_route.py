@@ -57,7 +57,7 @@ class JsonRoute(APIRoute):
             # Free the body, because it may be large and the request may take long.
             body = pop_body(request.scope)
             if self.body_field is not None:
-                parsed = await parse(Headers(scope=request.scope), body)
+                parsed = await parse(Headers(scope=request.scope), self._object(body))
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 MutableHeaders(scope=request.scope)["content-type"] = "application/json"
                 # FastAPI accepts an object that is valid already.
@@ -68,12 +68,22 @@ class JsonRoute(APIRoute):
 
         return with_body
 
+    def _object(self, body: bytearray) -> bytearray:
+        return body
+
     def _checked(self, body: dict[str, Any]) -> Any:
         assert self.body_field is not None
         checked, problems = self.body_field.validate(body, {}, loc=("body",))
         if problems:
             raise invalid(problems)
         return checked
+
+
+class ListRoute(JsonRoute):
+    """A route whose body is a list, which becomes `adapters` of an object."""
+
+    def _object(self, body: bytearray) -> bytearray:
+        return bytearray(b'{"adapters":%b}' % bytes(body)) if body else body
 
 
 async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:

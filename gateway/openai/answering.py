@@ -130,7 +130,7 @@ def events_of(
     """Return the answers' events, each with its choice. Raises ApiError with the client's names."""
 
     config = gateway.supervisor.resolve(request.model)
-    adapter = adapter_of(request, config)
+    adapter = adapter_of(request, config, gateway.supervisor.default_adapter(config))
     if adapter:
         for options in wanted:
             options.Metadata["mlx.adapter"] = adapter
@@ -156,11 +156,13 @@ def events_of(
     return ask(lend, send, request)
 
 
-def adapter_of(request: AnyRequest, config: ModelConfig) -> str:
+def adapter_of(request: AnyRequest, config: ModelConfig, default: str) -> str:
     """Return the adapter of the model that a request uses; '' if none. Raises ApiError.
 
     Requests name it in `adapters` as for mlx_lm.server, in `lora` as for llama.cpp, or in `model`
     as for vLLM.
+
+    default: the adapter of requests that name none.
     """
     names = list(config.adapters)
     if request.adapters:
@@ -168,24 +170,27 @@ def adapter_of(request: AnyRequest, config: ModelConfig) -> str:
             raise failures.not_listed("adapters", request.adapters, names)
         return request.adapters
     if request.lora is not None:
-        return _chosen_by(request.lora, names)
-    return request.model if request.model in names else ""
+        return chosen_by("lora", request.lora, names)
+    return request.model if request.model in names else default
 
 
-def _chosen_by(scales: Sequence[Lora], names: Sequence[str]) -> str:
-    """Return the adapter to which llama.cpp's `lora` gives 1; '' if it gives 1 to none."""
+def chosen_by(field: str, scales: Sequence[Lora], names: Sequence[str]) -> str:
+    """Return the adapter to which llama.cpp's `scales` give 1; '' if they give 1 to none.
+
+    Raises ApiError.
+    """
     used = {entry.id for entry in scales if entry.scale}
     if any(entry.id >= len(names) for entry in scales):
         raise bad_field(
-            f"{named('lora')} has an id that /lora-adapters does not list: the model"
+            f"{named(field)} has an id that /lora-adapters does not list: the model"
             f" has {len(names)} adapters"
         )
     if any(entry.scale not in (0, 1) for entry in scales):
         raise bad_field(
-            f"{named('lora')} has a scale other than 0 and 1: send 1 for the adapter to use, else 0"
+            f"{named(field)} has a scale other than 0 and 1: send 1 for the adapter to use, else 0"
         )
     if len(used) > 1:
-        raise bad_field(f"{named('lora')} uses {len(used)} adapters: use one for each request")
+        raise bad_field(f"{named(field)} uses {len(used)} adapters: use one for each request")
     return names[used.pop()] if used else ""
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model: llama.cpp's list; vLLM's requests to load and unload one."""
+"""LoRA adapters of a model: llama.cpp's list and scales; vLLM's requests to load and unload one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
+from pydantic import Field
 
 from common.field_names import named
 from common.wording import shown
@@ -14,10 +15,13 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import ApiError, bad_field
 from gateway.fields import Request
-from gateway.json_route import JsonRoute
+from gateway.json_route import JsonRoute, ListRoute
+from gateway.openai.answering import chosen_by
+from gateway.openai.sampling import Lora
 from gateway.supervisor import failures
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
+lists = APIRouter(tags=["models"], route_class=ListRoute)
 
 
 class LoadAdapter(Request):
@@ -34,11 +38,33 @@ class UnloadAdapter(Request):
     lora_name: str = about("The adapter's name.", ...)
 
 
+class Scales(Request):
+    """The adapter of requests that name none."""
+
+    adapters: list[Lora] = Field(description="Each adapter's scale: 1 for at most one, else 0.")
+
+
 @router.get("/lora-adapters")
 async def list_adapters(gateway: GatewayDep, model: str | None = None) -> list[dict[str, Any]]:
-    """Return the model's adapters as llama.cpp does; none is used by default."""
-    adapters = gateway.supervisor.resolve(model).adapters
-    return [{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(adapters)]
+    """Return the model's adapters as llama.cpp does; one with scale 1 is used by default."""
+    config = gateway.supervisor.resolve(model)
+    default = gateway.supervisor.default_adapter(config)
+    return [
+        {"id": at, "path": name, "scale": float(name == default)}
+        for at, name in enumerate(config.adapters)
+    ]
+
+
+@lists.post("/lora-adapters")
+async def scale_adapters(
+    body: Scales, gateway: GatewayDep, model: str | None = None
+) -> dict[str, bool]:
+    """Choose the adapter of requests that name none, as llama.cpp does by scales."""
+    gateway.require_one_owner()
+    config = gateway.supervisor.resolve(model)
+    chosen = chosen_by("adapters", body.adapters, [*config.adapters])
+    gateway.supervisor.set_default_adapter(config, chosen)
+    return {"success": True}
 
 
 @router.post("/load_lora_adapter", response_class=PlainTextResponse)

@@ -75,6 +75,7 @@ class Supervisor:
         self._unwarmable: set[bytes] = set()  # prompts that failed, perhaps with their backend
         self._stopping = False
         self._changing = asyncio.Lock()  # one change of adapters at a time
+        self._default_adapters: dict[str, str] = {}  # by model
         self._unused = asyncio.Event()
         self._unused.set()
         self._released = asyncio.Event()
@@ -264,6 +265,16 @@ class Supervisor:
             finally:
                 for instance in instances:
                     self._release(instance)
+            if self._default_adapters.get(config.name) not in config.adapters:
+                self._default_adapters.pop(config.name, None)
+
+    def default_adapter(self, config: ModelConfig) -> str:
+        """Return the adapter of requests to a model that name none; '' if there is none."""
+        name = self._default_adapters.get(config.name, "")
+        return name if name in config.adapters else ""
+
+    def set_default_adapter(self, config: ModelConfig, adapter: str) -> None:
+        self._default_adapters[config.name] = adapter
 
     async def remove(self, name: str) -> None:
         """Unload a model, and stop serving it (see `Catalogue.remove`). Raises ApiError."""

@@ -56,7 +56,7 @@ def cases() -> list[Case]:
 
 PATHS = (
     *("/api/chat", "/api/embed", "/api/generate", "/v1/chat/completions", "/v1/completion"),
-    *("/v1/completions", "/v1/detokenize", "/v1/embeddings", "/v1/infill"),
+    *("/v1/completions", "/v1/detokenize", "/v1/embeddings", "/v1/infill", "/v1/lora-adapters"),
     *(
         "/v1/fim/completions",
         "/v1/messages",

@@ -15,7 +15,6 @@ import pytest
 from gateway.models.config import ModelConfig
 from gateway.routes.models import with_adapters
 from tests.engine.test_loading_adapters import write_adapter
-from tests.gateway.asking import refusal
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from tests.polling import until
 
@@ -212,14 +211,26 @@ def wait_for_model(gateway: GatewayProcess, name: str, *, listed: bool = True) -
     until(seen)
 
 
-def test_scales_of_a_request_choose_at_most_one_adapter(gateway: GatewayProcess) -> None:
+def test_scales_choose_the_adapter_of_requests_that_name_none(gateway: GatewayProcess) -> None:
+    alone = {name: answer(gateway, adapters=name) for name in ("a", "b")} | {"": answer(gateway)}
+    for scales, name in (([1.0, 0.0], "a"), ([0.0, 1.0], "b"), ([0.0, 0.0], "")):
+        body = [{"id": at, "scale": scale} for at, scale in enumerate(scales)]
+        reply = gateway.client.post("/lora-adapters?model=tiny", json=body)
+        assert reply.json() == {"success": True}
+        listed = gateway.client.get("/lora-adapters?model=tiny").json()
+        assert [each["scale"] for each in listed] == scales
+        assert answer(gateway) == alone[name]
+        assert answer(gateway, adapters="a") == alone["a"]
+        assert answer(gateway, lora=[]) == alone[""]
     for wrong, words in (
         ([{"id": 0, "scale": 0.5}], "other than 0 and 1"),
         ([{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], "uses 2 adapters"),
         ([{"id": 2, "scale": 1}], "2 adapters"),
         ({"id": 0}, "list"),
     ):
-        assert words in refusal(gateway, lora=wrong)["message"]
+        reply = gateway.client.post("/lora-adapters?model=tiny", json=wrong)
+        assert reply.status_code == 400, reply.text
+        assert words in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -269,6 +280,7 @@ def test_adapters_stay_as_they_are_if_there_are_several_keys() -> None:
     for path, body in (
         ("load_lora_adapter", {"lora_name": "x", "lora_path": "a"}),
         ("unload_lora_adapter", {"lora_name": "x"}),
+        ("lora-adapters", []),
     ):
         reply = process.client.post(f"/v1/{path}", json=body)
         assert reply.status_code == 403, reply.text
