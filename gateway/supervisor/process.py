@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +28,7 @@ from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.warden_process import signal_group
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
-_WAITING = ThreadPoolExecutor(1 << 16, "backends")  # one thread for each backend
+_WAITING = ThreadPoolExecutor(1 << 16, "backends")  # two threads for each backend
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
@@ -36,6 +38,8 @@ _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S
 _REFUSED_LOAD = re.compile(r" level=info event=call rpc=LoadModel status=(?!OK |CANCELLED )")
 _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
+
+_log = logging.getLogger("gateway.supervisor")
 
 
 def _started(
@@ -47,14 +51,7 @@ def _started(
     group, so that it can be signalled as a whole, and gets no signals that are meant for the
     gateway.
     """
-    warden = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(PROGRAM)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        process_group=0,
-    )
+    warden = _warden()
     try:
         process = subprocess.Popen(
             command,
@@ -69,10 +66,25 @@ def _started(
     except BaseException:
         _end(warden)
         raise
+    _entrust(warden, process.pid)
+    return process, warden
+
+
+def _warden() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        process_group=0,
+    )
+
+
+def _entrust(warden: subprocess.Popen[bytes], group: int) -> None:
     assert warden.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the warden was killed
-        warden.stdin.write(b"%d\n" % process.pid)
-    return process, warden
+        warden.stdin.write(b"%d\n" % group)
 
 
 def _end(warden: subprocess.Popen[bytes]) -> None:
@@ -93,6 +105,7 @@ class BackendProcess:
         self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
         self._process = process
         self._warden = warden
+        self._replacing = threading.Lock()
         self._name = name
         self._version: str | None = None  # the version of our own backend, once it listens
         self._fault = ""  # the last line that tells a fault
@@ -178,11 +191,26 @@ class BackendProcess:
         """Return the exit code (negative: a signal), once the process and its group have ended."""
         code = self._process.wait()
         signal_group(self.pid, signal.SIGKILL)  # its children must not outlive it
-        _end(self._warden)
+        with self._replacing:
+            _end(self._warden)
         return code
 
+    def _guard(self) -> None:
+        """Replace a killed warden, until the process has ended."""
+        while self._warden.wait() < 0:
+            with self._replacing:
+                if self._process.returncode is not None:
+                    return
+                _log.warning("%s: the warden was killed, and is replaced", self._name)
+                self._warden = _warden()
+                _entrust(self._warden, self.pid)
+
     async def _until_gone(self) -> str:
-        code = await asyncio.get_running_loop().run_in_executor(_WAITING, self._wait)
+        loop = asyncio.get_running_loop()
+        guarded = loop.run_in_executor(_WAITING, self._guard)
+        code = await loop.run_in_executor(_WAITING, self._wait)
+        with contextlib.suppress(OSError):  # no other warden could be started
+            await guarded
         await asyncio.wait((self._reader,), timeout=_READ_SECONDS)
         self._reader.cancel()
         ran_out = kills_for_memory() > self._kills

@@ -386,7 +386,7 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "a backend's warden process is killed",
-            "nothing: requests are answered as before",
+            "the gateway starts another one; requests are answered as before",
             "gateway/supervisor/test_supervisor_warden.py::test_a_killed_warden_disturbs_no_answer",
         ),
         Edge(

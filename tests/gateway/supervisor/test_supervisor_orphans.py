@@ -21,7 +21,9 @@ def ask(gateway: GatewayProcess, model: str) -> None:
         httpx.post(f"{gateway.url}/v1/chat/completions", json=question, timeout=WAIT)
 
 
-async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replaced", [False, True], ids=["first wardens", "wardens replaced"])
+async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path, replaced: bool) -> None:
+    """replaced: whether the wardens are killed before."""
     # Our backend watches its parent; this one watches nothing, ignores SIGTERM, and so does its
     # child.
     careless = script(tmp_path, "trap '' TERM; sleep 1000 & echo $! > child; wait")
@@ -32,7 +34,12 @@ async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None
         asked = [pool.submit(ask, gateway, name) for name in models]
         await until(lambda: "ours: loading" in "".join(gateway.log))
         await until(lambda: (tmp_path / "child").exists())
-        assert sum(map(is_warden, psutil.Process(gateway.child.pid).children())) == len(models)
+
+        def wardens() -> list[psutil.Process]:
+            return [w for w in psutil.Process(gateway.child.pid).children() if is_warden(w)]
+
+        first = wardens()
+        assert len(first) == len(models)
 
         def running() -> int:
             """A backend starts its monitor with its first load, so it may exist already."""
@@ -41,6 +48,10 @@ async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None
         # The gateway, two wardens, our backend, and the two that watch nothing. A process that was
         # just forked still has the command line of its parent.
         await until(lambda: running() == 6)
+        if replaced:
+            for warden in first:
+                warden.kill()
+            await until(lambda: len(wardens()) == len(models) and not {*first} & {*wardens()})
         gateway.child.kill()
         await until(lambda: gateway.processes() == [])
         for asking in asked:

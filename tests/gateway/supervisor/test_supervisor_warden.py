@@ -17,6 +17,7 @@ from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,
     children,
+    is_warden,
     process_of,
     refusal,
     script,
@@ -29,10 +30,11 @@ from tests.gateway.supervising import (
 async def test_a_killed_warden_disturbs_no_answer(tmp_path: Path) -> None:
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
         text = await ask(supervisor, "tiny")
-        warden().kill()
-        backend = process_of(supervisor, "tiny")
+        first, backend = warden(), process_of(supervisor, "tiny")
+        first.kill()
         assert await ask(supervisor, "tiny") == text
         assert process_of(supervisor, "tiny") == backend
+        await until(lambda: any(is_warden(child) and child != first for child in children()))
 
 
 def blocked_signals(pid: int) -> int:
