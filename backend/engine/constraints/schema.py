@@ -81,7 +81,22 @@ def read_schema(text: str) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequest(f"the JSON schema must be a JSON object, but it is {shown(text)}")
+    _require_shallow(schema)  # what prepares the schema is recursive
     return enforceable(bounded(without_nulls(schema)))
+
+
+def _require_shallow(schema: Any) -> None:
+    """Raise InvalidRequest for a value that is nested more than MAX_DEPTH deep."""
+    level: list[tuple[Pointer, Any]] = [((), schema)]
+    for _ in range(MAX_DEPTH):
+        level = [
+            ((*pointer, step), inner)
+            for pointer, value in level
+            for step, inner in (value.items() if isinstance(value, dict) else enumerate(value))
+            if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise InvalidRequest(f"{_DEEP}{_at(level[0][0])}")
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,8 +116,6 @@ def _checked(at: Pointer, schema: Any, sizes: list[int]) -> Any:
     """Return a subschema as `enforceable` does, and add the sizes of its objects to `sizes`."""
     if not isinstance(schema, Mapping):
         return schema
-    if len(at) >= MAX_DEPTH:
-        raise InvalidRequest(f"{_DEEP}{_at(at)}")
     sizes.append(_properties_in(at, schema))
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():

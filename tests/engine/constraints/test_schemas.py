@@ -118,6 +118,8 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
         ('{"type": "integer", "minimum": 3, "maximum": 1}', "minimum"),
         ('{"$ref": "#/$defs/gone"}', "gone"),
         ('{"items": ' * 100 + "{}" + "}" * 100, "nested more than 60 deep at #(/items){60}"),
+        ('{"items": ' * 300 + "{}" + "}" * 300, "nested more than 60 deep at #(/items){60}"),
+        ('{"const": ' + "[" * 100 + "]" * 100 + "}", "nested more than 60 deep at #/const(/0){59}"),
         ("[" * 100_000, "nested more than 60 deep"),
         (
             '{"items": {"maxLength": 1e400}}',
