@@ -29,7 +29,6 @@ _ITEM = 32
 _TOGETHER = 1 << 29  # characters of all counted values
 _UNCOUNTED = 1 << 12  # characters; values up to this length are not counted
 _REPEATED = 1 << 18  # characters of the result of a multiplication
-_PRODUCT = 1 << 27  # characters that the arguments of a filter or method may add
 _CONSTANT = 1 << 24  # characters of all values that are computed while a template is compiled
 _MOST_BITS = 1 << 12
 _MOST_ITEMS = 1 << 17
@@ -45,6 +44,7 @@ _GROWING = frozenset(
     " splitlines tojson wordwrap zfill".split()
 )
 # The characters at which the method inserts its arguments; others may do so anywhere.
+_AT_ARGUMENT = frozenset(("replace", "split", "rsplit"))  # they do so at their first argument
 _PLACES = {"format": "{%", "format_map": "{", "indent": "\n", "expandtabs": "\t"}
 # Methods that make many characters of one, or values that are not strings.
 _UNSAFE = frozenset(("encode", "from_bytes", "to_bytes", "translate"))
@@ -210,12 +210,12 @@ class _Filters(dict[str, Any]):
 
 def _require_small(name: str, owner: Any, arguments: tuple[Any, ...]) -> None:
     """Raise CostlyTemplate for a call whose result may be far larger than its arguments."""
-    places: Any = arguments[:1] if name == "replace" else _PLACES.get(name)
-    at_once = places is not None and isinstance(owner, str)
+    places: Any = arguments[:1] if name in _AT_ARGUMENT else _PLACES.get(name)
+    at_once = places and isinstance(places[0], str) and isinstance(owner, str)
     pieces = 1 + sum(map(owner.count, places)) if at_once else _width(owner)
     largest = max([_ITEM if "split" in name else 1, *map(_width, arguments)])
     wide = name.startswith("format") and isinstance(owner, str) and _WIDTH.search(owner)
-    if name in _UNSAFE or wide or largest * pieces > _PRODUCT:
+    if name in _UNSAFE or wide or largest * pieces > _LONGEST:
         raise CostlyTemplate(_GROWS)
 
 

@@ -147,6 +147,12 @@ def test_a_message_of_a_million_characters_is_divided() -> None:
     assert template.render(text=text) == "so"
 
 
+@pytest.mark.parametrize("divided", ["split()", "split(None, 1)", "rsplit(maxsplit=1)"])
+def test_a_message_is_divided_at_space(divided: str) -> None:
+    template = BoundedEnvironment().from_string(f"{{{{ 'a b'.{divided} | join }}}}")
+    assert template.render() == "ab"
+
+
 def test_constants_are_not_computed_beyond_the_limits() -> None:
     compiled = BoundedEnvironment().compile("{{ ''|center(999999) }}" * 100, raw=True)
     assert len(compiled) < 50_000_000
