@@ -7,7 +7,7 @@ the model has not seen is worse than no answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,10 +36,12 @@ def decode(
     audios: Sequence[str],
     limits: MediaLimits,
     videos: Sequence[str] = (),
+    used: Callable[[], int | None] = lambda: None,
 ) -> Media:
     """Decode every item of a request. Raises InvalidRequest, which names the item.
 
     images, audios, videos: the items as they are on the wire.
+    used: as for `decode_image`.
     """
     for kind, items, most in (
         ("Image", images, limits.images),
@@ -59,7 +61,7 @@ def decode(
     for index, text in enumerate(images):
         most = min(limits.image_pixels, left)
         with _naming(f"Images[{index}]"):
-            image = decode_image(read(text), most, limits.image_pixels)
+            image = decode_image(read(text), most, limits.image_pixels, used)
         media.images.append(image)
         left -= image.width * image.height
     for index, text in enumerate(videos):

@@ -2,8 +2,8 @@
 
 Pillow may use only the format that the first bytes show, so plugins of Pillow that start other
 programs cannot run. All limits are checked against the header, before pixels need memory. A JPEG is
-decoded at a half, a quarter or an eighth of its size if more pixels are not allowed. The other
-formats do not support this.
+decoded at a half, a quarter or an eighth of its size if the model does not use more pixels, or if
+more pixels are not allowed. The other formats do not support this.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
@@ -24,7 +25,9 @@ from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import IMAGES_IN_ALL, shape_problem
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
+LARGE = 4 << 20  # pixels; larger JPEGs may be decoded at a reduced size
 _REDUCTIONS = (1, 2, 4, 8)
+_SPARE = 2  # JPEGs are decoded at this multiple of the needed sides, as Pillow's thumbnails are
 _STRIP = 1 << 22  # bytes that are hashed in one call
 _SCAN = b"\xff\xda"  # the marker before each scan, which cannot occur in a scan's data
 _SCANS = 200  # maximum number of scans in a JPEG; ten are usual, and each processes all pixels
@@ -37,17 +40,21 @@ _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 
-def decode_image(content: bytes, most: int, allowed: int) -> DecodedImage:
+def decode_image(
+    content: bytes, most: int, allowed: int, used: Callable[[], int | None] = lambda: None
+) -> DecodedImage:
     """Decode the image in a file.
 
     most: pixels that this request may still use.
     allowed: maximum number of pixels of an image.
+    used: returns the number of pixels to which the model's processor scales a large image down;
+        None if this number is unknown.
 
     Raises BadItem.
     """
     name = require_format(content, "image", FORMATS)
     try:
-        image = _upright(_opened(content, name, most, allowed))
+        image = _upright(_opened(content, name, most, allowed, used))
         pixels = _on_white(image)
     except BadItem:
         raise
@@ -68,7 +75,9 @@ def image_of(pixels: Image.Image) -> DecodedImage:
     return DecodedImage(pixels, digest.digest(), width, height)
 
 
-def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
+def _opened(
+    content: bytes, name: str, most: int, allowed: int, used: Callable[[], int | None]
+) -> Image.Image:
     """Open an image, and check its size before its pixels are read."""
     if name == "WebP":
         # Pillow allocates memory for all pixels as soon as it opens a WebP file.
@@ -85,9 +94,9 @@ def _opened(content: bytes, name: str, most: int, allowed: int) -> Image.Image:
         ) from None
     if problem := shape_problem(*image.size):
         raise BadItem(problem)
-    large = math.prod(image.size) > most
+    large = math.prod(image.size) > min(LARGE, most)
     if isinstance(image, JpegImageFile) and large and _decodes_by_rows(image, content):
-        _reduce(image, most)
+        _reduce(image, most, used())
     _require_size(*image.size, most, allowed)
     return image
 
@@ -101,11 +110,16 @@ def _decodes_by_rows(image: JpegImageFile, content: bytes) -> bool:
     return "progressive" not in image.info and content.count(whole) == content.count(_SCAN)
 
 
-def _reduce(image: Image.Image, most: int) -> None:
-    """Let a JPEG be decoded at the largest size that has at most `most` pixels."""
+def _reduce(image: Image.Image, most: int, used: int | None) -> None:
+    """Let a JPEG be decoded at a reduced size if fewer pixels are used or allowed."""
     width, height = image.size
+
+    def least(pixels: float, reduction: int) -> bool:
+        return min(width, height) >= _SPARE * math.sqrt(pixels) * reduction
+
+    by_use = max((r for r in _REDUCTIONS if used and least(used, r)), default=1)
     fitting = (r for r in _REDUCTIONS if -(-width // r) * -(-height // r) <= most)
-    reduction = next(fitting, 1)
+    reduction = max(by_use, next(fitting, 1))
     image.draft(None, (width // reduction, height // reduction))
 
 

@@ -201,7 +201,13 @@ class MediaPrompts:
         """Return a request's media, decoded and prepared. Raises InvalidRequest."""
         for kind, sent, _ in _by_kind(attachments):
             self._require_accepted(kind, len(sent))
-        media = decode(attachments.images, attachments.audios, self.limits, attachments.videos)
+        media = decode(
+            attachments.images,
+            attachments.audios,
+            self.limits,
+            attachments.videos,
+            lambda: self.processor.used_pixels,
+        )
         frames = self._shows_frames
         images = len(media.images)
         if frames:

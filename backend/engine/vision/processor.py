@@ -11,20 +11,24 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from PIL import Image
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.loading.folder import read_object
 from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.audio import resampled
+from backend.engine.media.image import image_of
 from backend.engine.media.items import AUDIO_RATE, DecodedAudio, DecodedImage, MediaContent, Video
 from backend.engine.patching import patch
 from backend.engine.recent import Recent
@@ -36,6 +40,8 @@ from common.prefixes import position_of
 
 _log = logging.getLogger(__name__)
 
+_CHANNELS, _FLOAT = 3, 4  # values of a pixel; bytes of a value
+_PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # a token whose embedding is replaced by the encoder's
 _KINDS = {DecodedImage: IMAGE, Video: VIDEO, DecodedAudio: AUDIO}
 # DeepSeek-VL2's output with the tiles of each image. mlx-vlm reads as many rows as there are
@@ -177,6 +183,29 @@ class ItemProcessor:
                 ) from None
             self._recent.put(item.digest, item, item.nbytes)
             return item
+
+    @cached_property
+    def used_pixels(self) -> int | None:
+        """The number of pixels to which large images are scaled down; None if that is unknown.
+
+        If the processor does not state this number, it is measured with a large image. Pixels of
+        all tiles count.
+        """
+        stated = getattr(getattr(self.processor, "image_processor", None), "max_pixels", None)
+        if isinstance(stated, int) and stated > 0:
+            return stated
+        try:
+            with self._lock:
+                item = self._prepared(image_of(Image.new("RGB", _PROBE)))
+        except Exception:
+            _log.info(
+                "large JPEGs are decoded at full size: a large image cannot be prepared",
+                exc_info=True,
+            )
+            return None
+        found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
+        pixels = found // (_CHANNELS * _FLOAT)
+        return pixels if 0 < pixels < math.prod(_PROBE) else None
 
     def fitted(
         self, items: Sequence[MediaItem], ranges: Sequence[tuple[int, int]]

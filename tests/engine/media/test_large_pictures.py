@@ -1,4 +1,4 @@
-"""A large JPEG is decoded at the size that is allowed, so the rest costs no memory."""
+"""A large JPEG is decoded at the size that is used, so the rest costs no memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ READ = """
 import json, sys
 from backend.engine.media.image import decode_image
 from common.peak_memory import peak_memory
-content, most = open(sys.argv[1], "rb").read(), json.loads(sys.argv[2])
+content, most, used = open(sys.argv[1], "rb").read(), *json.loads(sys.argv[2])
 before = peak_memory()
-picture = decode_image(content, most, most)
+picture = decode_image(content, most, most, lambda: used)
 print(json.dumps([picture.width, picture.height, peak_memory() - before]))
 """
 
@@ -38,28 +38,38 @@ def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def cost(photo: Path, most: int) -> tuple[int, int, int]:
+def cost(photo: Path, most: int, used: int | None) -> tuple[int, int, int]:
     """Width and height as decoded, and the memory used beyond the file's own bytes."""
-    command = [sys.executable, "-c", READ, str(photo), json.dumps(most)]
+    command = [sys.executable, "-c", READ, str(photo), json.dumps([most, used])]
     width, height, taken = json.loads(subprocess.check_output(command, cwd=ROOT))
     return width, height, taken
 
 
-def test_a_photo_of_108_million_pixels_costs_only_what_is_allowed(photo: Path) -> None:
-    whole = cost(photo, SIDES[0] * SIDES[1])
+def test_a_photo_of_108_million_pixels_costs_only_what_is_used(photo: Path) -> None:
+    whole = cost(photo, SIDES[0] * SIDES[1], None)
+    print(f"whole: {whole[2] / MIB:.0f} MiB")
     assert whole[:2] == SIDES
     assert whole[2] > 400 * MIB
-    for most, sides, mib in ((MOST, (6000, 4500), 128), (7_000_000, (3000, 2250), 48)):
-        width, height, taken = cost(photo, most)
-        print(f"{most} pixels allowed: {width} x {height}, {taken / MIB:.0f} MiB")
-        assert (width, height) == sides
-        assert taken < mib * MIB
+    for used, sides, most in (
+        (None, (6000, 4500), 128),  # of at most 33,554,432 allowed
+        (12_845_056, (6000, 4500), 128),  # Qwen2.5-VL, 14 x 14 x 65,536
+        (13 * 448 * 448, (6000, 4500), 128),  # InternVL, twelve tiles and a thumbnail
+        (1540 * 1540, (6000, 4500), 128),  # Pixtral
+        (1456 * 1456, (6000, 4500), 128),  # Idefics3
+        (1_003_520, (3000, 2250), 48),  # Qwen2-VL, by mlx-vlm's default
+        (896 * 896, (3000, 2250), 48),  # Gemma 3
+        (336 * 336, (1500, 1125), 24),  # LLaVA
+    ):
+        width, height, taken = cost(photo, MOST, used)
+        print(f"{used} pixels used: {width} x {height}, {taken / MIB:.0f} MiB")
+        assert (width, height) == sides, used
+        assert taken < most * MIB, used
 
 
-@pytest.mark.parametrize(("most", "size"), [(100_000, (300, 250)), (MOST, (2400, 2000))])
-def test_the_decoded_picture_looks_the_same(most: int, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("used", "size"), [(100 * 100, (300, 250)), (None, (2400, 2000))])
+def test_the_decoded_picture_looks_the_same(used: int | None, size: tuple[int, int]) -> None:
     content = saved(2400, 2000)
-    picture = decode_image(content, most, MOST)
+    picture = decode_image(content, MOST, MOST, lambda: used)
     assert (picture.width, picture.height) == size
     whole = Image.open(BytesIO(content)).convert("RGB")
     small = (100, 80)
@@ -90,3 +100,10 @@ def test_the_pixels_left_to_a_request_count() -> None:
     assert decode_image(content, 400_000, MOST).width == 600
     with pytest.raises(BadItem, match="of which 1000 are left"):
         decode_image(content, 1000, MOST)
+
+
+def test_the_model_is_not_asked_about_an_image_of_usual_size() -> None:
+    def unasked() -> int:
+        raise AssertionError("the model was asked about an image of usual size")
+
+    assert decode_image(saved(1200, 900), MOST, MOST, unasked).width == 1200
