@@ -144,6 +144,9 @@ SEEING: dict[str, dict[str, Any]] = {
             "index_topk_blocks": 5}},
     "mistral3": _TIED | {"text_config": {"model_type": "mistral"} | _SIZES | {"head_dim": 8},
         "vision_config": _TOWER | {"model_type": "pixtral"}},
+    "mistral3 with mistral4": {"vision_config": _TOWER | {"model_type": "pixtral"},
+        "text_config": {"model_type": "mistral4"} | _DEEPSEEK | {
+            "n_shared_experts": 1, "pad_token_id": 0}},
     "molmo2": {"text_config": _SIZES | {"head_dim": 8, "additional_vocab_size": 8},
         "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
@@ -178,7 +181,7 @@ def reference(family: str, stated: dict[str, Any], *, published: bool) -> dict[s
     kind = transformers.AutoModelForCausalLM
     if "text_config" in stated:
         kind = transformers.AutoModelForImageTextToText
-    config = transformers.AutoConfig.for_model(family, **stated)
+    config = transformers.AutoConfig.for_model(family.split()[0], **stated)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kind.from_config(config, dtype=torch.float32).save_pretrained(

@@ -8,6 +8,8 @@ fault:
 - `scale_by_row` (Mistral 3 and 4, `mistral3/language.py`): mlx-vlm scales the queries of all rows
   by the position of the first row, which is wrong if only some rows are longer than the original
   context.
+- `scale_by_yarn` (Mistral 4, `mistral4/language.py`): mlx-vlm does not scale queries by YaRN's
+  `mscale_all_dim`, as transformers and mlx-lm do.
 - `mask_blocks_of_pass` (Gemma 4's larger models, `gemma4/language.py`): mlx-vlm lets the tokens of
   an image attend to each other only in a pass with the whole prompt.
 - `use_mlx_lm` (Gemma 3n, `gemma3n/language.py`): mlx-vlm does not scale the embeddings of a
@@ -33,6 +35,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.rope_utils import apply_yarn_mscale
 from mlx_vlm.models.base import create_attention_mask
 from PIL import Image
 
@@ -72,6 +75,15 @@ def scale_by_row(language: Any) -> None:
 
     for layer in language.model.layers:
         patch(layer, scaled)
+
+
+def scale_by_yarn(language: Any) -> None:
+    """Let Mistral 4 scale its queries as YaRN requires."""
+    config: Any = getattr(language, "config", None)
+    if getattr(config, "model_type", "") == "mistral4":
+        for layer in language.model.layers:
+            part = layer.self_attn
+            part.scale = apply_yarn_mscale(part.scale, config.rope_parameters)
 
 
 def mask_blocks_of_pass(language: Any) -> bool:
