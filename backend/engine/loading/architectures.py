@@ -49,7 +49,7 @@ def vlm_model_types() -> frozenset[str]:
 def is_built(model_type: str) -> bool:
     """Return whether mlx-lm or the language part of mlx-vlm can build models of this type."""
     # mlx-vlm's types take longer to find, and most models are of a type that mlx-lm knows.
-    return model_type in model_types() or model_type in vlm_model_types()
+    return model_type in model_types() or model_type.lower() in vlm_model_types()
 
 
 def unserved_speech(model_type: str) -> bool:

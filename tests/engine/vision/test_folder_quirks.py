@@ -193,7 +193,7 @@ async def test_what_other_programs_load_is_loaded(name: str, folder: Path) -> No
     await require_same(MORE[name](folder) or folder, plain)
 
 
-@pytest.mark.parametrize("family", ["dots_ocr", "internvl", "kimi_vl"])
+@pytest.mark.parametrize("family", ["dots_ocr", "internvl", "kimi_vl", "nemotron_h_nano_omni"])
 async def test_the_weights_of_the_text_part_are_enough(family: str, tmp_path: Path) -> None:
     path = write_family(tmp_path / family, family)
     held = read_weights(path)
