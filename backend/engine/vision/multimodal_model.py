@@ -49,7 +49,6 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         self.family = family_of(self.model_type)
         language = whole.language_model
         patches.scale_by_row(language)
-        patches.scale_by_yarn(language)
         use_chunks()
         patches.use_mlx_lm(language)
         patches.join_windows(language)

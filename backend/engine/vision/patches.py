@@ -7,9 +7,7 @@ fault:
 
 - `scale_by_row` (Mistral 3 and 4, `mistral3/language.py`): mlx-vlm scales the queries of all rows
   by the position of the first row, which is wrong if only some rows are longer than the original
-  context.
-- `scale_by_yarn` (Mistral 4, `mistral4/language.py`): mlx-vlm does not scale queries by YaRN's
-  `mscale_all_dim`, as transformers and mlx-lm do.
+  context. It does not scale Mistral 4's by YaRN's `mscale_all_dim`, as mlx-lm and transformers do.
 - `mask_blocks_of_pass` (Gemma 4's larger models, `gemma4/language.py`): mlx-vlm lets the tokens of
   an image attend to each other only in a pass with the whole prompt.
 - `use_mlx_lm` (Gemma 3n, `gemma3n/language.py`): mlx-vlm does not scale the embeddings of a
@@ -56,7 +54,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def scale_by_row(language: Any) -> None:
-    """Let each layer scale every row by the row's own position."""
+    """Let each layer scale every row by the row's own position, and Mistral 4's also by YaRN."""
     rope = getattr(getattr(language, "config", None), "rope_parameters", None) or {}
     beta = rope.get("llama_4_scaling_beta")
     if beta is None:
@@ -75,15 +73,8 @@ def scale_by_row(language: Any) -> None:
 
     for layer in language.model.layers:
         patch(layer, scaled)
-
-
-def scale_by_yarn(language: Any) -> None:
-    """Let Mistral 4 scale its queries as YaRN requires."""
-    config: Any = getattr(language, "config", None)
-    if getattr(config, "model_type", "") == "mistral4":
-        for layer in language.model.layers:
-            part = layer.self_attn
-            part.scale = apply_yarn_mscale(part.scale, config.rope_parameters)
+        if language.model_type == "mistral4":
+            layer.self_attn.scale = apply_yarn_mscale(layer.self_attn.scale, rope)
 
 
 def mask_blocks_of_pass(language: Any) -> bool:
