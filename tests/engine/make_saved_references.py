@@ -115,6 +115,10 @@ _TIED = {"tie_word_embeddings": True}
 SEEING: dict[str, dict[str, Any]] = {
     "aya_vision": _SIGLIP | {"text_config": {"model_type": "cohere2"} | _SIZES | {
             "num_hidden_layers": 4, "logit_scale": 1.0}},
+    "deepseek_v4": _DEEPSEEK | {"num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 32,
+        "compress_ratios": [0, 4, 128, 4], "hc_mult": 2, "num_hash_layers": 1, "o_groups": 2,
+        "o_lora_rank": 16, "index_n_heads": 2, "index_head_dim": 32, "sliding_window": 24,
+        "qk_rope_head_dim": 16},
     "gemma3": _SIGLIP | _TIED | {"mm_tokens_per_image": 4,
         "text_config": {"model_type": "gemma3_text"} | _SIZES | {"head_dim": 8,
             "num_hidden_layers": 6, "hidden_size": 64}},

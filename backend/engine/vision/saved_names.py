@@ -46,6 +46,7 @@ _TOWER: Rules = [
 # are applied.
 _RENAMED: Mapping[str, Rules] = {
     "aya_vision": [*PARTS_FIRST, *_TOWER],
+    "deepseek_v4": [(r"\.hc_head\.hc_", ".hc_head."), (r"\.attn\.norm\.", ".attn.kv_norm.")],
     "gemma3": [*PARTS_FIRST, *_TOWER],
     "gemma4_unified": [
         (r"^model\.embed_vision\.multimodal_embedder\.", "model.embed_vision."),
@@ -137,6 +138,12 @@ _TOWERS = {
         "image_patch_size": "patch_size",
         "image_num_pos": "num_position_embeddings",
     },
+}
+# DeepSeek-V4's types of layers → how many tokens one compressed token replaces.
+_RATIOS = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
 }
 IMAGE_TOKEN = "image_token_id", "image_token_index"  # one token under two names
 _UNREAD = {"rope_parameters", "dtype"}  # some families fail on these fields of an encoder
@@ -273,6 +280,9 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
         part.setdefault("mm_tokens_per_image", found["mm_tokens_per_image"])
     elif family == "aya_vision":
         found.setdefault("alignment_intermediate_size", part.get("hidden_size"))
+    elif family == "deepseek_v4" and "layer_types" in found:
+        found.setdefault("compress_ratios", [_RATIOS[kind] for kind in found["layer_types"]])
+        found.setdefault("num_hash_layers", found["mlp_layer_types"].count("hash_moe"))
     elif family == "glm_ocr":  # it fails on fields that it does not know
         found["text_config"] = {name: part[name] for name in text if name in part}
     return found
