@@ -280,9 +280,9 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
         part.setdefault("mm_tokens_per_image", found["mm_tokens_per_image"])
     elif family == "aya_vision":
         found.setdefault("alignment_intermediate_size", part.get("hidden_size"))
-    elif family == "deepseek_v4" and "layer_types" in found:
+    elif family == "deepseek_v4" and _RATIOS.keys() >= {*(found.get("layer_types") or "?")}:
         found.setdefault("compress_ratios", [_RATIOS[kind] for kind in found["layer_types"]])
-        found.setdefault("num_hash_layers", found["mlp_layer_types"].count("hash_moe"))
+        found.setdefault("num_hash_layers", (found.get("mlp_layer_types") or []).count("hash_moe"))
     elif family == "glm_ocr":  # it fails on fields that it does not know
         found["text_config"] = {name: part[name] for name in text if name in part}
     return found
