@@ -29,10 +29,11 @@ from gateway.threads import offload, on_thread
 # Nesting: the limit of pydantic's JSON parser, which counts only non-empty lists and objects.
 DEEPEST = 200
 MOST_OBJECTS = 200_000
+MOST_VALUES = 1_100_000  # a prompt of 2**20 token ids, and some more; reading these takes 60 ms
 _FAR_APART = 12  # bytes
 _THREADED = 32 << 10  # bytes of a body whose check may take 10 ms
 _MARK = b"\xef\xbb\xbf"  # which editors and shells of Windows put before UTF-8
-_NO_MARKS = bytes(set(range(256)) - set(b'":[{'))
+_NO_MARKS = bytes(set(range(256)) - set(b'",:[{'))
 _SPACED = re.compile(rb'"\s+:')
 # The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
 _UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -112,6 +113,8 @@ def _parsed(body: bytes | bytearray) -> dict[str, Any]:
         body = body[len(_MARK) :]
     if _objects(body) > MOST_OBJECTS:
         raise ApiError(400, f"the body has more than {MOST_OBJECTS} lists and objects: send less")
+    if body.count(b",") > MOST_VALUES and _values(body) > MOST_VALUES:
+        raise ApiError(400, f"the body has more than {MOST_VALUES} values: send less")
     try:
         try:
             parsed = from_json(body, allow_inf_nan=False)
@@ -151,9 +154,24 @@ def _objects(body: bytes | bytearray) -> int:
     return marks.count(b"[") + marks.count(b"{")
 
 
+def _values(body: bytes | bytearray) -> int:
+    """Return how many values lists and objects have, exact unless a body has too many strings."""
+    bare = _bare(body)
+    strings = bare.count(b'"') // 2
+    return strings if strings > MOST_VALUES else _outside_strings(bare).count(b",")
+
+
 def _marks(body: bytes | bytearray) -> bytes:
-    """Return the brackets and colons outside strings."""
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    """Return the brackets, colons and commas outside strings."""
+    return _outside_strings(_bare(body))
+
+
+def _bare(body: bytes | bytearray) -> bytes | bytearray:
+    """Return the brackets, colons, commas and those quotes that begin or end a string."""
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+
+
+def _outside_strings(bare: bytes | bytearray) -> bytes:
     return b"".join(bare.split(b'"')[::2])
 
 

@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -94,11 +94,11 @@ async def respond(
     return PlainTextResponse(whole) if isinstance(whole, str) else await json_response(whole)
 
 
-async def json_response(whole: dict[str, Any]) -> Response:
+async def json_response(whole: Any) -> Response:
     """Return an answer that may be long, such as one with log-probabilities."""
-    text = await offload(lambda: "".join(json_parts(whole)))
     # The arguments of a call may contain half of a surrogate pair, which UTF-8 cannot represent.
-    return Response(text.encode(errors="replace"), media_type="application/json")
+    body = await offload(lambda: "".join(json_parts(whole)).encode(errors="replace"))
+    return Response(body, media_type="application/json")
 
 
 def json_parts(value: Any, levels: int = _LEVELS) -> Iterator[str]:
@@ -113,7 +113,7 @@ def json_parts(value: Any, levels: int = _LEVELS) -> Iterator[str]:
             yield from json_parts(inner, levels - 1)
             before = ","
         yield "}"
-    elif levels and value and isinstance(value, list):
+    elif levels and value and isinstance(value, Sequence) and not isinstance(value, str):
         flat = not isinstance(value[0], dict | list)
         for at in range(0, len(value), _FLAT if flat else 1):
             yield "," if at else "["

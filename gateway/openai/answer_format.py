@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic_core import to_json
 
 from common.field_names import named
 from gateway.described import about
@@ -17,7 +20,7 @@ from gateway.fields import Strict
 from gateway.tagged import MOST_ENTRIES
 from wire import backend_pb2 as pb
 
-Schema = dict[str, Any] | str
+Schema = dict[str, Any] | Annotated[str, Field(max_length=1 << 20)]  # as text it is parsed here
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -124,7 +127,7 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
 
 def _schema(field: str, schema: Mapping[str, Any] | str) -> Constraint:
     if not isinstance(schema, str):
-        return Constraint(field, "json_schema", json.dumps(schema))
+        return Constraint(field, "json_schema", to_json(schema).decode())
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:

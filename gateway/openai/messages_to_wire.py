@@ -116,7 +116,7 @@ class WireMessages:
             owner = "user" if isinstance(part, ResultPart) else "assistant"
             here = exchange.current()
             if isinstance(part, ThoughtPart) and (message.role == owner or not here.strict):
-                if message.role != owner:
+                if message.role != owner or not part.thought:  # encrypted by another provider
                     here.ignore(f"{place}[{part.type}]")
                 return ""
             raise bad_field(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AliasChoices, Field
+from pydantic_core import to_json
 
 from common.field_names import named
 from common.wording import shown
@@ -194,7 +195,7 @@ def is_legacy(request: ChatCompletionRequest) -> bool:
 def write_tools(options: pb.PredictOptions, offer: Offer, request: ChatCompletionRequest) -> None:
     if not offer.tools:
         return
-    options.Tools = json.dumps(offer.tools)
+    options.Tools = to_json(offer.tools).decode()
     called = {"type": "function", "function": {"name": offer.name}}
     options.ToolChoice = json.dumps(called if offer.name else offer.mode)
     if request.parallel_tool_calls is False or is_legacy(request):

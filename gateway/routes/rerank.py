@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Response
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from common.rerank_limits import MOST_DOCUMENTS
@@ -23,6 +22,7 @@ from gateway.fields import RERANK, Request, Strict
 from gateway.json_route import JsonRoute
 from gateway.openai.sampling import agreed
 from gateway.routes.embeddings import TRUNCATE, Sent, Truncate, prefer, truncation, usage_of
+from gateway.sse import json_response
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -67,7 +67,7 @@ class RerankRequest(Request):
 
 @router.post("/reranking", include_in_schema=False)  # llama.cpp's
 @router.post("/rerank")
-async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
+async def rerank(body: RerankRequest, gateway: GatewayDep) -> Response:
     """Return the documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]
     with_text = agreed(
@@ -88,7 +88,9 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     if body.in_tei_form:
         scored = [{"index": each.index, "score": each.relevance_score} for each in best]
         quoted = [{"text": texts[each.index]} if with_text else {} for each in best]
-        return JSONResponse([score | text for score, text in zip(scored, quoted, strict=True)])
+        return await json_response(
+            [score | text for score, text in zip(scored, quoted, strict=True)]
+        )
     results: list[dict[str, Any]] = [
         {"index": result.index, "relevance_score": result.relevance_score}
         | ({"document": {"text": texts[result.index]}} if with_text else {})
@@ -102,7 +104,7 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
         answer["data"] = [
             result | {"document": text} for result, text in zip(results, shown, strict=True)
         ]
-    return JSONResponse(answer | {"usage": usage})
+    return await json_response(answer | {"usage": usage})
 
 
 class ScoreRequest(Request):
@@ -115,7 +117,7 @@ class ScoreRequest(Request):
 
 
 @router.post("/score")
-async def score(body: ScoreRequest, gateway: GatewayDep) -> JSONResponse:
+async def score(body: ScoreRequest, gateway: GatewayDep) -> Response:
     """Return the score of each pair, in the order of the request."""
     first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
@@ -137,7 +139,7 @@ async def score(body: ScoreRequest, gateway: GatewayDep) -> JSONResponse:
     model = body.model or gateway.supervisor.resolve(body.model).name
     data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(scores)]
     answer = {"object": "list", "model": model, "data": data}
-    return JSONResponse(answer | {"usage": usage_of(tokens, tokens)})
+    return await json_response(answer | {"usage": usage_of(tokens, tokens)})
 
 
 async def _ranked(

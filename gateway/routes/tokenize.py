@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -53,15 +54,15 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> Response:
     seconds = gateway.settings.request_timeout
     config = gateway.supervisor.resolve(body.model)
 
-    async def tokenised(lease: Lease) -> tuple[list[int], list[str] | None]:
+    async def tokenised(lease: Lease) -> tuple[Sequence[int], list[str] | None]:
         request = pb.PredictOptions(ModelIdentity=lease.identity, Prompt=text)
         names = {"Prompt": "prompt" if body.content is None else "content"}
-        found = list((await unary(lease.stub.TokenizeString, request, seconds, names)).tokens)
+        found = (await unary(lease.stub.TokenizeString, request, seconds, names)).tokens
         wanted = body.with_pieces or body.return_token_strs
         return found, await _pieces(lease, found, seconds) if wanted else None
 
     found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), tokenised, body)
-    tokens: list[Any] = found
+    tokens: Sequence[Any] = found  # a text of 3 MB may be as many tokens, so there is no copy
     if body.with_pieces:
         tokens = [{"id": i, "piece": text} for i, text in zip(found, pieces or (), strict=True)]
     whole = {
@@ -74,7 +75,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> Response:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> dict[str, str]:
+async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> Response:
     """Return the text of token ids, under llama.cpp's name and vLLM's."""
 
     async def joined(lease: Lease) -> pb.DetokenizeResponse:
@@ -82,10 +83,10 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> dict[str, 
         return await unary(lease.stub.Detokenize, request, gateway.settings.request_timeout)
 
     text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined, body)).content
-    return {"content": text, "prompt": text}
+    return await json_response({"content": text, "prompt": text})
 
 
-async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
+async def _pieces(lease: Lease, tokens: Sequence[int], seconds: float) -> list[str]:
     if len(tokens) > _MOST_PIECES:
         raise bad_field(
             f"the text has {len(tokens)} tokens: pieces are listed for at most {_MOST_PIECES}",

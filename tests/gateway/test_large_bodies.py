@@ -17,12 +17,19 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Message
 
-from gateway.json_route import parse
+from gateway import json_route
+from gateway.errors import ApiError
+from gateway.json_route import MOST_VALUES, parse
+from gateway.openai.answer_format import constraint_of, write_constraint
+from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.messages import ChatMessage
+from gateway.openai.tools import offer_of, write_tools
 from gateway.routes.embeddings import in_parts
+from gateway.sse import json_parts
 from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 from tests.polling import until
+from wire import backend_pb2 as pb
 
 LONG = 10 << 20
 WORDS = "a word and another "
@@ -190,6 +197,61 @@ async def test_a_large_answer_is_written_in_small_steps() -> None:
     assert len(pieces) == 256 + 1
     assert max(length for _, length in pieces) < 64 << 10
     assert all(after > before for (before, _), (after, _) in pairwise(pieces))
+
+
+async def test_the_tokens_of_a_long_text_are_written_in_small_steps() -> None:
+    """They are neither copied nor written all at once, which would stop every stream."""
+    tokens = pb.TokenizationResponse(tokens=range(100_000)).tokens
+    parts = list(json_parts({"tokens": tokens, "count": len(tokens)}))
+    assert json.loads("".join(parts)) == {"tokens": list(tokens), "count": 100_000}
+    assert max(map(len, parts)) < 64 << 10
+
+
+async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parsing millions of numbers is one step, in which no other task has a turn."""
+    headers = Headers({"content-type": "application/json"})
+    parsed: list[int] = []
+
+    def parse_body(body: bytes, **_: bool) -> dict[str, int]:
+        parsed.append(len(body))
+        return {}
+
+    monkeypatch.setattr(json_route, "from_json", parse_body)
+    for value in (b"1", b'","', b"1.5", b"null"):
+        with pytest.raises(ApiError, match="more than 1100000 values"):
+            await parse(headers, b'{"prompt":[%b1]}' % ((value + b",") * (MOST_VALUES + 1)))
+    assert parsed == []
+    text = b'{"prompt":"%b"}' % (b"," * 2 * MOST_VALUES)  # commas of a text are not values
+    await parse(headers, text)
+    assert parsed == [len(text)]
+
+
+@pytest.mark.parametrize("place", ["tools", "response_format"])
+def test_a_long_schema_is_written_without_slow_steps(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standard library needs ten times as long for floats, and lets no thread run meanwhile."""
+    monkeypatch.setattr(json, "dumps", _not_for_schemas)
+    schema = {"type": "object", "properties": {"x": {"enum": [1.5, "é"]}}}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    fields = {"tools": [function]} if place == "tools" else {"response_format": form}
+    messages = [{"role": "user", "content": "x"}]
+    chat = ChatCompletionRequest.model_validate({"messages": messages, **fields})
+    options = pb.PredictOptions()
+    if place == "tools":
+        write_tools(options, offer_of(chat), chat)
+        assert json.loads(options.Tools) == [function]
+    else:
+        write_constraint(options, constraint_of(chat))
+        assert json.loads(options.Grammar) == schema
+
+
+def _not_for_schemas(value: Any) -> str:
+    assert isinstance(value, str)
+    return f'"{value}"'
 
 
 class _Text(str):

@@ -880,6 +880,22 @@ def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part: dict[
         translated({"messages": [{"role": "user", "content": parts}]})
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "thinking", "thinking": "", "signature": "of another provider"},
+    ],
+)
+def test_reasoning_that_only_its_provider_can_read_is_listed(part: dict[str, Any]) -> None:
+    running = begun()
+    parts = [part, {"type": "text", "text": "5"}]
+    messages = [{"role": "assistant", "content": parts}, {"role": "user", "content": "x"}]
+    (options,) = translated({"messages": messages})
+    assert options.Messages[0].content == "5"
+    assert list(running.ignored) == [f"messages[].content[][{part['type']}]"]
+
+
 def test_reasoning_among_the_parts_of_a_users_message_is_left_out_and_listed() -> None:
     running = begun()
     parts = [{"type": "thinking", "thinking": "I count."}, {"type": "text", "text": "5"}]
