@@ -105,6 +105,12 @@ def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     declared = schema.get("type")
     if isinstance(declared, list):
         return [{**schema, "type": name} for name in declared]
+    listed = schema.get("enum")
+    if declared is None and isinstance(listed, list):
+        texts = [value for value in listed if isinstance(value, str)]
+        others = [value for value in listed if not isinstance(value, str)]
+        if texts and others:  # each family writes strings in its own way
+            return [{**schema, "type": "string", "enum": texts}, {**schema, "enum": others}]
     return [schema]
 
 

@@ -55,7 +55,9 @@ class KeyedText(CallTags):
         yield from reading.accept(self.after_name)
         return Tag(name)
 
-    def _read_parameter_tag(self, reading: Reading, _name: str, _given: Pairs) -> Wait[Tag | None]:
+    def _read_parameter_tag(
+        self, reading: Reading, _name: str, _given: Pairs, _close: str
+    ) -> Wait[Tag | None]:
         key = yield from self._read_key(reading)
         return Tag(key) if key else None
 

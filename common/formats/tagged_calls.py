@@ -8,7 +8,7 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -316,12 +316,15 @@ class CallTags:
         """Read a call from its arguments on."""
         name, identity = reading.tools.meant(tag.name), tag.attributes.get("id", "")
         arguments: list[tuple[str, str]] = []
+        close = ""
         reading.begin(name, identity)
         while not tag.closed:
             yield from self._gap(reading)
             if (yield from self._accept_close(reading)):
                 break
-            if parameter := (yield from self._read_parameter_tag(reading, name, arguments)):
+            parameter = yield from self._read_parameter_tag(reading, name, arguments, close)
+            if parameter:
+                close = parameter.close
                 yield from self._read_parameter(reading, name, arguments, parameter)
             elif not arguments and (yield from reading.accept("(")):
                 given = yield from read_parenthesis(reading, name, (self.call_close,))
@@ -341,12 +344,15 @@ class CallTags:
         return Call(name, object_of(arguments), identity)
 
     def _read_parameter_tag(
-        self, reading: Reading, name: str, arguments: Pairs
+        self, reading: Reading, name: str, arguments: Pairs, close: str
     ) -> Wait[Tag | None]:
-        """Read the next tag if it is a parameter's, or has a declared argument's name."""
+        """Read the next tag if it is a parameter's, also in another form.
+
+        close: the closing tag of the parameter before it, if that had another form.
+        """
         if not (begun := (yield from self._opens_parameter(reading))):
-            expected = set(reading.tools.properties(name)).difference(key for key, _ in arguments)
-            tag = yield from self._tag(reading, self.parameter_key, expected.__contains__)
+            given = {key for key, _ in arguments}
+            tag = yield from self._foreign_parameter(reading, name, given, close)
             reading.take(tag.length if tag.name else 0)
             return tag if tag.name else None
         tag = yield from self._read_parameter_header(reading, begun)
@@ -354,6 +360,20 @@ class CallTags:
         if again and (yield from self._next_key(reading)) == tag.name:  # the tag was written twice
             reading.take(len(again))
             yield from self._read_parameter_header(reading, again)
+        return tag
+
+    def _foreign_parameter(
+        self, reading: Reading, name: str, given: Set[str], close: str
+    ) -> Wait[Tag]:
+        """Return the next tag, unread; it has a name if it is that of a declared argument.
+
+        Any name counts in a tag like that of the parameter before it, which ended with `close`.
+        """
+        expected = set(reading.tools.properties(name)) - given
+        tag = yield from self._tag(reading, self.parameter_key, expected.__contains__)
+        if not tag.name and tag.close == close:
+            key = tag.attributes.get(self.parameter_key, "")
+            return tag._replace(name="" if key in given else key)
         return tag
 
     def _accept_close(self, cursor: Cursor) -> Wait[bool]:
@@ -560,10 +580,13 @@ class CallTags:
                 following += [self.block_close, *self._calls, NAME_TAG]
             if marker in value.ends:
                 following += [*self._call_ends, *self._parameters]
-                following += [f"<{key}>" for key in value.declared if key not in value.given]
             found = yield from self._follows(reading, list(filter(None, following)))
             if found and found not in self._parameters:
                 return True
+            if marker in value.ends and not found:
+                tag = yield from self._foreign_parameter(reading, value.tool, value.given, marker)
+                if tag.name:
+                    return True
             key = (yield from self._next_key(reading)) if found or marker in value.ends else None
             if not found:  # the beginning of the next key's tag may be missing
                 return key in value.declared and key not in value.given

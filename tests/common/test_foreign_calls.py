@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from common.chat_events import message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
-from common.formats.families import FAMILIES
+from common.formats.families import BY_NAME, FAMILIES
 from common.formats.family import THINK, Family
 from common.formats.harmony import Harmony
-from common.formats.shapes import PythonShape
+from common.formats.shapes import PythonShape, TagShape, invoked
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import TOOLS, Call, tool
 from tests.common.test_families import written
@@ -127,6 +127,22 @@ def test_calls_in_other_forms_are_read(family: Family) -> None:
     both = f"```json\n{_OBJECT}\n```\n```json\n{_object(TIDE)}\n```"
     assert _read(family, both) == ("", "", [FERRY, TIDE])
     assert _read(family, "ferry_times(harbour='Ærø')\ntide_now()") == ("", "", [FERRY, TIDE])
+
+
+@pytest.mark.parametrize("family", READERS, ids=_ids)
+def test_an_argument_ends_before_the_next_one_in_the_tags_of_another_family(
+    family: Family,
+) -> None:
+    call: Call = ("ferry_times", {"harbour": "Ærø", "day": "today"})
+    with_undeclared: Call = (call[0], {**call[1], "line": "A"})
+    for name in ("qwen3_xml", "deepseek_v32", "minimax_m2", "minicpm5", "muse_spark"):
+        shape = BY_NAME[name].shape
+        assert isinstance(shape, TagShape)
+        text = written(shape, [call, TIDE]).replace("｜DSML｜", "")
+        assert _read(family, text) == ("", "", [call, TIDE]), text
+    for prefix in ("", "antml:"):
+        text = written(invoked(prefix, "function_calls"), [with_undeclared, TIDE])
+        assert _read(family, text) == ("", "", [with_undeclared, TIDE]), text
 
 
 @pytest.mark.parametrize("family", READERS, ids=_ids)

@@ -16,6 +16,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.families import BY_NAME
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
+from tests.common.test_families import WITH_CALLS
 from tests.engine.constraints.walks import byte_walk, quick_compiler_for
 from tests.long import TEST_LONG
 
@@ -230,3 +231,15 @@ def test_a_response_format_that_cannot_be_enforced_beside_calls_is_named() -> No
     spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=answer)
     with pytest.raises(InvalidRequest, match="the regular expression cannot be enforced"):
         compiler.compile(spec, answers_messages=True)
+
+
+@pytest.mark.parametrize("name", sorted({family.names.split()[0] for family in WITH_CALLS}))
+def test_each_value_of_an_enumeration_of_several_types_is_parsed_back(name: str) -> None:
+    values = ["cash", "crédit", 3, None, True]
+    tool = _tool("pay", ["with"], **{"with": {"enum": values}})
+    compiler = quick_compiler_for(byte_tokenizer(), chat_format := ChatFormat.named(name))
+    for seed in range(5):
+        spec = ConstraintSpec("calls", tools=(tool,), parallel=False)
+        text = byte_walk(byte_tokenizer(), seed, "}").text(compiler.compile(spec))
+        (call,) = parse_chat(text, chat_format, tools=[tool]).tool_calls
+        assert json.loads(call.arguments)["with"] in values, text
