@@ -104,16 +104,21 @@ class RuleBook:
             if also:  # a terminal in `also` need not match the empty text
                 text = self.terminal(body)
             return " ".join([text, symbol(first), *tail])
-        return " ".join([self.terminal(f"({body}) {symbol(first)}"), *tail])
+        text = self.terminal(f"({body}) {symbol(first)}")
+        if not rest and closing.strip():
+            # The text ends with its first marker. llguidance only notices that it cannot go on when
+            # the next byte comes, and fails if a special token comes instead.
+            text = self._line("r", text, "[lazy]")
+        return " ".join([text, *tail])
 
     def written(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self.lines, ""])
 
-    def _line(self, kind: str, body: str) -> str:
-        key = f"{kind} {body}"
+    def _line(self, kind: str, body: str, attribute: str = "") -> str:
+        key = f"{kind}{attribute} {body}"
         if key not in self._names:
             self._names[key] = f"{kind}{len(self.lines)}"
-            self.lines.append(f"{self._names[key]}: {body}")
+            self.lines.append(f"{self._names[key]}{attribute}: {body}")
         return self._names[key]
 
 

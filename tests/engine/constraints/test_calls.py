@@ -15,9 +15,10 @@ from common.call_grammar.calls import FAMILIES
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.families import BY_NAME
+from common.formats.shapes import TagShape
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
-from tests.common.test_families import WITH_CALLS
-from tests.engine.constraints.walks import byte_walk, quick_compiler_for
+from tests.common.test_families import WITH_CALLS, written
+from tests.engine.constraints.walks import allowed_ids, byte_walk, quick_compiler_for
 from tests.long import TEST_LONG
 
 SPECIAL: dict[str, tuple[str, ...]] = {
@@ -243,3 +244,26 @@ def test_each_value_of_an_enumeration_of_several_types_is_parsed_back(name: str)
         text = byte_walk(byte_tokenizer(), seed, "}").text(compiler.compile(spec))
         (call,) = parse_chat(text, chat_format, tools=[tool]).tool_calls
         assert json.loads(call.arguments)["with"] in values, text
+
+
+TAGGED = {
+    family.names.split()[0]: family.shape
+    for family in WITH_CALLS
+    if isinstance(family.shape, TagShape) and family.shape.call_end.strip()
+}
+
+
+@pytest.mark.parametrize("name", sorted(TAGGED))
+def test_the_special_token_that_ends_a_call_may_follow_the_text_that_ends_a_value(
+    name: str,
+) -> None:
+    ends = {tag for shape in TAGGED.values() for tag in shape.call_end.split()}
+    tokenizer = byte_tokenizer(tuple(sorted(ends)))
+    compiler = quick_compiler_for(tokenizer, ChatFormat.named(name))
+    tool = _tool("pay", ["with"], **{"with": {"type": "string"}})
+    constraint = compiler.compile(ConstraintSpec("calls", tools=(tool,), parallel=False))
+    text = written(TAGGED[name], [("pay", {"with": "cash"})])
+    for token in tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids:
+        assert token in allowed_ids(constraint, tokenizer.size), tokenizer.text([token])
+        constraint.accept(token)
+    assert tokenizer.end in allowed_ids(constraint, tokenizer.size)
