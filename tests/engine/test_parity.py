@@ -157,9 +157,10 @@ def check_schedule(
     reference: computes the answer of every row alone; by default the same model. learn: is called
     with each prompt and its answer beforehand. closeness: of log-probabilities. rounding: by what
     share of their standard deviation the logits may move, which may change an answer from some
-    token on (`may_differ`). These answers are counted, and the rest is not compared. Half of the
-    schedules run in the order of a GPU; in half of them, rows that were left stay in the passes
-    even if no prompt is being prefilled.
+    token on (`may_differ`). The rest of such an answer is not compared. Answers that rounding has
+    changed, in their tokens or in their log-probabilities by `closeness` or more, are counted. Half
+    of the schedules run in the order of a GPU; in half of them, rows that were left stay in the
+    passes even if no prompt is being prefilled.
     """
     try:
         return _play(model, random.Random(seed), reference or model, learn, closeness, rounding)
@@ -246,7 +247,10 @@ def _play(
         assert received.tokens == expected.tokens
         assert received.text == expected.text
         assert received.finished.reason == expected.finished.reason
-        _check_logprobs(received.finished.logprobs, expected.finished.logprobs, closeness)
+        error = _logprob_error(received.finished.logprobs, expected.finished.logprobs)
+        # The standard deviation of the logits of a model with quantised KV is about 1.
+        assert error < max(closeness, rounding)
+        seen["answers that rounding has changed"] += error >= closeness
         usage = received.finished.usage
         assert usage.prompt_tokens == len(requests[ticket].prompt)
         assert usage.completion_tokens == expected.finished.usage.completion_tokens
@@ -317,16 +321,17 @@ def _passed_by(plans: Sequence[StepPlan]) -> Counter[str]:
     )
 
 
-def _check_logprobs(
-    received: tuple[TokenLogprob, ...] | None,
-    expected: tuple[TokenLogprob, ...] | None,
-    closeness: float,
-) -> None:
+def _logprob_error(
+    received: tuple[TokenLogprob, ...] | None, expected: tuple[TokenLogprob, ...] | None
+) -> float:
+    """Return the greatest difference between the log-probabilities of the same tokens."""
     assert (received is None) == (expected is None)
+    error = 0.0
     for one, other in zip(received or (), expected or (), strict=True):
         assert one.token == other.token
-        assert abs(one.logprob - other.logprob) < closeness
         assert len(one.top) == len(other.top)
+        error = max(error, abs(one.logprob - other.logprob))
+    return error
 
 
 def _request(
