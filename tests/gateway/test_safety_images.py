@@ -7,6 +7,7 @@ import base64
 import contextlib
 import ipaddress
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +24,14 @@ from gateway.errors import ApiError
 from gateway.images import audio, media, type_of
 from gateway.openai.messages import ChatMessage
 from gateway.openai.messages_to_wire import wire_messages
-from gateway.remote_images import MOST_REDIRECTS, PUBLIC, Address, Fetcher, is_public
+from gateway.remote_images import (
+    MOST_REDIRECTS,
+    PUBLIC,
+    Address,
+    Fetcher,
+    _certificates,
+    is_public,
+)
 from gateway.settings import GatewaySettings
 from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess
 from tests.gateway.requests_begun import begun
@@ -325,6 +333,24 @@ async def test_slow_name_servers_hold_no_other_work(monkeypatch: pytest.MonkeyPa
     assert await asyncio.wait_for(asyncio.to_thread(int, "7"), WAIT) == 7
     release.set()
     assert {error.status for error in await asyncio.gather(*asked)} == {400}
+
+
+async def test_certificates_are_read_once_and_outside_the_loop(
+    site: Site, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def reading(*call: Any, **named: Any) -> ssl.SSLContext:
+        readers.append(threading.current_thread())
+        return real(*call, **named)
+
+    real = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", reading)
+    _certificates.cache_clear()
+    for _ in range(3):
+        assert await media(site.url("/a.png"), OPEN, fetcher=fetcher) == PNG_URI
+    assert len(readers) == 1
+    assert readers[0] is not threading.current_thread()
 
 
 async def test_redirects_are_limited(site: Site, fetcher: Fetcher) -> None:
