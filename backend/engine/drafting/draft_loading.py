@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -18,7 +16,6 @@ from backend.engine.drafting.batch_drafter import (
     DraftModel,
     HeadDrafter,
     ModelDrafter,
-    StateDrafter,
 )
 from backend.engine.drafting.drafter import Drafter, LookupDrafter
 from backend.engine.drafting.heads import (
@@ -111,15 +108,21 @@ def load_drafting(
     if checkpoint is None:
         if settings.mtp is not False and order.ranks is None:
             drafting = yield from _own_head(order, main, projection, device)
-    elif checkpoint.drafter is not None:
-        unfit = partial(_unfit, checkpoint.name, main.name)
-        with naming_draft_model(), Converting(unfit, HeadError):
-            drafting = yield from _with_head(order, main, projection, device, checkpoint)
     else:
-        with naming_draft_model():
-            drafting = yield from _draft_model(
-                order, checkpoint, main, projection.vocabulary, context_size, device
+
+        def unfit(why: Exception) -> ModelRejected:
+            return ModelRejected(
+                f"drafter {shown(checkpoint.name)} cannot draft for {shown(main.name)}: {why};"
+                f" name one that was trained for this model, or leave {named('DraftModel')} out"
             )
+
+        with naming_draft_model(), Converting(unfit, HeadError):
+            if checkpoint.drafter is not None:
+                drafting = yield from _with_head(order, main, projection, device, checkpoint)
+            else:
+                drafting = yield from _draft_model(
+                    order, checkpoint, main, projection.vocabulary, context_size, device
+                )
     if settings.prompt_lookup:
         drafting = drafting or Drafting(settings.n_draft, list)
         others, names = drafting.new_drafters, [LOOKUP, *filter(None, [drafting.names])]
@@ -161,54 +164,39 @@ def _own_head(
     return None
 
 
-def _unfit(drafter: str, main: str, why: Exception) -> ModelRejected:
-    return ModelRejected(
-        f"drafter {shown(drafter)} cannot draft for {shown(main)}: {why}; name one that was"
-        f" trained for this model, or leave {named('DraftModel')} out"
-    )
-
-
 def _open(
-    order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
-) -> tuple[Head, Choices, Drafting]:
-    """Return a head with lazy weights, its choices, and how it drafts. Raises HeadError."""
+    order: LoadOrder,
+    main: LoadedModel,
+    projection: LogitsHead,
+    checkpoint: Checkpoint | None,
+    kind: DrafterKind,
+) -> tuple[Head, Choices, StateSource]:
+    """Return a head with lazy weights, its choices, and what it reads. Raises HeadError."""
     model, vocabulary = main.model, projection.vocabulary
-    kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
     head: Any = None
     if checkpoint is None or kind is DrafterKind.HEAD:
         # First, because a model without a head may lack what a head needs.
         head = open_head(order.checkpoint, model, vocabulary, checkpoint)
     if kind is not DrafterKind.EAGLE3 and not projection.found:
         raise HeadError("this backend does not find this model's output projection")
-    size = hidden_size(model, vocabulary)
     choices = Choices(projection.project, vocabulary)
-    states: StateSource = projection
-    new_drafter: type[StateDrafter] = BlockDrafter if kind is DrafterKind.DFLASH else HeadDrafter
-    if head is None:
-        assert checkpoint is not None
-        config, weights = checkpoint.config, read_weights(checkpoint.path)
-        if kind is DrafterKind.EAGLE3:
-            positions = eagle_layers(config, len(model.layers))
-            head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
-        else:
-            positions = block_layers(config)
-            head = open_block_head(config, weights, model, size, vocabulary)
-        states = layers = LayerStates(model, positions, size)
-        if not layers.found:
-            raise HeadError(
-                f"it needs the states before layers {positions}, which this backend cannot read"
-                f" from a model of type {main.model_type} with {len(model.layers)} layers"
-            )
-    return (
-        head,
-        choices,
-        Drafting(
-            order.settings.n_draft,
-            lambda: [new_drafter(head, choices)],
-            states=states,
-            names=kind.value,
-        ),
-    )
+    if checkpoint is None or head is not None:
+        return head, choices, projection
+    size = hidden_size(model, vocabulary)
+    config, weights = checkpoint.config, read_weights(checkpoint.path)
+    if kind is DrafterKind.EAGLE3:
+        positions = eagle_layers(config, len(model.layers))
+        head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
+    else:
+        positions = block_layers(config)
+        head = open_block_head(config, weights, model, size, vocabulary)
+    layers = LayerStates(model, positions, size)
+    if not layers.found:
+        raise HeadError(
+            f"it needs the states before layers {positions}, which this backend cannot read"
+            f" from a model of type {main.model_type} with {len(model.layers)} layers"
+        )
+    return head, choices, layers
 
 
 def _with_head(
@@ -219,18 +207,34 @@ def _with_head(
     checkpoint: Checkpoint | None,
 ) -> Stages[Drafting]:
     """Build a head, load its weights and measure its memory. Raises HeadError, ModelRejected."""
-    with _describing(main):
-        head, choices, drafting = _open(order, main, projection, checkpoint)
+
+    def described(fault: Exception) -> HeadError:
+        _log.info("the head for %s cannot be built", shown(main.name), exc_info=fault)
+        kind = type(fault).__name__
+        return HeadError(f"its files do not describe a head that can be built ({kind})")
+
+    kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
+    # What a wrong config.json or broken weights raise.
+    faults = ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError
+    with Converting(described, *faults, Unusable, ValueError):
+        head, choices, states = _open(order, main, projection, checkpoint, kind)
         cast(head, main.dtype)
-    nbytes = bytes_of(head)
-    _refuse_when_full(main, nbytes, order.settings, device)
-    with _describing(main):
+        nbytes = bytes_of(head)
+        _refuse_when_full(main, nbytes, order.settings, device)
         yield from evaluate(head, nbytes)
         cost = kv.cost(head)
         passes = _passes_of(head, choices.vocabulary)
     unread = stored_bytes(head.size * getattr(mx, main.dtype).size)
-    cost = replace(cost, fixed=cost.fixed + unread)
-    return replace(drafting, weights_bytes=nbytes, cost=cost, passes=passes)
+    new_drafter = BlockDrafter if kind is DrafterKind.DFLASH else HeadDrafter
+    return Drafting(
+        order.settings.n_draft,
+        lambda: [new_drafter(head, choices)],
+        nbytes,
+        replace(cost, fixed=cost.fixed + unread),
+        passes,
+        states,
+        kind.value,
+    )
 
 
 def _passes_of(head: Head, vocabulary: int) -> PassCost:
@@ -243,27 +247,6 @@ def _passes_of(head: Head, vocabulary: int) -> PassCost:
 
     found = pass_cost(run, vocabulary, FirstPass(head))
     return replace(found, per_choice=head.longest * found.per_choice)
-
-
-def _describing(main: LoadedModel) -> AbstractContextManager[None]:
-    """Convert what a wrong config.json or broken weights raise to HeadError."""
-
-    def described(fault: Exception) -> HeadError:
-        _log.info("the head for %s cannot be built", shown(main.name), exc_info=fault)
-        kind = type(fault).__name__
-        return HeadError(f"its files do not describe a head that can be built ({kind})")
-
-    return Converting(
-        described,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        Unusable,
-        ValueError,
-    )
 
 
 def _refuse_when_full(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:

@@ -108,12 +108,8 @@ class Head(Module, ABC):
 
 def read_weights(path: Path) -> Weights:
     """Return all tensors of a checkpoint, lazy."""
-    found: Weights = {}
-    for file in read_shards(path).files:
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        found.update(loaded)
-    return found
+    loaded: list[Any] = [mx.load(str(file)) for file in read_shards(path).files]
+    return {name: value for each in loaded for name, value in each.items()}
 
 
 def load_weights(head: Any, weights: Weights, form: str, *, exact: bool = False) -> None:
@@ -262,12 +258,10 @@ def open_eagle(
     if drafter.lm_head is None and (own.draft_vocab_size != vocabulary or not projection.found):
         raise HeadError("its weights lack lm_head.weight")
     embedding = None
-    if not own.embed_requires_grad or "embed_tokens.weight" not in weights:
+    trained = own.embed_requires_grad and "embed_tokens.weight" in weights
+    if size == text.hidden_size and not trained:
         embedding = embedding_of(model, vocabulary)
-        if embedding(mx.array([0])).shape[-1] != text.hidden_size:
-            embedding = None
-        else:
-            weights = {at: value for at, value in weights.items() if "embed_tokens." not in at}
+        weights = {at: value for at, value in weights.items() if "embed_tokens." not in at}
     if embedding is None and text.vocab_size < vocabulary:
         raise HeadError(
             f"its vocabulary has {text.vocab_size} tokens, but that of this model has {vocabulary}"

@@ -67,6 +67,9 @@ _RENAMED: Mapping[str, Rules] = {
         (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
     ],
 }
+# Prefixes of the weights of heads for multi-token prediction. mlx-lm drops DeepSeek-V3's if it is
+# layer 61, and Qwen3-Next's if MLX has not converted the model.
+_PREDICTS = {"deepseek_v3": "model.layers.{}.", "qwen3_next": "mtp."}
 _SEPARATE = ("glm4v_moe", "kimi_k25", "minimax_m3_vl", "qwen3_next")
 _DOWN, _GATES_AND_VALUES = ".down_proj.weight", ".experts.gate_up_proj"
 _OTHER_GATES = "gate_up_proj.weight"  # of dense layers and shared experts
@@ -86,12 +89,10 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
         own = _own_weights(self)
         weights = separate(weights, model_type)
         weights = {_own_name(name, model_type, own): each for name, each in weights.items()}
-        if model_type == "deepseek_v3":
-            # mlx-lm drops the head for multi-token prediction, which is one more layer, if its
-            # number is 61. In smaller models, the head has another number.
-            head = f"model.layers.{config['num_hidden_layers']}."
+        if model_type in _PREDICTS:
+            head = _PREDICTS[model_type].format(config["num_hidden_layers"])
             weights = {name: each for name, each in weights.items() if not name.startswith(head)}
-        elif model_type == "gpt_oss":
+        if model_type == "gpt_oss":
             # Experts that are not quantised have matrices of (experts, inputs, outputs).
             dense = [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]
             weights |= {f"{name}.weight": weights.pop(name).swapaxes(1, 2) for name in dense}

@@ -18,6 +18,7 @@ from backend.engine.drafting.hidden_states import (
     stored_bytes,
 )
 from backend.engine.planning.plan import CacheCost
+from tests.architectures.vlm_shapes import tiny_vlm_model
 from tests.engine.kv_models import kv_model, words
 from tests.engine.rounds import Rounds, engine_model
 from tests.engine.steady_cost import peak_bytes
@@ -92,6 +93,12 @@ def test_states_hold_no_more_than_is_counted_after_others_have_left() -> None:
     taken = own.take()
     assert taken is not None
     assert taken[:, 0].tolist() == list(range(40))
+
+
+def test_layers_that_run_again_have_no_states_to_read() -> None:
+    """A later pass would join states of the earlier one to its own."""
+    assert LayerStates(tiny_vlm_model("qwen3_5_text"), [0, 1, 2], 64).found
+    assert not LayerStates(tiny_vlm_model("hrm_text"), [0, 1, 2], 64).found
 
 
 @pytest.mark.usefixtures("each_order", "exact_buffers", "counted_clock")
