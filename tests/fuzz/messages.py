@@ -13,6 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 _FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
+_UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
 _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
@@ -50,4 +51,5 @@ def _value(field: FieldDescriptor, given: bytes) -> Any:
     number = int.from_bytes(given[:8], "little", signed=True)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return bool(number)
-    return min(max(number, _SMALLEST), _LARGEST)
+    smallest = 0 if field.cpp_type in _UNSIGNED else _SMALLEST
+    return min(max(number, smallest), _LARGEST)
