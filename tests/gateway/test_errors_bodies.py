@@ -74,6 +74,7 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
             "logit_bias.a should be a token id",
         ),
         ("/v1/rerank", {"query": "", "documents": ["x"]}, "query should not be empty"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt[0] should have at least one entry"),
         *(
             (path, body | {name: ["x"] * (most + 1)}, f"{name} should have at most {most} entries")
             for path, body, name, most in (
