@@ -18,6 +18,11 @@ from gateway.settings import GatewaySettings
 
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
 _MOST_ARRIVING = 8  # all bodies that are arriving may be this many times as large as the largest
+_ENCODINGS = {
+    "Content-Encoding": "unsupported_content_encoding",
+    "Transfer-Encoding": "unsupported_transfer_encoding",
+}
+_PLAIN = {"", "identity", "chunked"}
 _BODY = "gateway.body"  # the key in a scope that has the body
 
 
@@ -80,13 +85,11 @@ def pop_body(scope: Scope) -> bytearray:
 
 
 def _require_plain(headers: Headers) -> None:
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise ApiError(
-            400,
-            f"Content-Encoding is {shown(encoding)}: send the body as it is, without compression",
-            code="unsupported_content_encoding",
-        )
+    for name, code in _ENCODINGS.items():
+        given = ",".join(headers.getlist(name))
+        if not {each.strip().lower() for each in given.split(",")} <= _PLAIN:
+            message = f"{name} is {shown(given)}: send the body as it is, without compression"
+            raise ApiError(400, message, code=code)
 
 
 async def _parts(receive: Receive, limit: float) -> AsyncIterator[bytes]:

@@ -45,7 +45,12 @@ class BoundedProtocol(HttpToolsProtocol):
         in_body = self.cycle is not None and self.cycle.more_body
         if not in_body and (offer := _OFFER.match(data)):
             data = data[: offer.end()] + b"ignored-" + data[offer.end() :]
+        idle, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         super().data_received(data)
+        if idle is not None and (self._reading_head or not self.cycle.response_complete):
+            idle.cancel()
+        else:  # an empty line, or the rest of a body that was refused, is not a request
+            self.timeout_keep_alive_task = idle
         if self._between > LONGEST_HEAD and not self._reading_head:
             self._refuse(_TOO_LONG, f"the trailers are longer than {LONGEST_HEAD} bytes")
 

@@ -215,10 +215,11 @@ def place_of(place: Place) -> Place:
 def _rank(problem: Problem, first: Place) -> int:
     """Return the depth of a problem about the same field as `first`; -1 for other fields.
 
-    A list that is only too long is the deepest, because its type and its items are right.
+    A list that is only too long or too short is the deepest, because its type and its items are
+    right.
     """
     place: Place = problem["loc"]
-    depth = sys.maxsize if problem["type"] == "too_long" else len(place)
+    depth = sys.maxsize if problem["type"] in ("too_long", "too_short") else len(place)
     return depth if _own(place) == _own(first) else -1
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +25,7 @@ from gateway import json_route
 from gateway.bodies import BodyMiddleware
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.json_route import DEEPEST, MOST_OBJECTS
+from gateway.json_route import DEEPEST, MOST_FIELDS, MOST_OBJECTS
 from gateway.openai.completion import MOST_PROMPTS
 from gateway.settings import GatewaySettings
 from gateway.tagged import MOST_ENTRIES
@@ -74,6 +76,7 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
             "logit_bias.a should be a token id",
         ),
         ("/v1/rerank", {"query": "", "documents": ["x"]}, "query should not be empty"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt[0] should have at least one entry"),
         *(
             (path, body | {name: ["x"] * (most + 1)}, f"{name} should have at most {most} entries")
             for path, body, name, most in (
@@ -159,6 +162,15 @@ def test_half_of_a_surrogate_pair_is_replaced(written: str, text: str) -> None:
     assert parse(JSON, f'{{"a": "{written}", "{written}": []}}'.encode()) == {"a": text, text: []}
 
 
+@pytest.mark.parametrize("size", range(1, 6))
+def test_every_mix_of_halves_and_backslashes_is_read_as_a_browser_would(size: int) -> None:
+    written = (r"\ud83d", r"\ude00", r"\\", "ude00")
+    for parts in itertools.product(written, repeat=size):
+        body = f'{{"a": "{"".join(parts)}"}}'
+        raw = json.loads(body)["a"].encode("utf-16-le", "surrogatepass")
+        assert parse(JSON, body.encode())["a"] == raw.decode("utf-16-le", "replace"), body
+
+
 @pytest.mark.parametrize("half", [r"\ud83d", r"\udc00"])
 def test_half_of_a_surrogate_pair_is_refused_if_strict(strict: Exchange, half: str) -> None:
     with pytest.raises(ApiError, match="not valid JSON"):
@@ -186,6 +198,24 @@ def test_a_body_of_brackets_is_refused_before_it_is_parsed(each: bytes) -> None:
     body = b'{"a": [' + each + (b"," + each) * MOST_OBJECTS + b"]}"
     with pytest.raises(ApiError, match="more than 200000 lists and objects"):
         parse(JSON, body)
+
+
+def test_a_body_of_too_many_fields_is_refused() -> None:
+    """A million different names were read in one step of half a second."""
+    fields = b",".join(b'"%d":1' % at for at in range(MOST_FIELDS))
+    with pytest.raises(ApiError, match=f"more than {MOST_FIELDS} fields"):
+        parse(JSON, b'{"a":{%b}}' % fields)
+
+
+def test_a_body_of_short_strings_is_refused_without_much_memory() -> None:
+    body = b'{"a":[' + b'[""],' * 2_000_000 + b"[]]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match="the body has more than"):
+            parse(JSON, body)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

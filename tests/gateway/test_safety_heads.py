@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -43,9 +44,11 @@ async def silent(_: Scope, receive: Receive, __: Send) -> None:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp = answering) -> AsyncIterator[int]:
+async def listening(app: ASGIApp = answering, **settings: Any) -> AsyncIterator[int]:
     """The port of a server with this parser."""
-    config = uvicorn.Config(app, port=0, http=BoundedProtocol, log_config=None, lifespan="off")
+    config = uvicorn.Config(
+        app, port=0, http=BoundedProtocol, log_config=None, lifespan="off", **settings
+    )
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     running = asyncio.ensure_future(server.serve([listener]))
@@ -162,6 +165,19 @@ async def test_a_stalled_connection_is_closed(
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
     async with listening() as port:
         assert (await answer_to(port, begun)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"x"], ids=["an empty line", "a part of the body"])
+async def test_a_client_that_stalls_after_its_answer_is_closed(more: bytes) -> None:
+    """The answer may come before the body has."""
+    length = b"content-length: 9\r\n" if more == b"x" else b""
+    async with listening(PlainTextResponse("ok"), timeout_keep_alive=0.2) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + length + b"\r\n")
+        await reader.readuntil(b"ok")
+        writer.write(more)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
 
 
 async def test_a_request_in_time_is_answered_and_its_connection_can_be_reused() -> None:

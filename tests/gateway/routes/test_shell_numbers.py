@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
+import socket
 import struct
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import ValidationError
 
 from gateway.routes.embeddings import EmbeddingRequest
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import WAIT, GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 
 
@@ -385,11 +389,28 @@ def test_a_backends_refusal_uses_the_clients_field_names(
         assert name not in error["message"]
 
 
-def test_a_compressed_body_is_distinguished_from_a_broken_one(gateway: GatewayProcess) -> None:
-    packed = {"content-encoding": "gzip", "content-type": "application/json"}
-    answer = gateway.client.post("/v1/tokenize", content=b"\x1f\x8b", headers=packed)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "unsupported_content_encoding"
+@pytest.mark.parametrize(
+    ("name", "coding"),
+    [
+        ("content-encoding", "gzip"),
+        ("content-encoding", "identity, br"),
+        ("transfer-encoding", "gzip, chunked"),
+        ("transfer-encoding", "GZIP\r\nTransfer-Encoding: chunked"),
+    ],
+)
+def test_a_compressed_body_is_distinguished_from_a_broken_one(
+    gateway: GatewayProcess, name: str, coding: str
+) -> None:
+    head = "POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    length = "content-length: 0\r\n" if name == "content-encoding" else ""
+    place = urlsplit(gateway.url)
+    with socket.create_connection((place.hostname, place.port), timeout=WAIT) as link:
+        link.sendall(f"{head}{length}{name}: {coding}\r\n\r\n0\r\n\r\n".encode())
+        answer = HTTPResponse(link)
+        answer.begin()
+        error = json.load(answer)["error"]
+    assert answer.status == 400
+    assert error["code"] == f"unsupported_{name.replace('-', '_')}"
 
 
 @pytest.mark.parametrize("path", ["rerank", "audio/transcriptions"])
