@@ -143,6 +143,10 @@ class FakeExecutor:
             used += sum(one.width for one in members) * max(map(self._cost, members))
         for one in self.running:
             used += one.arrived.beside
+            if one.batch is None and one.kv is not None:
+                at = len(one.kv)
+                begun = (end - start for start, end in one.arrived.spans if start < at < end)
+                used += sum(begun) * one.arrived.features
             used += len(one.snapshots) * self.limits.cost.snapshot(len(one.arrived.tokens))
         return used
 
@@ -175,6 +179,9 @@ class FakeExecutor:
             choices = tokens * passes.per_choice if first.fresh else 0
             encoded = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
             nbytes += max(tokens * passes.per_token + pairs + choices, encoded)
+            start, stop = group[0].start, max(part.end for part in group)
+            whole = [end - begin for begin, end in first.spans if start <= begin < stop]
+            nbytes += sum(whole) * first.features
         for score in plan.score:
             one = self.sequences[score.sequence]
             pairs = math.ceil((passes.per_pair + passes.per_mask) * self._longest(one))

@@ -106,6 +106,16 @@ class SequenceState:
         return max(rows, *ahead, 0)
 
     @property
+    def beside(self) -> int:
+        """Bytes needed in addition to KV.
+
+        The features of an image or audio are in memory until all of its tokens are prefilled. A
+        pass can begin inside one item and end inside the next, so the two largest items count.
+        """
+        sizes = sorted(stop - start for start, stop in self.arrived.spans if stop > self.filled)
+        return self.arrived.beside + sum(sizes[-2:]) * self.arrived.features
+
+    @property
     def storable(self) -> int:
         """Number of tokens of a cached prefix with this KV; 0 if it is not worth storing."""
         if self.state == "waiting":

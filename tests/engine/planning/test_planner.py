@@ -205,6 +205,7 @@ def random_arrival(world: World) -> None:
         fields["beside"] = dice.choice([1, 10, 1000]) * PER_TOKEN
     if "spans" in fields:
         fields["encodes"] = dice.choice([0, 100, 3000]) * PER_TOKEN
+        fields["features"] = dice.choice([0, 1, 3]) * PER_TOKEN
     if dice.random() < 0.3 and len(tokens) > 1:
         fields["positions"] = (dice.randrange(1, len(tokens)),)
     world.arrive(
