@@ -71,13 +71,7 @@ def _plain(
     if isinstance(mask, str):  # "causal"
         mask = mx.arange(columns - tokens, columns)[:, None] >= mx.arange(columns)
     if mask is not None:
-        if mask.ndim == 4:  # [rows, heads or 1, tokens, columns]
-            group = heads // kv_heads if mask.shape[1] > 1 else 1
-            mask = mask.reshape(mask.shape[0], -1, group, *mask.shape[2:])
-        if mask.dtype == mx.bool_:
-            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-        else:
-            scores = scores + mask
+        scores = masked(scores, mask)
     if sinks is not None:
         shape = (rows, kv_heads, heads // kv_heads, tokens, 1)
         own_sinks = sinks.astype(scores.dtype).reshape(1, kv_heads, -1, 1, 1)
@@ -86,3 +80,17 @@ def _plain(
     if sinks is not None:
         weights = weights[..., 1:]
     return (weights @ mx.expand_dims(v, 2)).reshape(rows, heads, tokens, v.shape[3])
+
+
+def masked(scores: mx.array, mask: mx.array) -> mx.array:
+    """Return the scores, with the least number where the mask hides a column.
+
+    scores: [rows, KV heads, heads that share one, tokens, columns].
+    mask: booleans or numbers to add, [tokens, columns], or [rows, heads or 1, tokens, columns].
+    """
+    if mask.ndim == 4:
+        sharing = scores.shape[2] if mask.shape[1] > 1 else 1
+        mask = mask.reshape(mask.shape[0], -1, sharing, *mask.shape[2:])
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return scores + mask

@@ -23,6 +23,7 @@ import mlx.core as mx
 from backend.engine.caching.layer_kv import LayerKV, Parts, WindowKV
 from backend.engine.caching.shared_numbers import shared_numbers
 from backend.engine.device import multiplies_packed, reads_views
+from backend.engine.small_attention import masked
 
 # Packed values (uint32), scales and biases, each [sequences, heads, tokens, n].
 _PACKED = 3
@@ -213,15 +214,7 @@ def attend(
     elif seen < columns:
         mask = mx.arange(columns) < seen if mask is None else _widened(mask, columns)
     if mask is not None:
-        if mask.ndim > 3:
-            by_head = mask.shape[1] > 1
-            mask = mask.reshape(
-                mask.shape[0], *(grouped.shape[1:3] if by_head else (1, 1)), *mask.shape[2:]
-            )
-        if mask.dtype == mx.bool_:
-            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-        else:
-            scores += mask
+        scores = masked(scores, mask)
     weights = mx.softmax(scores, axis=-1, precise=True)
     found = _product(weights, q_values, group_size, value_bits, transpose=False)
     return found.reshape(rows, heads, tokens, found.shape[-1])
