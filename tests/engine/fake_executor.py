@@ -177,11 +177,12 @@ class FakeExecutor:
             pairs = tokens * math.ceil(per_pair * max(part.end for part in group))
             first = self.sequences[group[0].sequence].arrived
             choices = tokens * passes.per_choice if first.fresh else 0
-            encoded = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
-            nbytes += max(tokens * passes.per_token + pairs + choices, encoded)
+            largest = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
+            nbytes += max(tokens * passes.per_token + pairs + choices, largest)
             start, stop = group[0].start, max(part.end for part in group)
-            whole = [end - begin for begin, end in first.spans if start <= begin < stop]
-            nbytes += sum(whole) * first.features
+            read = [span for span in first.spans if span[0] < stop and span[1] > start]
+            encoded = sum(end - begin for begin, end in read if begin >= start)
+            nbytes += (encoded + tokens * bool(read)) * first.features  # and joined
         for score in plan.score:
             one = self.sequences[score.sequence]
             pairs = math.ceil((passes.per_pair + passes.per_mask) * self._longest(one))

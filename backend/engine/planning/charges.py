@@ -43,13 +43,16 @@ class Charges:
         """Return the bytes that the admitted sequences are charged for."""
         admitted = sequences.admitted.values()
         used = sum(map(self.rectangle, (*sequences.groups(), *sequences.batches().values())))
-        used += sum(sequence.beside for sequence in admitted)
-        return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
+        used += sum(sequence.arrived.beside for sequence in admitted)
+        filling = sequences.of("prefill")
+        used += sum(sequence.feature_bytes for sequence in filling if sequence.arrived.features)
+        return used + self.snapshots(admitted) + self.least_pass(filling)
 
     def admission(self, sequence: SequenceState) -> int:
         """Return the bytes of a sequence's rows and smallest pass, which its admission needs."""
-        rows = sequence.width * self.row(sequence.charged) + sequence.beside
-        return rows + self.smallest_pass(sequence)
+        rows = sequence.width * self.row(sequence.charged)
+        beside = sequence.arrived.beside + sequence.feature_bytes
+        return rows + beside + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
         """Return the bytes of a row: its KV, a draft model's KV, its share of a decode step."""
@@ -125,7 +128,7 @@ class Charges:
         nbytes = self._passes.of(rows * tokens, seen, masked, rows) + rows * states
         if sequence.arrived.scores or sequence.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
-        if any(sequence.filled < stop for _, stop in sequence.arrived.spans):
+        if sequence.items_ahead:
             features = 2 * tokens * sequence.arrived.features
             nbytes = features + max(nbytes, sequence.arrived.encodes)
         return nbytes

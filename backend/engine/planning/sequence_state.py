@@ -102,18 +102,20 @@ class SequenceState:
         rows = max(self.width - 1, 1) if self.arrived.scores else 1
         if not self.arrived.whole:
             return rows
-        ahead = (stop - start for start, stop in self.arrived.spans if stop > self.filled)
-        return max(rows, *ahead, 0)
+        return max(rows, *self.items_ahead, 0)
 
     @property
-    def beside(self) -> int:
-        """Bytes needed in addition to KV.
+    def items_ahead(self) -> list[int]:
+        """The lengths of the images and audio that are not completely prefilled."""
+        return [stop - start for start, stop in self.arrived.spans if stop > self.filled]
 
-        The features of an image or audio are in memory until all of its tokens are prefilled. A
-        pass can begin inside one item and end inside the next, so the two largest items count.
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of features, which are in memory until all tokens of their item are prefilled.
+
+        A pass can begin inside one item and end inside the next, so the two largest items count.
         """
-        sizes = sorted(stop - start for start, stop in self.arrived.spans if stop > self.filled)
-        return self.arrived.beside + sum(sizes[-2:]) * self.arrived.features
+        return sum(sorted(self.items_ahead)[-2:]) * self.arrived.features
 
     @property
     def storable(self) -> int:

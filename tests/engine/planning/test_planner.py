@@ -335,6 +335,23 @@ def sources(world: World, number: int) -> list[Source | None]:
     ]
 
 
+def test_a_pass_that_begins_and_ends_inside_images_has_memory_for_the_features_of_all() -> None:
+    spans = tuple((start, start + 30) for start in range(5, 305, 30))
+    image: dict[str, Any] = {"spans": spans, "alone": True, "features": 3 * PER_TOKEN}
+
+    def run(budget: int) -> World:
+        world = World(limits_of(budget=budget, prompt_cache=0))
+        run_until_over(world, world.arrive(numbered(310), **image))
+        return world
+
+    (refusal,) = run(1).course[0][2].refuse
+    longest = set()
+    for budget in range(refusal.needed, refusal.needed + 1000 * PER_TOKEN, 5 * PER_TOKEN):
+        passes = [group for _, _, plan in run(budget).course for group in plan.prefill]
+        longest.add(max(group[0].end - group[0].start for group in passes))
+    assert longest >= {16, 32, 64, 128}
+
+
 def test_a_refused_sequence_ends_in_the_same_step() -> None:
     world = World(limits_of(budget=2 * STEP * PER_TOKEN))
     number = world.arrive(numbered(900))
