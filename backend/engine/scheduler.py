@@ -213,6 +213,7 @@ class Scheduler:
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._reader.needs(media),
+                features=0 if media is None else self._reader.bytes_per_token,
                 beside=self._beside(command),
                 draft_tokens=self._draft_tokens(command),
             )

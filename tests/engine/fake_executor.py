@@ -143,6 +143,10 @@ class FakeExecutor:
             used += sum(one.width for one in members) * max(map(self._cost, members))
         for one in self.running:
             used += one.arrived.beside
+            if one.batch is None and one.kv is not None:
+                at = len(one.kv)
+                begun = (end - start for start, end in one.arrived.spans if start < at < end)
+                used += sum(begun) * one.arrived.features
             used += len(one.snapshots) * self.limits.cost.snapshot(len(one.arrived.tokens))
         return used
 
@@ -173,8 +177,12 @@ class FakeExecutor:
             pairs = tokens * math.ceil(per_pair * max(part.end for part in group))
             first = self.sequences[group[0].sequence].arrived
             choices = tokens * passes.per_choice if first.fresh else 0
-            encoded = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
-            nbytes += max(tokens * passes.per_token + pairs + choices, encoded)
+            largest = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
+            nbytes += max(tokens * passes.per_token + pairs + choices, largest)
+            start, stop = group[0].start, max(part.end for part in group)
+            read = [span for span in first.spans if span[0] < stop and span[1] > start]
+            encoded = sum(end - begin for begin, end in read if begin >= start)
+            nbytes += (encoded + tokens * bool(read)) * first.features  # and joined
         for score in plan.score:
             one = self.sequences[score.sequence]
             pairs = math.ceil((passes.per_pair + passes.per_mask) * self._longest(one))

@@ -194,11 +194,13 @@ def attend(
     mask: mx.array | str | None,
     group_size: int = 64,
     bits: int | Sequence[int] = 8,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Return the attention of queries, [rows, heads, tokens, size], with the libraries' arguments.
 
     q_keys, q_values: packed values, scales and biases, or an array that is not quantised.
     bits: bits per number: one for both, or `Bits`; 0 means not quantised.
+    sinks: a score for each head that gets weight and has no value.
     """
     key_bits, value_bits, *known = (bits, bits) if isinstance(bits, int) else bits
     rows, heads, tokens, size = queries.shape
@@ -222,7 +224,12 @@ def attend(
             scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
         else:
             scores += mask
+    if sinks is not None:
+        own = sinks.astype(scores.dtype).reshape(1, kv_heads, -1, 1, 1)
+        scores = mx.concatenate([mx.broadcast_to(own, (*scores.shape[:-1], 1)), scores], axis=-1)
     weights = mx.softmax(scores, axis=-1, precise=True)
+    if sinks is not None:
+        weights = weights[..., 1:]
     found = _product(weights, q_values, group_size, value_bits, transpose=False)
     return found.reshape(rows, heads, tokens, found.shape[-1])
 

@@ -77,22 +77,22 @@ class LocationFinder:
 
     def __init__(self, files: WeightFiles) -> None:
         self._files = files
-        self._stacked: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
-        self._single: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
+        # by the numbers in the names: single tensors first, then those of all experts
+        self._series: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
         self._scales: dict[Span, Tensor] = {}  # the scales of each FP8 matrix, by the matrix's span
         groups: defaultdict[tuple[str, ...], dict[int, Tensor]] = defaultdict(dict)
         for name, tensor in files.tensors.items():
             if scales := files.tensors.get(f"{name}_scale_inv"):
                 self._scales[tensor.span] = scales
             numbers = tuple(_NUMBER.findall(name))
-            self._stacked[numbers].append([tensor])
+            self._series[numbers].append([tensor])
             if numbers:
                 *before, number, after = re.split(r"\.(\d+)(?=\.)", name)
                 groups[(*before, after)][int(number)] = tensor
         for parts, members in groups.items():
             if members.keys() == set(range(len(members))):
                 numbers = tuple(_NUMBER.findall(".".join(parts[:-1]) + "."))
-                self._single[numbers].append([members[at] for at in range(len(members))])
+                self._series[numbers].append([members[at] for at in range(len(members))])
 
     def find(self, path: str, weight: mx.array) -> Stages[Location | None]:
         """Return where a parameter is; None if no tensor contains its values. Ends on `engine`.
@@ -120,7 +120,7 @@ class LocationFinder:
 
     def _candidates(self, numbers: tuple[str, ...], weight: mx.array) -> Iterator[Location]:
         experts, size = weight.shape[0], math.prod(weight.shape[1:])
-        for tensors in (*self._stacked[numbers], *self._single[numbers]):
+        for tensors in self._series[numbers]:
             first = tensors[0]
             if any((each.dtype, each.shape) != (first.dtype, first.shape) for each in tensors):
                 continue

@@ -44,12 +44,15 @@ class Charges:
         admitted = sequences.admitted.values()
         used = sum(map(self.rectangle, (*sequences.groups(), *sequences.batches().values())))
         used += sum(sequence.arrived.beside for sequence in admitted)
-        return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
+        filling = sequences.of("prefill")
+        used += sum(sequence.feature_bytes for sequence in filling if sequence.arrived.features)
+        return used + self.snapshots(admitted) + self.least_pass(filling)
 
     def admission(self, sequence: SequenceState) -> int:
         """Return the bytes of a sequence's rows and smallest pass, which its admission needs."""
-        rows = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
-        return rows + self.smallest_pass(sequence)
+        rows = sequence.width * self.row(sequence.charged)
+        beside = sequence.arrived.beside + sequence.feature_bytes
+        return rows + beside + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
         """Return the bytes of a row: its KV, a draft model's KV, its share of a decode step."""
@@ -112,7 +115,7 @@ class Charges:
         """Return the temporary bytes of a prefill pass of `rows` rows like this sequence.
 
         Images and audio are encoded in a separate pass before the pass that needs their features,
-        so the larger of the two passes counts.
+        so the larger of the two passes counts. The features of all items in the pass are joined.
 
         tokens: number of tokens per row.
         seen: number of tokens in the KV of a row after the pass.
@@ -125,8 +128,10 @@ class Charges:
         nbytes = self._passes.of(rows * tokens, seen, masked, rows) + rows * states
         if sequence.arrived.scores or sequence.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
-        reads = any(sequence.filled < stop for _, stop in sequence.arrived.spans)
-        return max(nbytes, sequence.arrived.encodes if reads else 0)
+        if sequence.items_ahead:
+            features = 2 * tokens * sequence.arrived.features
+            nbytes = features + max(nbytes, sequence.arrived.encodes)
+        return nbytes
 
     def shared_pass(self, members: Sequence[SequenceState], tokens: int, seen: int) -> int:
         """Return the bytes of a pass, and of the padding that it adds to the KV of its members."""

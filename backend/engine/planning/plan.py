@@ -169,6 +169,7 @@ class Arrived:
     joins: whether tokens are generated after the prompt.
     scores: whether continuations of the prompt are scored.
     encodes: bytes of the largest pass that encodes one of its images or audio.
+    features: bytes per token of the features of its images and audio, which a pass must have.
     beside: bytes needed in addition to KV while the sequence is admitted.
     draft_tokens: maximum number of draft tokens that a decode step may check.
     """
@@ -187,6 +188,7 @@ class Arrived:
     joins: bool = True
     scores: bool = False
     encodes: int = 0
+    features: int = 0
     beside: int = 0
     draft_tokens: int = 0
 

@@ -119,7 +119,7 @@ class PrefixIndex:
     usable only up to their end, or up to a checkpoint position, where a snapshot was taken.
 
     The least recently used entry is evicted first; `add` and `touch` count as use, `find` does not.
-    `pinned` entries are never evicted, even if the limits are exceeded. Any thread may call `find`;
+    `shrink` keeps `pinned` entries, even if the limits are exceeded. Any thread may call `find`;
     all other methods are for one thread.
     """
 
@@ -178,7 +178,6 @@ class PrefixIndex:
         nbytes: int,
         *,
         positions: Collection[int] | None = None,
-        pinned: Collection[int] = (),
     ) -> list[int]:
         """Store an entry of at most `max_bytes`; returns the ids of evicted entries.
 
@@ -191,14 +190,12 @@ class PrefixIndex:
         nbytes: size of the entry's KV and snapshots.
         positions: checkpoint positions at which the entry is usable besides its end; None means any
             length.
-        pinned: ids of entries that must not be evicted.
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is already stored")
         known = None if positions is None else tuple(sorted({*positions, len(key)}))
         new = Entry(entry, key, nbytes, known)
         replaced, passed = self._replaced(new)
-        replaced = [old for old in replaced if old not in pinned]
         for old in replaced:
             self.remove(old)
         for old in passed:
@@ -207,7 +204,7 @@ class PrefixIndex:
         for tree, at in self._where(new):
             tree.insert(new, at)
         self._nbytes += nbytes
-        return replaced + self.shrink(self.max_bytes, {*pinned, entry})
+        return replaced + self.shrink(self.max_bytes, {entry})
 
     def _replaced(self, new: Entry) -> tuple[list[int], list[int]]:
         """Return the ids of entries to replace, and of entries that are useful only at their end.

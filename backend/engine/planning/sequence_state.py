@@ -102,8 +102,20 @@ class SequenceState:
         rows = max(self.width - 1, 1) if self.arrived.scores else 1
         if not self.arrived.whole:
             return rows
-        ahead = (stop - start for start, stop in self.arrived.spans if stop > self.filled)
-        return max(rows, *ahead, 0)
+        return max(rows, *self.items_ahead, 0)
+
+    @property
+    def items_ahead(self) -> list[int]:
+        """The lengths of the images and audio that are not completely prefilled."""
+        return [stop - start for start, stop in self.arrived.spans if stop > self.filled]
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of features, which are in memory until all tokens of their item are prefilled.
+
+        A pass can begin inside one item and end inside the next, so the two largest items count.
+        """
+        return sum(sorted(self.items_ahead)[-2:]) * self.arrived.features
 
     @property
     def storable(self) -> int:

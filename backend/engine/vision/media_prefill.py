@@ -48,6 +48,7 @@ class MediaReader:
         self._per_byte = 0.0
         self._per_pair: dict[Attention, float] = {}
         self._tokens_per_byte: dict[str, float] = {}
+        self.bytes_per_token = 0  # of the features of earlier items
 
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
@@ -91,6 +92,8 @@ class MediaReader:
             self._tokens_per_byte[item.kind] = max(known, tokens)
             if (own := form._replace(columns=0)) not in self._per_pair:
                 self._per_pair[own] = score_bytes(own)
+        own_bytes = math.ceil(features.nbytes / max(len(item.tokens), 1))
+        self.bytes_per_token = max(self.bytes_per_token, own_bytes)
         needed = peak - self._score_bytes(item)
         self._per_byte = max(self._per_byte, needed / max(item.nbytes, 1))
         return features

@@ -205,6 +205,7 @@ def random_arrival(world: World) -> None:
         fields["beside"] = dice.choice([1, 10, 1000]) * PER_TOKEN
     if "spans" in fields:
         fields["encodes"] = dice.choice([0, 100, 3000]) * PER_TOKEN
+        fields["features"] = dice.choice([0, 1, 3]) * PER_TOKEN
     if dice.random() < 0.3 and len(tokens) > 1:
         fields["positions"] = (dice.randrange(1, len(tokens)),)
     world.arrive(
@@ -332,6 +333,23 @@ def sources(world: World, number: int) -> list[Source | None]:
         for start in plan.start
         if start.sequence == number
     ]
+
+
+def test_a_pass_that_begins_and_ends_inside_images_has_memory_for_the_features_of_all() -> None:
+    spans = tuple((start, start + 30) for start in range(5, 305, 30))
+    image: dict[str, Any] = {"spans": spans, "alone": True, "features": 3 * PER_TOKEN}
+
+    def run(budget: int) -> World:
+        world = World(limits_of(budget=budget, prompt_cache=0))
+        run_until_over(world, world.arrive(numbered(310), **image))
+        return world
+
+    (refusal,) = run(1).course[0][2].refuse
+    longest = set()
+    for budget in range(refusal.needed, refusal.needed + 1000 * PER_TOKEN, 5 * PER_TOKEN):
+        passes = [group for _, _, plan in run(budget).course for group in plan.prefill]
+        longest.add(max(group[0].end - group[0].start for group in passes))
+    assert longest >= {16, 32, 64, 128}
 
 
 def test_a_refused_sequence_ends_in_the_same_step() -> None:

@@ -184,22 +184,20 @@ class Model:
             if entry.tokens[: len(tokens)] == tokens and covers(entry)
         }
 
-    def add(self, number: int, new: Stored, pinned: Collection[int]) -> set[int]:
+    def add(self, number: int, new: Stored) -> set[int]:
         near = self.nearest(new)
         looked_at = {old for old, entry in self.entries.items() if entry.positions is None} | {
             *near
         }
         replaced = {
-            old
-            for old, entry in self.entries.items()
-            if old in looked_at and old not in pinned and new.replaces(entry)
+            old for old, entry in self.entries.items() if old in looked_at and new.replaces(entry)
         }
         for old in replaced:
             del self.entries[old]
         passed = [old for old in near if old in self.entries and new.passes(self.entries[old])]
         first = {old: self.entries[old] for old in reversed(passed)}
         self.entries = first | self.entries | {number: new}
-        return replaced | set(self.evict(self.max_bytes, {*pinned, number}))
+        return replaced | set(self.evict(self.max_bytes, {number}))
 
     def nearest(self, new: Stored) -> list[int]:
         """The entries with positions and the longest prefixes of a new one, then the newest."""
@@ -267,7 +265,6 @@ class IndexMachine(RuleBasedStateMachine):
     def add(self, data: st.DataObject, nbytes: int, covered: bool) -> None:
         tokens, key = self.key(data)
         trimmable = data.draw(st.sampled_from(self.kinds))
-        pinned = self.pins(data)
         # Callers skip covered entries; the index must stay consistent if one does not.
         if not tokens or (not covered and self.model.covering(tokens, trimmable)):
             return
@@ -275,12 +272,10 @@ class IndexMachine(RuleBasedStateMachine):
         if not trimmable:
             positions = frozenset(data.draw(st.sets(st.integers(1, len(tokens)), max_size=4)))
         number, self.next = self.next, self.next + 1
-        gone = self.ask(
-            lambda index: index.add(number, key, nbytes, positions=positions, pinned=pinned)
-        )
+        gone = self.ask(lambda index: index.add(number, key, nbytes, positions=positions))
         assert len(gone) == len(set(gone))
         served = None if positions is None else positions | {len(tokens)}
-        assert set(gone) == self.model.add(number, Stored(tokens, nbytes, served), pinned)
+        assert set(gone) == self.model.add(number, Stored(tokens, nbytes, served))
 
     @rule(data=st.data())
     def find(self, data: st.DataObject) -> None:
@@ -407,10 +402,10 @@ def test_a_chat_beside_another_replaces_it_only_if_memory_is_short() -> None:
     assert index.add(8, PrefixKey([3000]), 10) == [1]
 
 
-def test_a_longer_conversation_replaces_its_prefix_unless_that_is_pinned() -> None:
+def test_a_longer_conversation_replaces_its_prefixes() -> None:
     index = index_of(([1, 2], ANYWHERE), ([1], AT_ITS_END))
-    assert index.add(7, PrefixKey([1, 2, 3]), 10, pinned=[0]) == [1]
-    assert index.add(8, PrefixKey([1, 2, 3, 4]), 10) == [7, 0]
+    assert set(index.add(7, PrefixKey([1, 2, 3]), 10)) == {0, 1}
+    assert index.add(8, PrefixKey([1, 2, 3, 4]), 10) == [7]
 
 
 def test_the_last_used_entry_is_evicted_last() -> None:

@@ -210,6 +210,7 @@ async def test_the_encoder_takes_no_more_memory_than_is_charged_for_a_picture_of
         before = mx.get_active_memory()
         features = encode_item(self, item)
         seen.append((charged, mx.get_peak_memory() - before))
+        assert features.nbytes <= self.bytes_per_token * len(item.tokens) <= 1.2 * features.nbytes
         return features
 
     encode_item = media_prefill.MediaReader.encode
