@@ -20,6 +20,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
+from mlx.nn.layers.positional_encoding import RoPE
 
 from backend.engine.embedding.encoder_shape import Disentangled, Experts, Shape
 
@@ -292,9 +293,8 @@ class _Attention(Module):
         for part in (*_ATTENDING, "out"):
             self[part] = Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
         self._heads, self._size = shape.heads, shape.hidden // shape.heads
-        powers = mx.arange(0, self._size, 2, dtype=mx.float32) / self._size
-        # The inverse of the rotary frequency of each pair of values.
-        self._periods = shape.stretch * theta**powers if theta else None
+        if theta:
+            self.rope = RoPE(self._size, base=theta, scale=1 / shape.stretch)
         # DeBERTa adds up three scores.
         self._scale = (self._size * (3 if shape.disentangled else 1)) ** -0.5
 
@@ -322,19 +322,13 @@ class _Attention(Module):
             near = mx.take_along_axis(queries @ of_keys, index, axis=-1)
             near += mx.take_along_axis(keys @ of_queries, turned, axis=-1).swapaxes(2, 3)
             mask = mx.where(mask, near * self._scale, mx.finfo(near.dtype).min)
-        if self._periods is not None:
-            queries, keys = _turned(queries, self._periods), _turned(keys, self._periods)
+        if "rope" in self:
+            queries, keys = self.rope(queries), self.rope(keys)
         mixed = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self._scale, mask=mask
         )
         result: mx.array = self.out(mixed.swapaxes(1, 2).reshape(rows, length, -1))
         return result
-
-
-def _turned(states: mx.array, periods: mx.array) -> mx.array:
-    return mx.fast.rope(
-        states, states.shape[-1], traditional=False, base=None, scale=1.0, offset=0, freqs=periods
-    )
 
 
 def _distance_classes(length: int, count: int) -> mx.array:
