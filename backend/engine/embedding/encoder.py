@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
+from mlx.nn.layers import activations
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -129,15 +129,6 @@ def _expert(layer: str, name: str, value: mx.array, count: int) -> Weights:
     return {f"{layer}.mlp.experts.fc2.weight": matrices.swapaxes(1, 2)}
 
 
-_ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
-    "gelu": gelu,
-    "gelu_new": gelu_approx,
-    "relu": relu,
-    "silu": silu,
-    "tanh": mx.tanh,
-}
-
-
 _ATTENDING = ("queries", "keys", "values")
 # DeBERTa's vectors of classes of distances, (classes, hidden), and the class of the distance
 # between each two tokens, (length, length).
@@ -235,9 +226,9 @@ class Model(Module):
         elif not self._plan.of_tokens:
             states = states[:, 0]
         if "head_norm" in self:
-            states = self.head_norm(_ACTIVATIONS[shape.activation](self.pooler(states)))
+            states = self.head_norm(getattr(activations, shape.activation)(self.pooler(states)))
         elif "pooler" in self:
-            states = _ACTIVATIONS[shape.head_activation](self.pooler(states))
+            states = getattr(activations, shape.head_activation)(self.pooler(states))
         scores: mx.array = self.score(states)
         return scores
 
@@ -373,7 +364,7 @@ class _MLP(Module):
         if shape.gated:
             self.gate = Linear(shape.hidden, shape.inner, bias=shape.up_bias)
         self.down = Linear(shape.inner, shape.hidden, bias=shape.down_bias)
-        self._activate = _ACTIVATIONS[shape.activation]
+        self._activate = getattr(activations, shape.activation)
 
     def __call__(self, states: mx.array) -> mx.array:
         inner = self.up(states)
@@ -395,7 +386,7 @@ class _Experts(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         experts: Any = shape.experts
         self.router = Linear(shape.hidden, experts.count, bias=False)
-        activate = _ACTIVATIONS[shape.activation]
+        activate = getattr(activations, shape.activation)
         self.experts = SwitchMLP(shape.hidden, shape.inner, experts.count, activation=activate)
         self.bias = mx.zeros(shape.hidden)
         self._chosen = experts.chosen

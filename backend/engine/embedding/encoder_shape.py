@@ -17,10 +17,10 @@ from common.wording import shown
 
 _JINA_CODE = "XLMRobertaFlashConfig"
 Fields = dict[str, Any]
-# transformers' names of activations → the names of those that differ.
+# transformers' names of activations → MLX's.
 _ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_new"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_approx"),
     **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
     "tanh": "tanh",
