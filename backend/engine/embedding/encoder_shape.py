@@ -320,7 +320,8 @@ FAMILIES: Mapping[str, Family] = {
         usual={"epsilon": 1e-7},
     ),
 }  # fmt: skip
-_TYPES = {
+# `model_type` in config.json → the family.
+TYPES = {
     **dict.fromkeys(("xlm-roberta", "roberta", "camembert", "data2vec-text"), "roberta"),
     **dict.fromkeys(("bert", "ernie"), "bert"),
     **dict.fromkeys(("new", "gte"), "gte"),
@@ -357,7 +358,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     rotary = config.get("position_embedding_type") == "rotary"
     if model_type == "xlm-roberta" and (rotary or named.endswith(_JINA_CODE)):
         return "jina"
-    return _TYPES.get(model_type, "")
+    return TYPES.get(model_type, "")
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
