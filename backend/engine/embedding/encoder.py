@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,24 +142,14 @@ class Outputs(NamedTuple):
     logits: mx.array | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The description from which `Model` is built."""
-
-    shape: Shape
-    outputs: int = 0  # number of scores or labels; 0 for no head
-    of_tokens: bool = False  # whether each token has scores, rather than each row
-
-
 class Model(Module):
     """An encoder. `in_own_names` returns the weights under its names."""
 
     model_type = "encoder"
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        shape = plan.shape
-        self._plan = plan
+        self._shape = shape
         width = shape.embedded or shape.hidden
         self.words = Embedding(shape.vocabulary, width)
         if shape.segments:
@@ -178,12 +167,12 @@ class Model(Module):
         self.layers = [_Layer(shape, at) for at in range(1 if shape.shared else shape.layers)]
         if shape.norms_first:
             self.final_norm = _norm(shape)
-        if plan.outputs and (shape.head_norm or not plan.of_tokens):
+        if shape.outputs and (shape.head_norm or not shape.labels):
             self.pooler = Linear(shape.hidden, shape.hidden, bias=shape.pooler_bias)
-        if plan.outputs and shape.head_norm:
+        if shape.outputs and shape.head_norm:
             self.head_norm = _norm(shape)
-        if plan.outputs:
-            self.score = Linear(shape.hidden, plan.outputs)
+        if shape.outputs:
+            self.score = Linear(shape.hidden, shape.outputs)
 
     def __call__(
         self, ids: mx.array, attention_mask: mx.array, token_type_ids: mx.array
@@ -192,7 +181,7 @@ class Model(Module):
 
         ids, attention_mask, token_type_ids: (rows, longest); rows are padded at their end.
         """
-        shape, states = self._plan.shape, self.words(ids)
+        shape, states = self._shape, self.words(ids)
         if "segments" in self:
             # The tokenizer of a model with one segment embedding may number two segments.
             states += self.segments(mx.zeros_like(ids) if shape.segments == 1 else token_type_ids)
@@ -219,11 +208,11 @@ class Model(Module):
         return Outputs(states, self._scores(states, attention_mask) if "score" in self else None)
 
     def _scores(self, states: mx.array, mask: mx.array) -> mx.array:
-        shape = self._plan.shape
-        if not self._plan.of_tokens and shape.pooled == "mean":
+        shape = self._shape
+        if not shape.labels and shape.pooled == "mean":
             filled = mask[..., None].astype(mx.float32)  # a sum of many may overflow float16
             states = ((states * filled).sum(axis=1) / filled.sum(axis=1)).astype(states.dtype)
-        elif not self._plan.of_tokens:
+        elif not shape.labels:
             states = states[:, 0]
         if "head_norm" in self:
             states = self.head_norm(getattr(activations, shape.activation)(self.pooler(states)))
@@ -234,7 +223,7 @@ class Model(Module):
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Return a checkpoint's weights under the names of the network."""
-        return in_own_names(weights, self, self._plan.shape.experts)
+        return in_own_names(weights, self, self._shape.experts)
 
     def own_paths(self, layer: str) -> Sequence[str]:
         """Return the paths of the layers that a checkpoint stores as one layer.

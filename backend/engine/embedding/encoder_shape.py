@@ -96,6 +96,8 @@ class Shape:
     pooler_bias: bool = True
     head_norm: bool = False  # whether the head has the activation of the MLP and a norm after it
     head_activation: str = "tanh"  # the activation of a reranker's head without a norm
+    outputs: int = 0  # number of scores of a row, or of labels of a token; 0 for no head
+    labels: bool = False  # whether each token has outputs, rather than each row
 
 
 @dataclass(frozen=True, slots=True)
