@@ -1,8 +1,9 @@
 """Makes forward passes over rows: pads them, runs the model, and pools the vectors of tokens.
 
-A pass returns a float32 NumPy array for each row, and runs on the engine thread. mlx-vlm's
-embedding models ignore the checkpoint's pooling rule, so only their hidden states are used; the
-rest of their graph is never evaluated.
+A pass returns a float32 NumPy array for each row, and runs on the engine thread. What it computes
+from the padded rows depends on the kind of the model. mlx-vlm's embedding models ignore the
+checkpoint's pooling rule, so only their hidden states are used; the rest of their graph is never
+evaluated.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def normalized(vectors: mx.array) -> mx.array:
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), _TINY)
 
 
-Hidden = Callable[[PaddedRows], mx.array]
+Compute = Callable[[PaddedRows], mx.array]
 Function = Callable[[mx.array], mx.array]
 
 
@@ -111,21 +112,37 @@ def function_of(name: str, what: str) -> Function:
     return FUNCTIONS[name]
 
 
+def passes(compute: Compute, pad_token: int) -> Run:
+    """Return a pass that pads rows, and returns an output for each row.
+
+    compute: returns outputs, (rows, …), or outputs for tokens, (rows, longest, numbers), of which
+        those of padding are removed.
+    """
+
+    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
+        rows = padded(pieces, pad_token)
+        outputs = np.array(compute(rows))
+        if outputs.ndim < 3:
+            return list(outputs)
+        return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
+
+    return run
+
+
 def embedder(
-    hidden: Hidden,
+    hidden: Compute,
     rule: PoolingRule,
-    pad_token: int,
     of_tokens: Sequence[Any] = (),
     of_texts: Sequence[Any] = (),
     score: Function | None = None,
-) -> Run:
-    """Return a pass that computes a vector, (dim,), for each row.
+) -> Compute:
+    """Return a function that computes a vector, (dim,), for each row.
 
     of_tokens: functions to apply to the vectors of tokens.
     of_texts: functions to apply to the pooled vectors.
     score: turns the first number of a vector into a score, (); None to compute vectors.
 
-    With the pooling mode `none`, the pass computes the vectors of all tokens, (tokens, dim).
+    With the pooling mode `none`, it computes the vectors of all tokens, (tokens, dim).
     """
 
     def vectors_of(rows: PaddedRows) -> mx.array:
@@ -144,11 +161,11 @@ def embedder(
         vectors = normalized(vectors) if rule.normalize else vectors
         return vectors[..., : rule.dimensions]
 
-    return _run(vectors_of, pad_token, per_token=rule.per_token)
+    return vectors_of
 
 
-def classifier(model: Any, config: Mapping[str, Any], pad_token: int, score: Function) -> Run:
-    """Return a pass that computes a cross-encoder's score, (), for each pair.
+def classifier(model: Any, config: Mapping[str, Any], score: Function) -> Compute:
+    """Return a function that computes a cross-encoder's score, (), for each pair.
 
     A text model computes the score from its last token, not counting padding tokens, which a
     tokenizer may also append as the end of a text.
@@ -166,18 +183,16 @@ def classifier(model: Any, config: Mapping[str, Any], pad_token: int, score: Fun
             logits = model.score(states)[:, 0].astype(mx.float32)
         return score(logits)
 
-    return _run(scores, pad_token)
+    return scores
 
 
-def token_classifier(model: Any, pad_token: int) -> Run:
-    """Return a pass that computes the label probabilities of each row, (tokens, labels)."""
-    return _run(lambda rows: mx.softmax(_logits(model, rows), axis=-1), pad_token, per_token=True)
+def token_classifier(model: Any) -> Compute:
+    """Return a function that computes the label probabilities of each row, (tokens, labels)."""
+    return lambda rows: mx.softmax(_logits(model, rows), axis=-1)
 
 
-def answers(
-    model: Any, config: Mapping[str, Any], tokens: Answers, pad_token: int, score: Function
-) -> Run:
-    """Return a pass that computes a score, (), for each prompt, from logits of the next token.
+def answers(model: Any, config: Mapping[str, Any], tokens: Answers, score: Function) -> Compute:
+    """Return a function that computes a score, (), for each prompt, from logits of the next token.
 
     tokens: the token or the two tokens whose logits are used.
     score: turns the logit, or the difference of both logits, into a score.
@@ -194,33 +209,17 @@ def answers(
             found = found - logits[:, tokens.no]
         return score(found)
 
-    return _run(scores, pad_token)
+    return scores
 
 
-def _run(compute: Hidden, pad_token: int, *, per_token: bool = False) -> Run:
-    """Return a pass that pads rows, and returns an output for each row.
-
-    per_token: whether an output has a vector for each token, so that padding must be removed.
-    """
-
-    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        rows = padded(pieces, pad_token)
-        outputs = list(np.array(compute(rows)))
-        if per_token:
-            return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
-        return outputs
-
-    return run
-
-
-def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
+def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Compute:
     """Return a function that computes the hidden states of an embedding model."""
     if not module:
         return text_states(model, config)
     return lambda rows: _outputs(model, rows).last_hidden_state
 
 
-def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
+def text_states(model: Any, config: Mapping[str, Any]) -> Compute:
     """Return a function that computes the hidden states of a model of mlx-lm.
 
     With a causal mask, padding at the end has no effect.
