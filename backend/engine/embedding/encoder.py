@@ -389,20 +389,15 @@ class _Experts(Module):
         return result
 
 
-def attention_masks(
-    tokens: mx.array, reach: int, *, causal: bool = False
-) -> tuple[mx.array, mx.array]:
+def attention_masks(tokens: mx.array, reach: int) -> tuple[mx.array, mx.array]:
     """Return the boolean masks of global and local layers, (rows, 1, 1 or longest, longest).
 
     tokens: (rows, longest), 1 for tokens and 0 for padding.
     reach: a token of a local layer attends to the tokens that are less than this far away.
-    causal: whether tokens attend only to earlier tokens.
     """
     position = mx.arange(tokens.shape[1])
     distance = position[:, None] - position[None, :]
     everywhere = tokens.astype(mx.bool_)[:, None, None, :]
-    if causal:
-        everywhere = everywhere & (distance >= 0)
     nearby = everywhere & (mx.abs(distance) < reach)
     # Padding attends to everything: the softmax of no scores is NaN, and NaN in a column of padding
     # would reach the tokens of its row.

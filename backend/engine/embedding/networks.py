@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers import activations
+from mlx_lm.models.base import create_causal_mask
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoder import attention_masks
@@ -237,7 +238,7 @@ def text_states(model: Any, config: Mapping[str, Any]) -> Compute:
             states = inner(rows.ids, cache=None)
             return states
         if causal:
-            _, mask = attention_masks(mx.ones_like(rows.mask[:1]), window, causal=True)
+            mask = create_causal_mask(rows.ids.shape[1], window_size=window)
         else:
             mask = rows.mask.astype(mx.bool_)[:, None, None, :]
         states = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
@@ -254,10 +255,12 @@ def _gemma(inner: Any, config: Mapping[str, Any], rows: PaddedRows) -> mx.array:
     """
     causal = config["model_type"] == "gemma2" or not config.get("use_bidirectional_attention")
     window = int(getattr(inner.args, "sliding_window", config.get("sliding_window") or 4096))
-    # A causal mask is for all rows, because Gemma 2 in mlx-lm accepts no other.
-    tokens = mx.ones_like(rows.mask[:1]) if causal else rows.mask
-    reach = window if causal else window // 2 + 1
-    everywhere, nearby = attention_masks(tokens, reach, causal=causal)
+    if causal:
+        length = rows.ids.shape[1]
+        everywhere = create_causal_mask(length)
+        nearby = create_causal_mask(length, window_size=window)
+    else:
+        everywhere, nearby = attention_masks(rows.mask, window // 2 + 1)
     states = inner.embed_tokens(rows.ids) * inner.args.hidden_size**0.5
     for at, layer in enumerate(inner.layers):
         local = getattr(layer.self_attn, "is_sliding", at % 2 == 0)
