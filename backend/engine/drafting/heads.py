@@ -29,6 +29,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, quantize
 from mlx.utils import tree_flatten
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.rope_utils import initialize_rope
+from mlx_lm.utils import infer_quant_config
 
 from backend.engine.caching.layer_kv import visible
 from backend.engine.loading.shards import read_shards
@@ -139,17 +140,11 @@ def _quantisation(path: str, layer: Any, weights: Weights) -> dict[str, Any] | b
 
     In many checkpoints, the bits in config.json apply only to the model's own layers.
     """
-    scales = weights.get(f"{path}.scales")
-    packed = weights.get(f"{path}.weight")
-    if not hasattr(layer, "to_quantized") or scales is None or packed is None:
+    stored = {f"{path}.weight", f"{path}.scales"}
+    if not (hasattr(layer, "to_quantized") and stored <= weights.keys()):
         return False
-    inputs = layer.weight.shape[-1]
-    bits, group_size = 32 * packed.shape[-1] // inputs, inputs // scales.shape[-1]
-    if f"{path}.biases" in weights:
-        mode = "affine"
-    else:
-        mode = "mxfp8" if bits == 8 else "nvfp4" if group_size == 16 else "mxfp4"
-    return {"group_size": group_size, "bits": bits, "mode": mode}
+    found: dict[str, Any] = infer_quant_config(path, layer, weights)
+    return found
 
 
 def embedding_of(model: Any, vocabulary: int) -> Any:

@@ -22,12 +22,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.drafting.heads import Head, HeadError, Weights, embedding_of, load_weights
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.saved_weights import joined_experts
 from backend.engine.loading.shards import all_weight_files
 from common.drafter_kind import SPLIT_HEADS
 
 _INNER = re.compile(r"(?:.+\.)?(?:model|backbone)\.((?:layers|norm|norm_f)\..+)")
 _LAYERS = ("model.", "backbone.")
-_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
 # The fields with the kinds of the layers of Nemotron's head: one character each, or words.
 _HEAD_LAYERS = ("mtp_hybrid_override_pattern", "mtp_layers_block_type")
 
@@ -280,13 +280,7 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
     if hasattr(body, "sanitize"):
         own = body.sanitize(own)
     # Qwen3.5's checkpoints have one tensor per expert in the head, but stacked experts elsewhere.
-    experts: dict[str, dict[int, mx.array]] = {}
-    for name, value in own.items():
-        if match := _EXPERT.fullmatch(name):
-            experts.setdefault(f"{match[1]}.switch_mlp.{match[3]}", {})[int(match[2])] = value
-    for stack, numbered in experts.items():
-        own[stack] = mx.stack([numbered[number] for number in sorted(numbered)])
-    for name, value in own.items():
+    for name, value in joined_experts(own).items():
         if match := _INNER.fullmatch(name):
             beside[f"inner.{match[1]}"] = value
     return beside

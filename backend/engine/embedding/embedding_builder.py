@@ -110,7 +110,8 @@ def build(order: LoadOrder) -> Stages[Built]:
     limits = Limits(context, int(_part(loaded.config)["vocab_size"]))
 
     yield "files"
-    run, reader = _read_kind(checkpoint, loaded, settings, limits)
+    compute, reader = _read_kind(checkpoint, loaded, settings, limits)
+    run = networks.passes(compute, _pad_token(loaded))
     prompts = PromptBuilder(loaded.tokenizer, limits.context, limits.vocabulary)
     texts = TokenTexts(loaded.tokenizer)
 
@@ -158,7 +159,8 @@ def text_embedder(
     if networks.inner_model(loaded.model) is None:
         return None, None
     rule = pooling_of_text_model(settings)
-    run = networks.embedder(networks.text_states(loaded.model, loaded.config), rule, pad_token=0)
+    hidden = networks.text_states(loaded.model, loaded.config)
+    run = networks.passes(networks.embedder(hidden, rule), pad_token=0)
     encode = _id_encoder(checkpoint, loaded)
     reader = TextReader(encode, limits, per_token=rule.per_token, truncates=settings.truncate)
     return _new_encoder(run, loaded, settings, here, budget), reader
@@ -180,21 +182,19 @@ def _opener(order: LoadOrder) -> OpenModel | None:
 
 def _read_kind(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
-) -> tuple[Run, Reader]:
+) -> tuple[networks.Compute, Reader]:
     if checkpoint.kind is ModelKind.EMBEDDING:
         return _embedding(checkpoint, loaded, settings, limits)
     if checkpoint.kind is ModelKind.RERANK:
         return _reranking(checkpoint, loaded, settings, limits)
-    run = networks.token_classifier(loaded.model, _pad_token(loaded))
-    return run, _label_reader(checkpoint, loaded, limits)
+    return networks.token_classifier(loaded.model), _label_reader(checkpoint, loaded, limits)
 
 
 def _embedding(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
-) -> tuple[Run, TextReader]:
+) -> tuple[networks.Compute, TextReader]:
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
     rule = pooling_of_checkpoint(files, config, settings)
-    run = _pooled(checkpoint, loaded, rule)
     transformer, prompts = files.transformer, prompts_of(files, settings)
     encode: EncodeRow
     if (messages := messages_of(transformer)) is not None:
@@ -216,7 +216,7 @@ def _embedding(
             special=not is_static(config),
             side=loaded.tokenizer.truncation_side,
         )
-    return run, TextReader(
+    return _pooled(checkpoint, loaded, rule), TextReader(
         encode, limits, per_token=rule.per_token, prompts=prompts, truncates=settings.truncate
     )
 
@@ -226,8 +226,8 @@ def _pooled(
     loaded: LoadedModel,
     rule: PoolingRule,
     score: networks.Function | None = None,
-) -> Run:
-    """Return the pass that computes vectors, or with `score`, the scores of a reranker."""
+) -> networks.Compute:
+    """Return what computes vectors, or with `score`, the scores of a reranker."""
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
     module = module_of(checkpoint.kind, config)
     if not module and networks.inner_model(loaded.model) is None:
@@ -235,14 +235,14 @@ def _pooled(
     hidden = networks.encoder(loaded.model, module, config)
     dense = dense_layers(files, config)
     of_tokens, of_texts = (applied(dense, loaded.model, of_tokens=early) for early in (True, False))
-    return networks.embedder(hidden, rule, _pad_token(loaded), of_tokens, of_texts, score)
+    return networks.embedder(hidden, rule, of_tokens, of_texts, score)
 
 
 def _reranking(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
-) -> tuple[Run, PairReader]:
+) -> tuple[networks.Compute, PairReader]:
     files, config = SentenceFiles(checkpoint.path), checkpoint.config
-    tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
+    tokenizer = _own_tokenizer(loaded)
     prompt = prompts_of(files, settings).default
     prompted: Callable[[str], EncodeRow]
     score = networks.function_of(score_function(files, config), "its score (activation_fn)")
@@ -250,12 +250,13 @@ def _reranking(
     if pools or module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
         if pools:
-            run = _pooled(checkpoint, loaded, pooling_of_checkpoint(files, config, settings), score)
+            rule = pooling_of_checkpoint(files, config, settings)
+            compute = _pooled(checkpoint, loaded, rule, score)
         else:
-            run = networks.classifier(loaded.model, config, pad, score)
+            compute = networks.classifier(loaded.model, config, score)
         side = loaded.tokenizer.truncation_side
         prompted = partial(pair_encoder, tokenizer, segments, side=side)
-        return run, PairReader(prompted, limits, settings.truncate, prompt)
+        return compute, PairReader(prompted, limits, settings.truncate, prompt)
     model_type, compared = config["model_type"], answers_of(files)
     words, write = _ASKED.get(model_type, ((), None))
     usual = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
@@ -285,8 +286,8 @@ def _reranking(
             f"its LogitScore step names the token {most}, which its vocabulary does not have"
         )
     mend_text_model(loaded.model, config)
-    run = networks.answers(loaded.model, config, compared, pad, score)
-    return run, PairReader(prompted, limits, settings.truncate, prompt)
+    compute = networks.answers(loaded.model, config, compared, score)
+    return compute, PairReader(prompted, limits, settings.truncate, prompt)
 
 
 def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:
@@ -326,11 +327,7 @@ def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray],
 
     decoder = ViterbiDecoder(labels, _load_transition_biases(path, "default"))
 
-    def likeliest(shares: np.ndarray) -> list[int]:
-        decoded: list[int] = decoder.decode(np.log(np.maximum(shares, 1e-30)))
-        return decoded
-
-    return likeliest
+    return lambda shares: decoder.decode(np.log(np.maximum(shares, 1e-30)))
 
 
 def _new_encoder(

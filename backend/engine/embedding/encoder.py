@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
+from mlx.nn.layers import activations
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
+from mlx.nn.layers.positional_encoding import RoPE
 
 from backend.engine.embedding.encoder_shape import Disentangled, Experts, Shape
 
@@ -128,15 +128,6 @@ def _expert(layer: str, name: str, value: mx.array, count: int) -> Weights:
     return {f"{layer}.mlp.experts.fc2.weight": matrices.swapaxes(1, 2)}
 
 
-_ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
-    "gelu": gelu,
-    "gelu_new": gelu_approx,
-    "relu": relu,
-    "silu": silu,
-    "tanh": mx.tanh,
-}
-
-
 _ATTENDING = ("queries", "keys", "values")
 # DeBERTa's vectors of classes of distances, (classes, hidden), and the class of the distance
 # between each two tokens, (length, length).
@@ -151,24 +142,14 @@ class Outputs(NamedTuple):
     logits: mx.array | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The description from which `Model` is built."""
-
-    shape: Shape
-    outputs: int = 0  # number of scores or labels; 0 for no head
-    of_tokens: bool = False  # whether each token has scores, rather than each row
-
-
 class Model(Module):
     """An encoder. `in_own_names` returns the weights under its names."""
 
     model_type = "encoder"
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        shape = plan.shape
-        self._plan = plan
+        self._shape = shape
         width = shape.embedded or shape.hidden
         self.words = Embedding(shape.vocabulary, width)
         if shape.segments:
@@ -186,12 +167,12 @@ class Model(Module):
         self.layers = [_Layer(shape, at) for at in range(1 if shape.shared else shape.layers)]
         if shape.norms_first:
             self.final_norm = _norm(shape)
-        if plan.outputs and (shape.head_norm or not plan.of_tokens):
+        if shape.outputs and (shape.head_norm or not shape.labels):
             self.pooler = Linear(shape.hidden, shape.hidden, bias=shape.pooler_bias)
-        if plan.outputs and shape.head_norm:
+        if shape.outputs and shape.head_norm:
             self.head_norm = _norm(shape)
-        if plan.outputs:
-            self.score = Linear(shape.hidden, plan.outputs)
+        if shape.outputs:
+            self.score = Linear(shape.hidden, shape.outputs)
 
     def __call__(
         self, ids: mx.array, attention_mask: mx.array, token_type_ids: mx.array
@@ -200,7 +181,7 @@ class Model(Module):
 
         ids, attention_mask, token_type_ids: (rows, longest); rows are padded at their end.
         """
-        shape, states = self._plan.shape, self.words(ids)
+        shape, states = self._shape, self.words(ids)
         if "segments" in self:
             # The tokenizer of a model with one segment embedding may number two segments.
             states += self.segments(mx.zeros_like(ids) if shape.segments == 1 else token_type_ids)
@@ -227,22 +208,22 @@ class Model(Module):
         return Outputs(states, self._scores(states, attention_mask) if "score" in self else None)
 
     def _scores(self, states: mx.array, mask: mx.array) -> mx.array:
-        shape = self._plan.shape
-        if not self._plan.of_tokens and shape.pooled == "mean":
+        shape = self._shape
+        if not shape.labels and shape.pooled == "mean":
             filled = mask[..., None].astype(mx.float32)  # a sum of many may overflow float16
             states = ((states * filled).sum(axis=1) / filled.sum(axis=1)).astype(states.dtype)
-        elif not self._plan.of_tokens:
+        elif not shape.labels:
             states = states[:, 0]
         if "head_norm" in self:
-            states = self.head_norm(_ACTIVATIONS[shape.activation](self.pooler(states)))
+            states = self.head_norm(getattr(activations, shape.activation)(self.pooler(states)))
         elif "pooler" in self:
-            states = _ACTIVATIONS[shape.head_activation](self.pooler(states))
+            states = getattr(activations, shape.head_activation)(self.pooler(states))
         scores: mx.array = self.score(states)
         return scores
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Return a checkpoint's weights under the names of the network."""
-        return in_own_names(weights, self, self._plan.shape.experts)
+        return in_own_names(weights, self, self._shape.experts)
 
     def own_paths(self, layer: str) -> Sequence[str]:
         """Return the paths of the layers that a checkpoint stores as one layer.
@@ -292,9 +273,8 @@ class _Attention(Module):
         for part in (*_ATTENDING, "out"):
             self[part] = Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
         self._heads, self._size = shape.heads, shape.hidden // shape.heads
-        powers = mx.arange(0, self._size, 2, dtype=mx.float32) / self._size
-        # The inverse of the rotary frequency of each pair of values.
-        self._periods = shape.stretch * theta**powers if theta else None
+        if theta:
+            self.rope = RoPE(self._size, base=theta, scale=1 / shape.stretch)
         # DeBERTa adds up three scores.
         self._scale = (self._size * (3 if shape.disentangled else 1)) ** -0.5
 
@@ -322,19 +302,13 @@ class _Attention(Module):
             near = mx.take_along_axis(queries @ of_keys, index, axis=-1)
             near += mx.take_along_axis(keys @ of_queries, turned, axis=-1).swapaxes(2, 3)
             mask = mx.where(mask, near * self._scale, mx.finfo(near.dtype).min)
-        if self._periods is not None:
-            queries, keys = _turned(queries, self._periods), _turned(keys, self._periods)
+        if "rope" in self:
+            queries, keys = self.rope(queries), self.rope(keys)
         mixed = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self._scale, mask=mask
         )
         result: mx.array = self.out(mixed.swapaxes(1, 2).reshape(rows, length, -1))
         return result
-
-
-def _turned(states: mx.array, periods: mx.array) -> mx.array:
-    return mx.fast.rope(
-        states, states.shape[-1], traditional=False, base=None, scale=1.0, offset=0, freqs=periods
-    )
 
 
 def _distance_classes(length: int, count: int) -> mx.array:
@@ -379,7 +353,7 @@ class _MLP(Module):
         if shape.gated:
             self.gate = Linear(shape.hidden, shape.inner, bias=shape.up_bias)
         self.down = Linear(shape.inner, shape.hidden, bias=shape.down_bias)
-        self._activate = _ACTIVATIONS[shape.activation]
+        self._activate = getattr(activations, shape.activation)
 
     def __call__(self, states: mx.array) -> mx.array:
         inner = self.up(states)
@@ -401,7 +375,7 @@ class _Experts(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         experts: Any = shape.experts
         self.router = Linear(shape.hidden, experts.count, bias=False)
-        activate = _ACTIVATIONS[shape.activation]
+        activate = getattr(activations, shape.activation)
         self.experts = SwitchMLP(shape.hidden, shape.inner, experts.count, activation=activate)
         self.bias = mx.zeros(shape.hidden)
         self._chosen = experts.chosen
@@ -415,20 +389,15 @@ class _Experts(Module):
         return result
 
 
-def attention_masks(
-    tokens: mx.array, reach: int, *, causal: bool = False
-) -> tuple[mx.array, mx.array]:
+def attention_masks(tokens: mx.array, reach: int) -> tuple[mx.array, mx.array]:
     """Return the boolean masks of global and local layers, (rows, 1, 1 or longest, longest).
 
     tokens: (rows, longest), 1 for tokens and 0 for padding.
     reach: a token of a local layer attends to the tokens that are less than this far away.
-    causal: whether tokens attend only to earlier tokens.
     """
     position = mx.arange(tokens.shape[1])
     distance = position[:, None] - position[None, :]
     everywhere = tokens.astype(mx.bool_)[:, None, None, :]
-    if causal:
-        everywhere = everywhere & (distance >= 0)
     nearby = everywhere & (mx.abs(distance) < reach)
     # Padding attends to everything: the softmax of no scores is NaN, and NaN in a column of padding
     # would reach the tokens of its row.

@@ -17,10 +17,10 @@ from common.wording import shown
 
 _JINA_CODE = "XLMRobertaFlashConfig"
 Fields = dict[str, Any]
-# transformers' names of activations → the names of those that differ.
+# transformers' names of activations → MLX's.
 _ACTIVATIONS: Mapping[str, str] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_new"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_approx"),
     **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
     "tanh": "tanh",
@@ -96,6 +96,8 @@ class Shape:
     pooler_bias: bool = True
     head_norm: bool = False  # whether the head has the activation of the MLP and a norm after it
     head_activation: str = "tanh"  # the activation of a reranker's head without a norm
+    outputs: int = 0  # number of scores of a row, or of labels of a token; 0 for no head
+    labels: bool = False  # whether each token has outputs, rather than each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,8 @@ FAMILIES: Mapping[str, Family] = {
         usual={"epsilon": 1e-7},
     ),
 }  # fmt: skip
-_TYPES = {
+# `model_type` in config.json → the family.
+TYPES = {
     **dict.fromkeys(("xlm-roberta", "roberta", "camembert", "data2vec-text"), "roberta"),
     **dict.fromkeys(("bert", "ernie"), "bert"),
     **dict.fromkeys(("new", "gte"), "gte"),
@@ -357,7 +360,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     rotary = config.get("position_embedding_type") == "rotary"
     if model_type == "xlm-roberta" and (rotary or named.endswith(_JINA_CODE)):
         return "jina"
-    return _TYPES.get(model_type, "")
+    return TYPES.get(model_type, "")
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:

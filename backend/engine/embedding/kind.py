@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.embedding.encoder_shape import FAMILIES as ENCODERS
-from backend.engine.embedding.encoder_shape import family_of, shape_of
+from backend.engine.embedding.encoder_shape import TYPES, family_of, shape_of
 from backend.engine.errors import InvalidRequest, Unusable
 from backend.engine.load_request import AdapterRequest
 from backend.engine.loading.adapters import CONFIG, Adapter, inspect_adapter
@@ -48,20 +48,16 @@ ONLY_LOGITS = ("gpt_neox", "olmo", "lille-130m")
 _OWN_MINISTRAL = frozenset(
     f"Ministral3{part}" for part in ("Model", "ForCausalLM", "ForSequenceClassification")
 )
-# Encoders that label tokens, and those that score pairs.
-_LABELLING = (
-    *("bert", "ernie", "xlm-roberta", "roberta", "camembert", "data2vec-text", "modernbert"),
-    *("mpnet", "distilbert", "electra", "albert", "deberta-v2"),
-)
-_SCORING = (*_LABELLING, "nomic_bert", "new", "gte", "jina_embeddings_v3")
+# All encoders of this project score pairs, and all but these label tokens.
+_NOT_LABELLING = {"nomic_bert", "new", "gte", "jina_embeddings_v3"}
 # Supported values of `model_type` in config.json, besides the text models of mlx-lm.
 FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     ModelKind.EMBEDDING: frozenset({
-        *_SCORING, "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
+        *TYPES, "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
         "llama_bidirec", "eurobert", "model2vec",
     }),
-    ModelKind.RERANK: frozenset(_SCORING),
-    ModelKind.TOKEN_CLASSIFY: frozenset({*_LABELLING, "openai_privacy_filter"}),
+    ModelKind.RERANK: frozenset(TYPES),
+    ModelKind.TOKEN_CLASSIFY: frozenset({*TYPES, "openai_privacy_filter"}) - _NOT_LABELLING,
     ModelKind.TRANSCRIBE: frozenset(SPEECH_TYPES),
 }  # fmt: skip
 # The kinds that text models of mlx-lm serve, by pooling or by the token with which they answer.

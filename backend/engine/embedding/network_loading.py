@@ -210,7 +210,7 @@ def open_network(
     if is_static(config):
         stated = encoder.fields_of_static(path)
         sizes = stated["vocab_size"], stated["hidden_size"]
-        classes = _planned(encoder.StaticModel, sizes)
+        classes = _of_shape(encoder.StaticModel, sizes)
     elif module == OURS:
         stated, classes = _of_ours(config, kind, scores=not dense)
     elif module:
@@ -234,22 +234,20 @@ def _of_ours(config: Mapping[str, Any], kind: ModelKind, *, scores: bool) -> _So
 
     scores: whether a reranker has a head; otherwise its Dense layers compute the score.
     """
-    of_tokens = kind is ModelKind.TOKEN_CLASSIFY
-    outputs = int(kind is ModelKind.RERANK and scores)
-    outputs = len(labels_of(config)) if of_tokens else outputs
-    shape = shape_of(config)
-    plan = encoder.Plan(shape, outputs, of_tokens)
+    labels = kind is ModelKind.TOKEN_CLASSIFY
+    outputs = len(labels_of(config)) if labels else int(kind is ModelKind.RERANK and scores)
+    shape = replace(shape_of(config), outputs=outputs, labels=labels)
     stated = {
         "max_position_embeddings": shape.longest,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
     }
-    return stated, _planned(encoder.Model, plan)
+    return stated, _of_shape(encoder.Model, shape)
 
 
-def _planned(network: Any, plan: Any) -> Callable[[dict[str, Any]], tuple[Any, Any]]:
+def _of_shape(network: Any, shape: Any) -> Callable[[dict[str, Any]], tuple[Any, Any]]:
     """Return a function for mlx-lm that returns a network and the class of its only argument."""
-    arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})
+    arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: shape)})
     return lambda _: (network, arguments)
 
 

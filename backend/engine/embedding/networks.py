@@ -1,8 +1,9 @@
 """Makes forward passes over rows: pads them, runs the model, and pools the vectors of tokens.
 
-A pass returns a float32 NumPy array for each row, and runs on the engine thread. mlx-vlm's
-embedding models ignore the checkpoint's pooling rule, so only their hidden states are used; the
-rest of their graph is never evaluated.
+A pass returns a float32 NumPy array for each row, and runs on the engine thread. What it computes
+from the padded rows depends on the kind of the model. mlx-vlm's embedding models ignore the
+checkpoint's pooling rule, so only their hidden states are used; the rest of their graph is never
+evaluated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers import activations
+from mlx_lm.models.base import create_causal_mask
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoder import attention_masks
@@ -97,7 +99,7 @@ def normalized(vectors: mx.array) -> mx.array:
     return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), _TINY)
 
 
-Hidden = Callable[[PaddedRows], mx.array]
+Compute = Callable[[PaddedRows], mx.array]
 Function = Callable[[mx.array], mx.array]
 
 
@@ -111,21 +113,37 @@ def function_of(name: str, what: str) -> Function:
     return FUNCTIONS[name]
 
 
+def passes(compute: Compute, pad_token: int) -> Run:
+    """Return a pass that pads rows, and returns an output for each row.
+
+    compute: returns outputs, (rows, …), or outputs for tokens, (rows, longest, numbers), of which
+        those of padding are removed.
+    """
+
+    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
+        rows = padded(pieces, pad_token)
+        outputs = np.array(compute(rows))
+        if outputs.ndim < 3:
+            return list(outputs)
+        return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
+
+    return run
+
+
 def embedder(
-    hidden: Hidden,
+    hidden: Compute,
     rule: PoolingRule,
-    pad_token: int,
     of_tokens: Sequence[Any] = (),
     of_texts: Sequence[Any] = (),
     score: Function | None = None,
-) -> Run:
-    """Return a pass that computes a vector, (dim,), for each row.
+) -> Compute:
+    """Return a function that computes a vector, (dim,), for each row.
 
     of_tokens: functions to apply to the vectors of tokens.
     of_texts: functions to apply to the pooled vectors.
     score: turns the first number of a vector into a score, (); None to compute vectors.
 
-    With the pooling mode `none`, the pass computes the vectors of all tokens, (tokens, dim).
+    With the pooling mode `none`, it computes the vectors of all tokens, (tokens, dim).
     """
 
     def vectors_of(rows: PaddedRows) -> mx.array:
@@ -144,11 +162,11 @@ def embedder(
         vectors = normalized(vectors) if rule.normalize else vectors
         return vectors[..., : rule.dimensions]
 
-    return _run(vectors_of, pad_token, per_token=rule.per_token)
+    return vectors_of
 
 
-def classifier(model: Any, config: Mapping[str, Any], pad_token: int, score: Function) -> Run:
-    """Return a pass that computes a cross-encoder's score, (), for each pair.
+def classifier(model: Any, config: Mapping[str, Any], score: Function) -> Compute:
+    """Return a function that computes a cross-encoder's score, (), for each pair.
 
     A text model computes the score from its last token, not counting padding tokens, which a
     tokenizer may also append as the end of a text.
@@ -166,18 +184,16 @@ def classifier(model: Any, config: Mapping[str, Any], pad_token: int, score: Fun
             logits = model.score(states)[:, 0].astype(mx.float32)
         return score(logits)
 
-    return _run(scores, pad_token)
+    return scores
 
 
-def token_classifier(model: Any, pad_token: int) -> Run:
-    """Return a pass that computes the label probabilities of each row, (tokens, labels)."""
-    return _run(lambda rows: mx.softmax(_logits(model, rows), axis=-1), pad_token, per_token=True)
+def token_classifier(model: Any) -> Compute:
+    """Return a function that computes the label probabilities of each row, (tokens, labels)."""
+    return lambda rows: mx.softmax(_logits(model, rows), axis=-1)
 
 
-def answers(
-    model: Any, config: Mapping[str, Any], tokens: Answers, pad_token: int, score: Function
-) -> Run:
-    """Return a pass that computes a score, (), for each prompt, from logits of the next token.
+def answers(model: Any, config: Mapping[str, Any], tokens: Answers, score: Function) -> Compute:
+    """Return a function that computes a score, (), for each prompt, from logits of the next token.
 
     tokens: the token or the two tokens whose logits are used.
     score: turns the logit, or the difference of both logits, into a score.
@@ -194,33 +210,17 @@ def answers(
             found = found - logits[:, tokens.no]
         return score(found)
 
-    return _run(scores, pad_token)
+    return scores
 
 
-def _run(compute: Hidden, pad_token: int, *, per_token: bool = False) -> Run:
-    """Return a pass that pads rows, and returns an output for each row.
-
-    per_token: whether an output has a vector for each token, so that padding must be removed.
-    """
-
-    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        rows = padded(pieces, pad_token)
-        outputs = list(np.array(compute(rows)))
-        if per_token:
-            return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
-        return outputs
-
-    return run
-
-
-def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
+def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Compute:
     """Return a function that computes the hidden states of an embedding model."""
     if not module:
         return text_states(model, config)
     return lambda rows: _outputs(model, rows).last_hidden_state
 
 
-def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
+def text_states(model: Any, config: Mapping[str, Any]) -> Compute:
     """Return a function that computes the hidden states of a model of mlx-lm.
 
     With a causal mask, padding at the end has no effect.
@@ -238,7 +238,7 @@ def text_states(model: Any, config: Mapping[str, Any]) -> Hidden:
             states = inner(rows.ids, cache=None)
             return states
         if causal:
-            _, mask = attention_masks(mx.ones_like(rows.mask[:1]), window, causal=True)
+            mask = create_causal_mask(rows.ids.shape[1], window_size=window)
         else:
             mask = rows.mask.astype(mx.bool_)[:, None, None, :]
         states = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
@@ -255,10 +255,12 @@ def _gemma(inner: Any, config: Mapping[str, Any], rows: PaddedRows) -> mx.array:
     """
     causal = config["model_type"] == "gemma2" or not config.get("use_bidirectional_attention")
     window = int(getattr(inner.args, "sliding_window", config.get("sliding_window") or 4096))
-    # A causal mask is for all rows, because Gemma 2 in mlx-lm accepts no other.
-    tokens = mx.ones_like(rows.mask[:1]) if causal else rows.mask
-    reach = window if causal else window // 2 + 1
-    everywhere, nearby = attention_masks(tokens, reach, causal=causal)
+    if causal:
+        length = rows.ids.shape[1]
+        everywhere = create_causal_mask(length)
+        nearby = create_causal_mask(length, window_size=window)
+    else:
+        everywhere, nearby = attention_masks(rows.mask, window // 2 + 1)
     states = inner.embed_tokens(rows.ids) * inner.args.hidden_size**0.5
     for at, layer in enumerate(inner.layers):
         local = getattr(layer.self_attn, "is_sliding", at % 2 == 0)

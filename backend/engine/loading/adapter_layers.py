@@ -98,17 +98,13 @@ def contents(
     tensors = _read(adapter)
     if adapter.kind == "full":
         return tensors, []
-    parts: list[tuple[str, Part]] = []
     if adapter.peft is None:
-        for path in sorted({name.rpartition(".")[0] for name in tensors}):
-            prefix = f"{path}."
-            weights = {
-                name.removeprefix(prefix): tensors[name]
-                for name in tensors
-                if name.startswith(prefix)
-            }
-            parts.append((path, Part(adapter, weights, adapter.scale)))
-        return {}, parts
+        found: dict[str, dict[str, mx.array]] = {}
+        for name in sorted(tensors):
+            path, _, part = name.rpartition(".")
+            found.setdefault(path, {})[part] = tensors[name]
+        return {}, [(path, Part(adapter, found[path], adapter.scale)) for path in found]
+    parts: list[tuple[str, Part]] = []
     layers = layers_of(tensors, adapter.peft)
     for name, (whole, scale) in layers.items():
         if _EXPERT.match(name):

@@ -23,7 +23,7 @@ from backend.engine.loading.architectures import (
 )
 from backend.engine.loading.folder import read_object, readable, require_regular_files
 from backend.engine.loading.model_reference import GGUF
-from backend.engine.loading.shards import indexed_tensors, read_shards, weight_files
+from backend.engine.loading.shards import read_shards, weight_files, weight_map
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
 from common.drafter_kind import DrafterKind, drafter_kind, drafter_name
@@ -143,7 +143,7 @@ def inspect_config(path: Path, settings: Settings, *, drafts: bool = False) -> d
         raise Unusable(
             "it is an encoder-decoder model, which is not supported: load a decoder-only model"
         )
-    tensors = indexed_tensors(path)
+    tensors = frozenset(weight_map(path))
     if not tensors and is_multimodal(config) and settings.type != "text":
         why = why_not_seen(config)
         if not why:

@@ -17,7 +17,7 @@ from backend.engine.errors import EngineError, Incomplete, ModelNotFound, naming
 from backend.engine.loading.checkpoint import inspect, inspect_config, require_files
 from backend.engine.loading.hub_process import cache_for, fetch
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
-from backend.engine.loading.shards import indexed_files, weight_files
+from backend.engine.loading.shards import weight_files, weight_map
 from backend.engine.settings import Settings
 from common.wording import shown
 
@@ -96,7 +96,7 @@ def _weights(listed: frozenset[str] | None, folder: Path) -> frozenset[str]:
     listed: all files of the repository; None if unknown.
     """
     listed = listed or frozenset()
-    return listed & (indexed_files(folder) | set(weight_files(listed)))
+    return listed & {*weight_map(folder).values(), *weight_files(listed)}
 
 
 def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | None:

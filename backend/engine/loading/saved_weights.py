@@ -107,7 +107,7 @@ def with_saved_weights(family: Any, config: Mapping[str, Any]) -> Any:
         elif model_type == "olmo_hybrid":
             weights |= _divided(weights)
         elif model_type == "qwen3_5_moe":
-            weights = _joined_experts(weights)
+            weights = joined_experts(weights)
         elif model_type == "qwen3_vl_moe":
             transpose_experts(weights, own)
             # mlx-lm reads the head without asking whether there is one.
@@ -210,21 +210,22 @@ def separate(weights: Mapping[str, mx.array], model_type: str) -> dict[str, mx.a
     return found
 
 
-def _joined_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the weights with a matrix for all experts; the inverse of `separate`."""
+def joined_experts(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights with all experts of a layer in one array, as mlx-lm's layers have them."""
     import mlx.core as mx
 
-    found = dict(weights)
-    for name in [name for name in weights if name.endswith(".experts.0.down_proj.weight")]:
-        experts = name.removesuffix("0.down_proj.weight")
-        count = sum(other.startswith(experts) for other in weights) // 3
-        gates, values, down = (
-            mx.stack([found.pop(f"{experts}{at}.{part}_proj.weight") for at in range(count)])
-            for part in ("gate", "up", "down")
-        )
-        found[f"{experts}gate_up_proj"] = mx.concatenate([gates, values], axis=1)
-        found[f"{experts}down_proj"] = down
-    return found
+    found: dict[str, mx.array] = {}
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name, value in weights.items():
+        if match := _EXPERT.search(name):
+            together = f"{name[: match.start()]}.switch_mlp.{name[match.end() :]}"
+            experts.setdefault(together, {})[int(match[1])] = value
+        else:
+            found[name] = value
+    return found | {
+        name: mx.stack([numbered[number] for number in sorted(numbered)])
+        for name, numbered in experts.items()
+    }
 
 
 def transpose_experts(weights: dict[str, mx.array], own: Mapping[str, mx.array]) -> None:

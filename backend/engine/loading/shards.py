@@ -66,7 +66,7 @@ def read_shards(directory: Path) -> Shards:
     present = {path.name for path in files}
     missing = sorted(_expected(directory, present) - present)
     # The index names the tensors of missing files too, which may be the model's part for images.
-    tensors = set(indexed_tensors(directory)) if missing else set[str]()
+    tensors = set(weight_map(directory)) if missing else set[str]()
     total = 0
     for path in files:
         with path.open("rb") as file:
@@ -95,34 +95,11 @@ def all_weight_files(directory: Path) -> list[Path]:
     return [path for path in files if not path.name.startswith(_OTHERS) and path.is_file()]
 
 
-def indexed_tensors(directory: Path) -> frozenset[str]:
-    """Return the tensor names in the index, for checks before the weights are downloaded."""
-    return frozenset(_weight_map(directory))
+def weight_map(directory: Path) -> dict[str, str]:
+    """Return the file of each tensor by the index; {} without a readable index.
 
-
-def indexed_files(directory: Path) -> frozenset[str]:
-    """Return the names of the files that the index lists."""
-    return frozenset(_weight_map(directory).values())
-
-
-def _expected(directory: Path, present: set[str]) -> set[str]:
-    """Return the files that belong together, by the index or else by their numbers.
-
-    An index that lacks some of the present files is ignored: a conversion left it behind, and
-    mlx-lm loads such a checkpoint.
+    It also shows, before the weights are downloaded, which tensors there are.
     """
-    indexed = indexed_files(directory)
-    if present <= indexed:
-        return set(indexed)
-    expected: set[str] = set()
-    for name in present:
-        if match := _NUMBERED.fullmatch(name):
-            stem, _, count, suffix = match.groups()
-            expected |= {f"{stem}{n + 1:05}-of-{count}{suffix}" for n in range(int(count))}
-    return expected
-
-
-def _weight_map(directory: Path) -> dict[str, str]:
     path = directory / INDEX
     if not path.is_file():
         return {}
@@ -131,6 +108,23 @@ def _weight_map(directory: Path) -> dict[str, str]:
         return {str(tensor): str(name) for tensor, name in mapping.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}  # mlx-lm does not read the index at all
+
+
+def _expected(directory: Path, present: set[str]) -> set[str]:
+    """Return the files that belong together, by the index or else by their numbers.
+
+    An index that lacks some of the present files is ignored: a conversion left it behind, and
+    mlx-lm loads such a checkpoint.
+    """
+    indexed = set(weight_map(directory).values())
+    if present <= indexed:
+        return indexed
+    expected: set[str] = set()
+    for name in present:
+        if match := _NUMBERED.fullmatch(name):
+            stem, _, count, suffix = match.groups()
+            expected |= {f"{stem}{n + 1:05}-of-{count}{suffix}" for n in range(int(count))}
+    return expected
 
 
 def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

@@ -76,11 +76,8 @@ def serving(model: EngineModel, *, fails: int = 0) -> Iterator[tuple[Worker, Out
     outcomes = Outcomes()
     worker = Worker(outcomes.put, outcomes.put)
     worker.start()
-    run = networks.embedder(
-        networks.text_states(model.model, {"model_type": "llama"}),
-        PoolingRule(("mean",), False),
-        pad_token=0,
-    )
+    hidden = networks.text_states(model.model, {"model_type": "llama"})
+    run = networks.passes(networks.embedder(hidden, PoolingRule(("mean",), False)), pad_token=0)
     pace = Pace(4096, 250)
     failing = iter(range(fails))
 
@@ -168,11 +165,8 @@ def _stored_bytes(worker: Worker) -> int:
 
 
 def _vectors_alone(model: EngineModel) -> list[np.ndarray]:
-    run = networks.embedder(
-        networks.text_states(model.model, {"model_type": "llama"}),
-        PoolingRule(("mean",), False),
-        pad_token=0,
-    )
+    hidden = networks.text_states(model.model, {"model_type": "llama"})
+    run = networks.passes(networks.embedder(hidden, PoolingRule(("mean",), False)), pad_token=0)
     encode = _longest_text(model.memory_limit)
     assert isinstance(encode.pieces, list)
     return run(encode.pieces)

@@ -65,8 +65,10 @@ async def test_padding_does_not_change_a_row(family: str, dtype: str, tmp_path: 
 
 def test_the_mean_of_a_long_row_is_finite() -> None:
     """The states of a row may add up to more than float16 can express."""
-    shape = Shape(20, hidden=32, layers=1, heads=4, inner=48, longest=8192, pooled="mean")
-    model = encoder.Model(encoder.Plan(shape, outputs=1))
+    shape = Shape(
+        20, hidden=32, layers=1, heads=4, inner=48, longest=8192, pooled="mean", outputs=1
+    )
+    model = encoder.Model(shape)
     model.layers[-1].mlp_norm.weight = mx.full((32,), 30.0)
     model.set_dtype(mx.float16)
     short, long = (mx.full((1, length), 5) for length in (4, 2000))
