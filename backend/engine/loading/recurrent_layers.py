@@ -129,44 +129,56 @@ class GatedDelta:
             return self._by_token(q, k, v, g, beta, state, mask, state_steps)
         if q.shape[1] < _DELTA_LEAST or g.ndim != 3:
             return self._by_token(q, k, v, g, beta, state, mask)
-        rows, tokens, key_heads, keys = k.shape
-        heads, values = v.shape[2:]
-        group = heads // key_heads
-        if mask is not None:
-            g, beta = mx.where(mask[..., None], g, 1.0), mx.where(mask[..., None], beta, 0.0)
-        if state is None:
-            state = mx.zeros((rows, heads, values, keys))
-        kind = q.dtype
-        q, k, v = (_chunks(array, key_heads, _DELTA_CHUNK) for array in (q, k, v))
-        beta = _chunks(beta, key_heads, _DELTA_CHUNK)
-        g = _chunks(g, key_heads, _DELTA_CHUNK, neutral=1.0)
-        decayed = mx.cumsum(mx.log2(mx.maximum(g, _TINY)), axis=-1)
-        between = _decays(decayed)
-        strong = beta[..., None]
-        decay = mx.power(2.0, decayed)[..., None]
-        solved = _inverse(strong * between * (k @ k.swapaxes(-1, -2)) * mx.tri(_DELTA_CHUNK, k=-1))
-        own = solved @ (strong * v)
-        from_state = solved @ (strong * decay * k)
-        attended = between * (q @ k.swapaxes(-1, -2))
-        outputs = attended @ own
-        read = decay * q - attended @ from_state
-        remaining = between[..., -1:, :].swapaxes(-1, -2)
-        both = mx.concatenate([read, from_state], axis=-2)
-        state = state.reshape(rows, key_heads, group, values, keys)
-        found = []
-        for at in range(k.shape[3]):
-            seen = both[:, :, :, at] @ state.swapaxes(-1, -2)
-            found.append(outputs[:, :, :, at] + seen[..., :_DELTA_CHUNK, :])
-            updates = remaining[:, :, :, at] * (own[:, :, :, at] - seen[..., _DELTA_CHUNK:, :])
-            state = decay[:, :, :, at, -1:] * state + updates.swapaxes(-1, -2) @ k[:, :, :, at]
-        y = _joined(mx.stack(found, axis=3), tokens).astype(kind)
-        state = state.reshape(rows, heads, values, keys)
-        if not device.may_wait_within_a_step():
-            # mlx-vlm, which computes some models in this way, found that CUDA fails to capture
-            # graphs of whole passes.
-            with suppress(ValueError):  # while MLX traces a function
-                mx.async_eval(y, state)
-        return y, state
+        return _delta_pass(q, k, v, g, beta, state, mask)
+
+
+def _delta_pass(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    state: mx.array | None,
+    mask: mx.array | None,
+) -> tuple[mx.array, mx.array]:
+    rows, tokens, key_heads, keys = k.shape
+    heads, values = v.shape[2:]
+    group = heads // key_heads
+    if mask is not None:
+        g, beta = mx.where(mask[..., None], g, 1.0), mx.where(mask[..., None], beta, 0.0)
+    if state is None:
+        state = mx.zeros((rows, heads, values, keys))
+    kind = q.dtype
+    q, k, v = (_chunks(array, key_heads, _DELTA_CHUNK) for array in (q, k, v))
+    beta = _chunks(beta, key_heads, _DELTA_CHUNK)
+    g = _chunks(g, key_heads, _DELTA_CHUNK, neutral=1.0)
+    decayed = mx.cumsum(mx.log2(mx.maximum(g, _TINY)), axis=-1)
+    between = _decays(decayed)
+    strong = beta[..., None]
+    decay = mx.power(2.0, decayed)[..., None]
+    solved = _inverse(strong * between * (k @ k.swapaxes(-1, -2)) * mx.tri(_DELTA_CHUNK, k=-1))
+    own = solved @ (strong * v)
+    from_state = solved @ (strong * decay * k)
+    attended = between * (q @ k.swapaxes(-1, -2))
+    outputs = attended @ own
+    read = decay * q - attended @ from_state
+    remaining = between[..., -1:, :].swapaxes(-1, -2)
+    both = mx.concatenate([read, from_state], axis=-2)
+    state = state.reshape(rows, key_heads, group, values, keys)
+    found = []
+    for at in range(k.shape[3]):
+        seen = both[:, :, :, at] @ state.swapaxes(-1, -2)
+        found.append(outputs[:, :, :, at] + seen[..., :_DELTA_CHUNK, :])
+        updates = remaining[:, :, :, at] * (own[:, :, :, at] - seen[..., _DELTA_CHUNK:, :])
+        state = decay[:, :, :, at, -1:] * state + updates.swapaxes(-1, -2) @ k[:, :, :, at]
+    y = _joined(mx.stack(found, axis=3), tokens).astype(kind)
+    state = state.reshape(rows, heads, values, keys)
+    if not device.may_wait_within_a_step():
+        # mlx-vlm, which computes some models in this way, found that CUDA fails to capture graphs
+        # of whole passes.
+        with suppress(ValueError):  # while MLX traces a function
+            mx.async_eval(y, state)
+    return y, state
 
 
 def _inverse(lower: mx.array) -> mx.array:
