@@ -505,6 +505,7 @@ def test_no_call_takes_longer_with_more_entries(shape: str) -> None:
             "clear": instructions(index.clear),
         }
 
+    costs(180)  # Python 3.13 counts only a part of a function's first call that is traced
     fewer, more = costs(180), costs(360)
     assert {call: more[call] for call in more if more[call] > 1.1 * fewer[call] + 20} == {}
 
