@@ -18,11 +18,11 @@ from gateway.settings import GatewaySettings
 
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
 _MOST_ARRIVING = 8  # all bodies that are arriving may be this many times as large as the largest
-_ENCODINGS = {
-    "Content-Encoding": "unsupported_content_encoding",
-    "Transfer-Encoding": "unsupported_transfer_encoding",
+# The codings of each header that do not compress, and the code of the refusal of others.
+_PLAIN = {
+    "Content-Encoding": ({"", "identity"}, "unsupported_content_encoding"),
+    "Transfer-Encoding": ({"", "identity", "chunked"}, "unsupported_transfer_encoding"),
 }
-_PLAIN = {"", "identity", "chunked"}
 _BODY = "gateway.body"  # the key in a scope that has the body
 
 
@@ -85,9 +85,9 @@ def pop_body(scope: Scope) -> bytearray:
 
 
 def _require_plain(headers: Headers) -> None:
-    for name, code in _ENCODINGS.items():
+    for name, (plain, code) in _PLAIN.items():
         given = ",".join(headers.getlist(name))
-        if not {each.strip().lower() for each in given.split(",")} <= _PLAIN:
+        if not {each.strip().lower() for each in given.split(",")} <= plain:
             message = f"{name} is {shown(given)}: send the body as it is, without compression"
             raise ApiError(400, message, code=code)
 

@@ -182,6 +182,21 @@ def test_chunks_of_state_space_layers_compute_what_mlx_lm_computes(
     assert _close(state, last)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("tokens", [5, 100])
+def test_a_state_space_layer_that_has_only_the_mask_skips_padding(
+    tokens: int, *, chunked: bool
+) -> None:
+    """Otherwise rows of Nemotron-H share no prefill, and have no draft tokens in a batch."""
+    inputs = _scanned(tokens, [tokens, 3])
+    expected, last = SCAN(**inputs)
+    del inputs["lengths"]
+    found, state = StateSpace(SCAN, chunked=chunked)(**inputs)
+    seen = inputs["mask"][..., None, None]
+    assert _close(mx.where(seen, found, 0), mx.where(seen, expected, 0))
+    assert _close(state, last)
+
+
 def test_other_calls_of_the_scan_are_left_to_mlx_lm() -> None:
     left: list[dict[str, Any]] = []
 
@@ -265,7 +280,8 @@ def test_a_model_computes_the_same_in_chunks(kind: str, monkeypatch: pytest.Monk
         assert isinstance(used, GatedDelta)
         assert used._by_token is BY_TOKEN
         assert gated_delta._gated_delta_step_ops is (delta_step if on_cpu else STEP)
-        assert isinstance(ssm.ssm_attn, StateSpace) is on_cpu
+        assert isinstance(ssm.ssm_attn, StateSpace)
+        assert ssm.ssm_attn._chunked is on_cpu
     assert _close(model(prompt, cache=kv.new_row(model)), expected)
 
 

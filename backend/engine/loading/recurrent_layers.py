@@ -44,7 +44,8 @@ Pass = Callable[..., Any]
 def use_chunks() -> None:
     """Let passes of many tokens use chunks in all models that have been built.
 
-    On a CPU the step of a single token is replaced too. On CUDA products are rounded to TF32, which
+    The scan of state-space layers is replaced on every device, for the lengths of rows. On a CPU
+    the step of a single token is replaced too. On CUDA products are rounded to TF32, which
     would add up in the state.
     """
     on_cpu = device.detect().kind == "cpu"
@@ -56,8 +57,8 @@ def use_chunks() -> None:
                 module._gated_delta_step_ops = delta_step
     for name in _SPACE:
         module = sys.modules.get(name)
-        if module is not None and on_cpu and not isinstance(module.ssm_attn, StateSpace):
-            module.ssm_attn = StateSpace(module.ssm_attn)
+        if module is not None and not isinstance(module.ssm_attn, StateSpace):
+            module.ssm_attn = StateSpace(module.ssm_attn, chunked=on_cpu)
 
 
 def _chunks(array: mx.array, groups: int, size: int, neutral: float = 0.0) -> mx.array:
@@ -233,10 +234,11 @@ class StateSpace:
     https://arxiv.org/abs/2405.21060, section 6.
 
     scan: the library's function, which computes everything else.
+    chunked: whether to use chunks.
     """
 
-    def __init__(self, scan: Pass) -> None:
-        self._scan = scan
+    def __init__(self, scan: Pass, *, chunked: bool = True) -> None:
+        self._scan, self._chunked = scan, chunked
 
     def __call__(
         self,
@@ -264,7 +266,11 @@ class StateSpace:
             of each row that the mask lets through.
         """
         counted = rest.pop("lengths", None)
-        if x.shape[1] < _SPACE_LEAST or rest or (counted is not None and mask is None):
+        short = x.shape[1] < _SPACE_LEAST
+        if not self._chunked or short or rest or (counted is not None and mask is None):
+            if counted is None and mask is not None:
+                # Nemotron-H omits it, and the states of rows with padding would lack tokens.
+                counted = mx.sum(mask, axis=1)
             rest["lengths"] = counted
             return self._scan(
                 x, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask=mask, **rest

@@ -115,7 +115,8 @@ class Charges:
         """Return the temporary bytes of a prefill pass of `rows` rows like this sequence.
 
         Images and audio are encoded in a separate pass before the pass that needs their features,
-        so the larger of the two passes counts. The features of all items in the pass are joined.
+        so the larger of the two passes counts. The features of all items in the pass are joined, so
+        they exist twice.
 
         tokens: number of tokens per row.
         seen: number of tokens in the KV of a row after the pass.

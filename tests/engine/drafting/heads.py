@@ -24,6 +24,7 @@ from backend.engine.cpu_kernels import functions_of_mlx
 from backend.engine.drafting.heads import embedding_of
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.recurrent_layers import use_chunks
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from common.drafter_kind import SPLIT_HEADS
@@ -208,7 +209,9 @@ def write_checkpoint(
 
 def main_model(checkpoint: Checkpoint) -> Any:
     """The model without its head. Not strict: mlx-lm rejects a head's weights under these names."""
-    return load_model(checkpoint.path, strict=False)[0]
+    model = load_model(checkpoint.path, strict=False)[0]
+    use_chunks()
+    return model
 
 
 def publish(checkpoint: Checkpoint, directory: Path) -> Checkpoint:

@@ -394,6 +394,7 @@ def test_a_backends_refusal_uses_the_clients_field_names(
     [
         ("content-encoding", "gzip"),
         ("content-encoding", "identity, br"),
+        ("content-encoding", "chunked"),
         ("transfer-encoding", "gzip, chunked"),
         ("transfer-encoding", "GZIP\r\nTransfer-Encoding: chunked"),
     ],
