@@ -65,15 +65,16 @@ class Fetcher:
 
     async def fetch(self, url: str, largest: int, what: Fetched) -> bytes:
         """Return the bytes at a URL. Raises ApiError 400, or 413 for more than `largest` bytes."""
-        # httpx takes a tenth of the gateway's start, and few gateways need it.
-        verify = await asyncio.to_thread(_certificates)
-        import httpx
+        import httpx  # takes a tenth of the gateway's start, and few gateways need it
 
         try:
-            # No proxy from the environment, because it would resolve names by itself.
-            client = httpx.AsyncClient(verify=verify, trust_env=False, timeout=SECONDS)
-            async with asyncio.timeout(SECONDS), client:
-                return await self._follow(client, url, largest, what)
+            async with asyncio.timeout(SECONDS):
+                verify = await asyncio.to_thread(_certificates)
+                # No proxy from the environment, because it would resolve names by itself.
+                async with httpx.AsyncClient(
+                    verify=verify, trust_env=False, timeout=SECONDS
+                ) as client:
+                    return await self._follow(client, url, largest, what)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
             raise _failed(what) from None
 
