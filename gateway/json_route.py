@@ -153,7 +153,9 @@ def _fields(body: bytes | bytearray) -> int:
     much more memory than the body: an empty list takes 3 bytes of it, and then 60.
     """
     # The brackets, colons and commas, and those quotes that begin or end a string.
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    escaped = b"\\" in body
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escaped else body
+    bare = bare.translate(None, _NO_MARKS)
     strings = bare.count(b'"') // 2
     marks = b"" if strings > MOST_VALUES else b"".join(bare.split(b'"')[::2])
     fields = marks.count(b":")
