@@ -229,11 +229,11 @@ def _with_head(
     return Drafting(
         order.settings.n_draft,
         lambda: [new_drafter(head, choices)],
-        nbytes,
-        replace(cost, fixed=cost.fixed + unread),
-        passes,
-        states,
-        kind.value,
+        weights_bytes=nbytes,
+        cost=replace(cost, fixed=cost.fixed + unread),
+        passes=passes,
+        states=states,
+        names=kind.value,
     )
 
 
