@@ -53,6 +53,44 @@ class SmallAttention:
         rows, heads, tokens, _ = q.shape
         if rest or tokens == 1 or rows * heads * tokens * k.shape[2] > self._most:
             return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
-        from backend.engine.caching.quantized_kv import attend
+        return _plain(q, k, v, scale, mask, sinks)
 
-        return attend(q, k, v, scale, mask, bits=0, sinks=sinks)
+
+def _plain(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    rows, heads, tokens, size = q.shape
+    kv_heads, columns = k.shape[1], k.shape[2]
+    grouped = (q * scale).reshape(rows, kv_heads, heads // kv_heads, tokens, size)
+    scores = grouped @ mx.expand_dims(k, 2).swapaxes(-1, -2)
+    if isinstance(mask, str):  # "causal"
+        mask = mx.arange(columns - tokens, columns)[:, None] >= mx.arange(columns)
+    if mask is not None:
+        scores = masked(scores, mask)
+    if sinks is not None:
+        shape = (rows, kv_heads, heads // kv_heads, tokens, 1)
+        own_sinks = sinks.astype(scores.dtype).reshape(1, kv_heads, -1, 1, 1)
+        scores = mx.concatenate([mx.broadcast_to(own_sinks, shape), scores], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    if sinks is not None:
+        weights = weights[..., 1:]
+    return (weights @ mx.expand_dims(v, 2)).reshape(rows, heads, tokens, v.shape[3])
+
+
+def masked(scores: mx.array, mask: mx.array) -> mx.array:
+    """Return the scores, with the least number where the mask hides a column.
+
+    scores: [rows, KV heads, heads that share one, tokens, columns].
+    mask: booleans or numbers to add, [tokens, columns], or [rows, heads or 1, tokens, columns].
+    """
+    if mask.ndim == 4:
+        sharing = scores.shape[2] if mask.shape[1] > 1 else 1
+        mask = mask.reshape(mask.shape[0], -1, sharing, *mask.shape[2:])
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return scores + mask

@@ -23,6 +23,7 @@ import mlx.core as mx
 from backend.engine.caching.layer_kv import LayerKV, Parts, WindowKV
 from backend.engine.caching.shared_numbers import shared_numbers
 from backend.engine.device import multiplies_packed, reads_views
+from backend.engine.small_attention import masked
 
 # Packed values (uint32), scales and biases, each [sequences, heads, tokens, n].
 _PACKED = 3
@@ -194,13 +195,11 @@ def attend(
     mask: mx.array | str | None,
     group_size: int = 64,
     bits: int | Sequence[int] = 8,
-    sinks: mx.array | None = None,
 ) -> mx.array:
     """Return the attention of queries, [rows, heads, tokens, size], with the libraries' arguments.
 
     q_keys, q_values: packed values, scales and biases, or an array that is not quantised.
     bits: bits per number: one for both, or `Bits`; 0 means not quantised.
-    sinks: a score for each head that gets weight and has no value.
     """
     key_bits, value_bits, *known = (bits, bits) if isinstance(bits, int) else bits
     rows, heads, tokens, size = queries.shape
@@ -215,21 +214,8 @@ def attend(
     elif seen < columns:
         mask = mx.arange(columns) < seen if mask is None else _widened(mask, columns)
     if mask is not None:
-        if mask.ndim > 3:
-            by_head = mask.shape[1] > 1
-            mask = mask.reshape(
-                mask.shape[0], *(grouped.shape[1:3] if by_head else (1, 1)), *mask.shape[2:]
-            )
-        if mask.dtype == mx.bool_:
-            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-        else:
-            scores += mask
-    if sinks is not None:
-        own = sinks.astype(scores.dtype).reshape(1, kv_heads, -1, 1, 1)
-        scores = mx.concatenate([mx.broadcast_to(own, (*scores.shape[:-1], 1)), scores], axis=-1)
+        scores = masked(scores, mask)
     weights = mx.softmax(scores, axis=-1, precise=True)
-    if sinks is not None:
-        weights = weights[..., 1:]
     found = _product(weights, q_values, group_size, value_bits, transpose=False)
     return found.reshape(rows, heads, tokens, found.shape[-1])
 
